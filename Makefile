@@ -1,0 +1,47 @@
+# Everything from a bare checkout: `make test` and `make demo` need Python 3.10 or newer and nothing else.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint format demo bench clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
+	@echo
+	@echo "Another Python: make test PYTHON=python3.12"
+
+install: $(STAMP) ## create .venv with the package, its extras and the tools (the others do this when needed)
+
+# The stamp is newer than both files exactly when .venv holds what they ask for.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "error: Python 3.10 or newer is needed, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1 | head -n 1); try make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+test: lint ## ruff, mypy, then all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(STAMP) ## ruff and mypy only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## put the code in ruff's format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: $(STAMP) ## the demonstration
+	$(BIN)/decomposable demo
+
+bench: $(STAMP) ## every benchmark, one after the other (files that start with _ are helpers)
+	@for file in benchmarks/[!_]*.py; do \
+	  if [ -e "$$file" ]; then echo "== $$file"; $(BIN)/python "$$file" || exit 1; fi; \
+	done
+
+clean: ## remove .venv, caches, builds and the demonstration's output
+	rm -rf .venv build dist demo-out src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

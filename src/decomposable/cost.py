@@ -1,0 +1,83 @@
+"""Multiply-accumulates (MACs) and parameters of a layer by formula, and where dense is cheaper than two factors.
+
+The convention is the paper's: a weight counts once for every output position it is applied to, per sample; biases,
+normalisation, activations, pooling and the products inside attention count nothing. For the spatial form the first
+factor runs before the vertical stride, so its positions are input height × output width.
+
+This file and `ranks.py` need no torch: a device that has none sizes networks with the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TWO_LAYER_LOSS = 1.2
+"""How much slower a multiply-accumulate is in the two thin layers than in the dense one."""
+
+TRAFFIC = 256
+"""Multiply-accumulates that a machine does in the time it moves one activation to or from memory, forward and backward
+together. Measured on a CPU (`benchmarks/break_even.py`); the balance of current GPUs is of the same order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """What one decomposed layer costs: dense, or with two factors of some rank."""
+
+    name: str
+    full_rank: int
+    dense_macs: int
+    macs_per_rank: int
+    dense_params: int
+    params_per_rank: int
+
+    def macs(self, rank: int, dense: bool) -> int:
+        """MACs for one sample, run as one dense layer or as two factors."""
+        return self.dense_macs if dense else rank * self.macs_per_rank
+
+    def params(self, rank: int, dense: bool) -> int:
+        """Parameters of the weight, biases not included."""
+        return self.dense_params if dense else rank * self.params_per_rank
+
+
+def factor_sizes(shape: Sequence[int], form: str) -> tuple[int, int]:
+    """Weights per basis of the first and of the second factor.
+
+    >>> factor_sizes((8, 4, 3, 5), "channel"), factor_sizes((8, 4, 3, 5), "spatial"), factor_sizes((10, 64), "channel")
+    ((60, 8), (20, 24), (64, 10))
+    """
+    out_channels, in_channels, *kernel = shape
+    height, width = kernel or (1, 1)
+    if form == "spatial":
+        return in_channels * width, out_channels * height
+    return in_channels * height * width, out_channels
+
+
+def dense_size(shape: Sequence[int]) -> int:
+    """Weights of the dense layer."""
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def two_factors_are_faster(
+    shape: Sequence[int], form: str, rank: int, *, inputs: int, between: int, outputs: int, samples: int
+) -> bool:
+    """Whether a training pass is faster through two factors than through a dense W̃ made from them.
+
+    A count of MACs alone says so up to a rank of MN/(M+N), but the two factors also write and read a map of `rank`
+    channels in between, which on narrow layers costs more than the multiplications saved:
+
+        time ∝ MACs · (TWO_LAYER_LOSS for the factors) + TRAFFIC · activations moved.
+
+    `inputs`, `between` and `outputs` are the positions per sample of the three maps. The dense layer pays for making
+    W̃ = P Q once. The rule depends on shapes only, so that a run repeats exactly on any machine.
+    """
+    first, second = factor_sizes(shape, form)
+    out_channels, in_channels = shape[0], shape[1]
+    moved = in_channels * inputs + out_channels * outputs
+    factor_macs = rank * (first * between + second * outputs)
+    two = samples * (TWO_LAYER_LOSS * factor_macs + TRAFFIC * (moved + 2 * rank * between))
+    dense = samples * (dense_size(shape) * outputs + TRAFFIC * moved) + dense_size(shape) * rank
+    return two < dense

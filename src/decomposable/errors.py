@@ -1,0 +1,21 @@
+"""The one exception family of the package. Every message names the layer or option, what came and what is allowed."""
+
+
+class DecomposableError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InvalidArgumentError(DecomposableError, ValueError):
+    """An option or argument has a value that is not allowed."""
+
+
+class BudgetError(InvalidArgumentError):
+    """A size was asked for that the network cannot have."""
+
+
+class NonFiniteError(DecomposableError, ValueError):
+    """A weight holds NaN or infinity, so it has no singular value decomposition."""
+
+
+class UnsupportedModelError(DecomposableError, TypeError):
+    """The model is of a kind that cannot be decomposed at all."""

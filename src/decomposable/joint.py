@@ -1,0 +1,367 @@
+"""One training step of the joint full- and low-rank objective: Algorithm 1 of the paper.
+
+                 ┌─ full-rank network, W ────────────────→ loss ─→ ∇_f ───────────────────────────┐
+    one batch ───┤                                                                                ├─→ .grad
+                 └─ low-rank network, W̃ = truncate(W) ───→ loss ─→ ∇ (back through the SVD) ─→ ∇̂ ┘
+
+    .grad += (1 − λ) ∇_f + λ ∇̂      with ∇̂ = ∇ · ‖∇_f‖/‖∇‖ for each decomposed weight, ∇̂ = ∇ for all else
+
+Both networks share every parameter; only the low-rank one sees its weight matrices truncated, to ranks that a random
+ratio Z of all the bases of the network allows. Nothing else is stored, and the model itself is never touched.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from decomposable.cost import two_factors_are_faster
+from decomposable.criteria import Criterion, find_criterion, score
+from decomposable.errors import InvalidArgumentError
+from decomposable.forms import check_form, to_matrix, to_weight
+from decomposable.layers import FilterFn, Layer, TwoFactors, avoid_fast_paths_, find_layers, require_layers
+from decomposable.ranks import Limits, check_ratio, is_integer, is_number, prefix_ranks, rank_limits
+from decomposable.svd import SVD, project, svd, truncate
+from decomposable.tree import clone_buffers_, rewire, unwrap
+
+Closure = Callable[[nn.Module], Tensor]
+
+
+class Losses(NamedTuple):
+    """What one step saw: the two losses (detached) and the rank ratio Z that was drawn."""
+
+    full: Tensor
+    low: Tensor
+    ratio: float
+
+
+class JointObjective:
+    """The joint objective around a model that stays as it is (equation 1 and Algorithm 1).
+
+    Args:
+        model: any module; compiled ones too. Its parameters keep their names, any optimiser can step them.
+        form: how convolution weights become matrices, "spatial" or "channel".
+        ratio: (α_l, α_u), between which Z is drawn anew in every step; one number keeps Z fixed.
+        balance: λ, the weight of the low-rank loss; 0 is plain training and skips the low-rank pass.
+        criterion: "singular_value", "energy", "uniform", or a function from singular values to scores.
+        min_rank: the smallest rank of any layer (the authors' code uses 5).
+        limits: smallest and largest rank by name pattern, such as ``{"layer4.*": (8, None)}``.
+        refresh: decompose every this many steps; in between, W is projected onto the bases kept. 1 is the paper's.
+        filter_fn: ``filter_fn(module, name)`` says which layers take part; `skipped` names the others with a reason.
+        seed: of the generator of Z; by default torch's initial seed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> joint = JointObjective(model, ratio=(0.1, 0.5))
+        >>> x, y = torch.randn(32, 8), torch.randint(0, 3, (32,))
+        >>> losses = joint.backward(lambda net: nn.functional.cross_entropy(net(x), y))
+        >>> model[0].weight.grad.shape, 0.1 <= losses.ratio <= 0.5
+        (torch.Size([16, 8]), True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        form: str = "spatial",
+        ratio: tuple[float, float] | float = (0.01, 0.5),
+        balance: float = 0.5,
+        criterion: str | Criterion = "singular_value",
+        min_rank: int = 1,
+        limits: Limits | None = None,
+        refresh: int = 1,
+        filter_fn: FilterFn | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.model = model
+        self.ratio = _check_range(ratio)
+        self.balance = _check_balance(balance)
+        self.refresh = _check_refresh(refresh)
+        self.criterion = find_criterion(criterion)
+        layers, self.skipped = find_layers(unwrap(model), check_form(form), filter_fn)
+        require_layers(layers, self.skipped)
+        self.layers = layers
+        full_ranks = [layer.full_rank for layer in layers]
+        self._lower, self._upper = rank_limits([layer.name for layer in layers], full_ranks, min_rank, limits)
+        self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
+        self._bases = KeptBases(layers, self.refresh)
+        self._generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
+        self._has_warned = False
+
+    def backward(self, closure: Closure, scaler: torch.amp.GradScaler | None = None) -> Losses:
+        """Compute both losses of one batch and add the joint gradient to every parameter's `.grad`.
+
+        `closure(net)` returns the loss of the network it is given; it is called with the model and with its low-rank
+        network, so everything else in it (the batch, the labels) is the same for both. A `GradScaler` may be passed
+        here, or applied in the closure; step and update it as usual.
+        """
+        ratio = self._draw_ratio()
+        full_loss, full_gradient = self._differentiate(closure, self.model, scaler)
+        if self.balance == 0:
+            _accumulate(full_gradient)
+            return Losses(full_loss, torch.full_like(full_loss, math.nan), ratio)
+
+        try:
+            decompositions = self._bases.of_current_weights()
+        except torch.linalg.LinAlgError as error:
+            warnings.warn(f"the SVD failed, this step is an ordinary full-rank step: {error}", stacklevel=2)
+            _accumulate(full_gradient)
+            return Losses(full_loss, full_loss, 1.0)
+
+        ranks = self.select_ranks(decompositions, ratio)
+        low_rank_network, low_rank_layers = self._build_low_rank_network(decompositions, ranks)
+        low_loss, low_gradient = self._differentiate(closure, low_rank_network, scaler)
+        self._check_used(low_rank_layers, full_gradient)
+
+        kernels = {layer.weight for layer in self.layers}
+        _accumulate(
+            {
+                parameter: _mix(full_gradient[parameter], low_gradient[parameter], self.balance, parameter in kernels)
+                for parameter in full_gradient
+            }
+        )
+        return Losses(full_loss, low_loss, ratio)
+
+    def select_ranks(self, decompositions: Mapping[str, SVD], ratio: float) -> dict[str, int]:
+        """r_ℓ for every layer after dropping d = (1 − Z) ΣR_ℓ bases across the whole network."""
+        names = [layer.name for layer in self.layers]
+        sigmas = torch.cat([decompositions[name].s.double() for name in names]).cpu().numpy()
+        sections = np.split(sigmas, np.cumsum([layer.full_rank for layer in self.layers])[:-1])
+        # A layer's bases go in the order of their singular values; a criterion may rank them otherwise.
+        scores = [np.sort(score(self.criterion, n, s))[::-1] for n, s in zip(names, sections, strict=True)]
+        return dict(zip(names, prefix_ranks(scores, ratio, self._lower, self._upper).tolist(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to repeat exactly: the generator of Z and, where they are kept, the bases."""
+        return {"generator": self._generator.get_state(), "bases": self._bases.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict` of an objective with the same settings around the same model."""
+        for key in ("generator", "bases"):
+            if key not in state:
+                raise InvalidArgumentError(f"state: it has no entry {key!r}; allowed: what state_dict() returned")
+        self._bases.load_state_dict(state["bases"])
+        self._generator.set_state(state["generator"].cpu())
+
+    def _draw_ratio(self) -> float:
+        low, high = self.ratio
+        return low + (high - low) * float(torch.rand((), dtype=torch.float64, generator=self._generator))
+
+    def _build_low_rank_network(
+        self, decompositions: Mapping[str, SVD], ranks: Mapping[str, int]
+    ) -> tuple[nn.Module, list[LowRankLayer]]:
+        """The model with W̃ in place of W. It has its own buffers, so that the model keeps those of its full pass."""
+        replacements: dict[nn.Module, LowRankLayer] = {}
+        for layer in self.layers:
+            rank, decomposition = ranks[layer.name], decompositions[layer.name]
+            if rank == layer.full_rank:
+                factors = None  # nothing is dropped, W̃ = W
+            else:
+                factors = truncate(to_matrix(layer.weight, layer.form), decomposition, rank)
+            for module in layer.modules:
+                replacements[module] = LowRankLayer(layer, self._pairs[module], factors)
+        network = rewire(unwrap(self.model), replacements)
+        clone_buffers_(network)
+        avoid_fast_paths_(network)
+        return network, list(replacements.values())
+
+    def _differentiate(
+        self, closure: Closure, network: nn.Module, scaler: torch.amp.GradScaler | None
+    ) -> tuple[Tensor, dict[nn.Parameter, Tensor | None]]:
+        """The loss of one network, and its gradient for every trainable parameter."""
+        loss = closure(network)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            came = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise InvalidArgumentError(f"closure: it returned {came}; allowed: a loss, one scalar tensor")
+        parameters = [p for p in unwrap(self.model).parameters() if p.requires_grad]
+        if not loss.requires_grad or not parameters:
+            raise InvalidArgumentError("closure: its loss depends on no trainable parameter; allowed: one that does")
+        scaled = loss if scaler is None else scaler.scale(loss)
+        gradients = torch.autograd.grad(scaled, parameters, allow_unused=True)
+        return loss.detach(), dict(zip(parameters, gradients, strict=True))
+
+    def _check_used(self, low_rank: list[LowRankLayer], full_gradient: Mapping[nn.Parameter, Tensor | None]) -> None:
+        """Warn, once, where the second loss was not that of the low-rank network."""
+        if self._has_warned or all(layer.has_run for layer in low_rank):
+            return
+        if not any(layer.has_run for layer in low_rank):
+            self._has_warned = True
+            warnings.warn(
+                "the closure ignores the network it is given, so both losses are the full network's; "
+                "use its argument: joint.backward(lambda net: loss(net(x), y))",
+                stacklevel=3,
+            )
+            return
+        missed = [one.name for one in low_rank if not one.has_run and full_gradient.get(one.weight) is not None]
+        if missed:
+            self._has_warned = True
+            warnings.warn(
+                f"layer '{missed[0]}' ({len(missed)} in all) ran in the full-rank pass but not in the low-rank one: "
+                "the model reaches it by a reference that is not a submodule, or uses its weight directly; "
+                "leave it out with filter_fn",
+                stacklevel=3,
+            )
+
+
+class LowRankLayer(nn.Module):
+    """A layer of the low-rank network: two factors one after the other, or a dense W̃ = P Q where that is faster."""
+
+    def __init__(self, layer: Layer, pair: TwoFactors, factors: tuple[Tensor, Tensor] | None) -> None:
+        super().__init__()
+        self.name, self.weight = layer.name, layer.weight
+        self.training = pair.module.training
+        self.pair, self.factors = pair, factors
+        self.has_run = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        """W̃ applied to the input."""
+        self.has_run = True
+        module, form = self.pair.module, self.pair.form
+        if self.factors is None:
+            return _apply(module, input, module.weight)
+        p_MR, q_RN = self.factors
+        if _is_faster_factored(module, form, p_MR.shape[1], input):
+            return self.pair.from_factors(p_MR, q_RN)(input)
+        return _apply(module, input, to_weight(p_MR @ q_RN, module.weight.shape, form))
+
+
+def _apply(module: nn.Conv2d | nn.Linear, input: Tensor, weight: Tensor) -> Tensor:
+    """The layer's own computation with another weight."""
+    if isinstance(module, nn.Linear):
+        return nn.functional.linear(input, weight, module.bias)
+    return module._conv_forward(input, weight, module.bias)
+
+
+def _is_faster_factored(module: nn.Conv2d | nn.Linear, form: str, rank: int, input: Tensor) -> bool:
+    """The rule of `cost.two_factors_are_faster` for this layer and input."""
+    if isinstance(module, nn.Linear):
+        samples = input.shape[:-1].numel()
+        inputs = between = outputs = 1
+    else:
+        height, width = input.shape[-2:]
+        rows, columns = (math.ceil(size / stride) for size, stride in zip((height, width), module.stride, strict=True))
+        samples, inputs, outputs = input.shape[:-3].numel(), height * width, rows * columns
+        between = height * columns if form == "spatial" else outputs
+    return two_factors_are_faster(
+        module.weight.shape, form, rank, inputs=inputs, between=between, outputs=outputs, samples=samples
+    )
+
+
+def _mix(full: Tensor | None, low: Tensor | None, balance: float, rebalance: bool) -> Tensor | None:
+    """(1 − λ) ∇_f + λ ∇̂, where ∇̂ is ∇ scaled to the norm of ∇_f for a decomposed weight (end of appendix A)."""
+    if full is None or low is None:
+        only, share = (full, 1 - balance) if low is None else (low, balance)
+        # A decomposed weight that the full pass did not use has norm 0 there, so ∇̂ = 0.
+        return None if only is None or (rebalance and full is None) else only * share
+    if rebalance:
+        full_norm, low_norm = (torch.linalg.vector_norm(g, dtype=_norm_dtype(g)) for g in (full, low))
+        scale = torch.where(low_norm > 0, full_norm / low_norm, 0.0)
+        # NaN must survive for a GradScaler to see it; infinity becomes NaN by itself.
+        low_share = balance * torch.where(low_norm.isnan(), low_norm, scale)
+        return (full * (1 - balance)).addcmul_(low.to(full.dtype), low_share.to(full.dtype))
+    return full * (1 - balance) + low.to(full.dtype) * balance
+
+
+def _norm_dtype(gradient: Tensor) -> torch.dtype:
+    return torch.float32 if gradient.device.type == "mps" else torch.float64
+
+
+@torch.no_grad()
+def _accumulate(gradient: Mapping[nn.Parameter, Tensor | None]) -> None:
+    """Add to `.grad`, as `backward()` does."""
+    for parameter, value in gradient.items():
+        if value is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = value.to(parameter.dtype)
+        else:
+            parameter.grad = parameter.grad.add_(value.to(parameter.grad.dtype))
+
+
+class KeptBases:
+    """The decompositions of a model's weights, computed when the weights have changed, or every `refresh` changes."""
+
+    def __init__(self, layers: tuple[Layer, ...], refresh: int) -> None:
+        self.layers, self.refresh = layers, refresh
+        self._current: dict[str, SVD] = {}
+        self._seen: dict[str, tuple[int | None, float]] = {}  # version counter and sum of the weight decomposed
+        self._age = 0  # changes of the weights since the last SVD
+
+    @torch.no_grad()
+    def of_current_weights(self) -> dict[str, SVD]:
+        """W = U S Vᵀ for every layer; between refreshes W along the bases kept."""
+        marks = self._marks()
+        changed = [layer for layer in self.layers if not self._is_seen(layer.name, marks[layer.name])]
+        if changed:
+            is_due = len(self._current) < len(self.layers) or self._age + 1 >= self.refresh
+            matrices = {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in changed}
+            with torch.autocast(self.layers[0].weight.device.type, enabled=False):
+                if is_due:
+                    fresh = svd(matrices)
+                else:
+                    fresh = {name: project(matrix, self._current[name]) for name, matrix in matrices.items()}
+            self._age = 0 if is_due else self._age + 1
+            self._current.update(fresh)
+            self._seen.update({layer.name: marks[layer.name] for layer in changed})
+        return dict(self._current)
+
+    def _marks(self) -> dict[str, tuple[int | None, float]]:
+        # The version counter misses what is written through .data, the sum what is merely moved about.
+        weights = [layer.weight.detach() for layer in self.layers]
+        sums = torch.stack([w.sum(dtype=torch.float64) for w in weights]).tolist() if weights else []
+        return {layer.name: (layer.weight._version, total) for layer, total in zip(self.layers, sums, strict=True)}
+
+    def _is_seen(self, name: str, mark: tuple[int | None, float]) -> bool:
+        version, total = self._seen.get(name, (None, math.nan))
+        return total == mark[1] and (version is None or version == mark[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty where every change of the weights is followed by an SVD anyway."""
+        if self.refresh == 1:
+            return {}
+        layers = {name: {"u": d.u, "s": d.s, "v": d.v, "sum": self._seen[name][1]} for name, d in self._current.items()}
+        return {"age": self._age, "layers": layers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the bases of a `state_dict`."""
+        stored = state.get("layers", {})
+        expected = {layer.name: layer for layer in self.layers}
+        for name, entry in stored.items():
+            if name not in expected or len(entry["s"]) != expected[name].full_rank:
+                raise InvalidArgumentError(
+                    f"state: its layer '{name}' is not one of this model's; allowed: a state of this model"
+                )
+        self._age = int(state.get("age", 0))
+        self._current = {}
+        self._seen = {}
+        for name, entry in stored.items():
+            device = expected[name].weight.device
+            self._current[name] = SVD(*(entry[key].to(device) for key in ("u", "s", "v")))
+            self._seen[name] = (None, entry["sum"])
+
+
+def _check_range(ratio: tuple[float, float] | float) -> tuple[float, float]:
+    pair = tuple(ratio) if isinstance(ratio, tuple | list) else (ratio, ratio)
+    if len(pair) == 2:
+        low, high = (check_ratio("ratio", value) for value in pair)
+        if low <= high:
+            return low, high
+    raise InvalidArgumentError(f"ratio={ratio!r}; allowed: (smallest, largest) with 0 < smallest <= largest <= 1")
+
+
+def _check_balance(balance: float) -> float:
+    if not is_number(balance) or not 0 <= balance <= 1:
+        raise InvalidArgumentError(f"balance={balance!r}; allowed: a number from 0 to 1")
+    return float(balance)
+
+
+def _check_refresh(refresh: int) -> int:
+    if not is_integer(refresh) or refresh < 1:
+        raise InvalidArgumentError(f"refresh={refresh!r}; allowed: an int of at least 1")
+    return int(refresh)

@@ -1,0 +1,185 @@
+"""Residual networks: ResNet-20, -34 and -56 for CIFAR, ResNet-50 for ImageNet.
+
+Parameter names are those of the weights in circulation, so that these load as they are: for ResNet-20 and
+ResNet-56 ``conv1, bn1, layer1.0.conv1, ..., linear``; for ResNet-50 torchvision's, with
+``layer1.0.downsample.0`` and ``fc``.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Block = Callable[[int, int, int], nn.Module]  # (input width, output width, stride) -> block
+
+
+def resnet20(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
+    """Build the CIFAR ResNet-20: 16-32-64 channels, shortcuts without parameters.
+
+    With 3 channels and 10 classes: 269,722 parameters, 40,551,040 MACs at 32 x 32.
+
+    >>> import torch
+    >>> model = resnet20()
+    >>> model(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    >>> sum(p.numel() for p in model.parameters())
+    269722
+    """
+    return _cifar_resnet((3, 3, 3), (16, 32, 64), _padded_block, num_classes, in_channels)
+
+
+def resnet56(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
+    """Build the CIFAR ResNet-56: 16-32-64 channels, shortcuts without parameters.
+
+    With 3 channels and 10 classes: 853,018 parameters, 125,485,696 MACs at 32 x 32.
+
+    >>> sum(p.numel() for p in resnet56().parameters())
+    853018
+    """
+    return _cifar_resnet((9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
+
+
+def resnet34(num_classes: int = 100, in_channels: int = 3) -> nn.Sequential:
+    """Build the CIFAR ResNet-34: 64-128-256-512 channels, 3x3 stem, no max-pool, 1x1 projection shortcuts.
+
+    With 3 channels and 100 classes: 21,328,292 parameters, 1,159,448,576 MACs at 32 x 32.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # counts only: no memory, no random numbers
+    ...     sum(p.numel() for p in resnet34().parameters())
+    21328292
+    """
+    return _cifar_resnet((3, 4, 6, 3), (64, 128, 256, 512), _projected_block, num_classes, in_channels)
+
+
+def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Sequential:
+    """Build the ImageNet ResNet-50, with torchvision's names and its stride in the 3x3 convolution.
+
+    With 3 channels and 1000 classes: 25,557,032 parameters, 4,089,184,256 MACs at 224 x 224.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # counts only: no memory, no random numbers
+    ...     sum(p.numel() for p in resnet50().parameters())
+    25557032
+    """
+    modules: OrderedDict[str, nn.Module] = OrderedDict()
+    modules["conv1"] = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+    modules["bn1"] = nn.BatchNorm2d(64)
+    modules["relu"] = nn.ReLU()
+    modules["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    modules.update(_stages(64, (256, 512, 1024, 2048), (3, 4, 6, 3), Bottleneck))
+    modules["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    modules["flatten"] = nn.Flatten()
+    modules["fc"] = nn.Linear(2048, num_classes)
+    return _finish(modules)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut, which the caller chooses."""
+
+    def __init__(self, in_width: int, width: int, stride: int, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_width, width, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ReLU(residual + shortcut)."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + self.shortcut(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions; the inner ones have a quarter of the width, the 3x3 one has the stride."""
+
+    def __init__(self, in_width: int, width: int, stride: int) -> None:
+        super().__init__()
+        inner = width // 4
+        self.conv1 = nn.Conv2d(in_width, inner, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(width)
+        self.downsample = _projection(in_width, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ReLU(residual + shortcut)."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + self.downsample(x))
+
+
+class Subsample(nn.Module):
+    """The shortcut without parameters: every second pixel, with zero channels added on both sides."""
+
+    def __init__(self, added: int) -> None:
+        super().__init__()
+        self.added = added
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (N, C + added, H / 2, W / 2) of (N, C, H, W)."""
+        before = self.added // 2
+        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, before, self.added - before))
+
+    def extra_repr(self) -> str:
+        """Show the number of added channels."""
+        return f"added={self.added}"
+
+
+def _padded_block(in_width: int, width: int, stride: int) -> nn.Module:
+    same = stride == 1 and in_width == width
+    return BasicBlock(in_width, width, stride, nn.Identity() if same else Subsample(width - in_width))
+
+
+def _projected_block(in_width: int, width: int, stride: int) -> nn.Module:
+    return BasicBlock(in_width, width, stride, _projection(in_width, width, stride))
+
+
+def _projection(in_width: int, width: int, stride: int) -> nn.Module:
+    """Return a strided 1x1 convolution with batch norm, or the identity where the shape stays the same."""
+    if stride == 1 and in_width == width:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(in_width, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width))
+
+
+def _stages(in_width: int, widths: Sequence[int], depths: Sequence[int], block: Block) -> OrderedDict[str, nn.Module]:
+    """Return layer1, layer2, ...; each but the first halves the image in its first block."""
+    stages: OrderedDict[str, nn.Module] = OrderedDict()
+    for index, (width, depth) in enumerate(zip(widths, depths, strict=True), start=1):
+        stride = 1 if index == 1 else 2
+        blocks = [block(in_width, width, stride)]
+        blocks += [block(width, width, 1) for _ in range(depth - 1)]
+        stages[f"layer{index}"] = nn.Sequential(*blocks)
+        in_width = width
+    return stages
+
+
+def _cifar_resnet(
+    depths: Sequence[int], widths: Sequence[int], block: Block, num_classes: int, in_channels: int
+) -> nn.Sequential:
+    modules: OrderedDict[str, nn.Module] = OrderedDict()
+    modules["conv1"] = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
+    modules["bn1"] = nn.BatchNorm2d(widths[0])
+    modules["relu"] = nn.ReLU()
+    modules.update(_stages(widths[0], widths, depths, block))
+    modules["pool"] = nn.AdaptiveAvgPool2d(1)
+    modules["flatten"] = nn.Flatten()
+    modules["linear"] = nn.Linear(widths[-1], num_classes)
+    return _finish(modules)
+
+
+def _finish(modules: OrderedDict[str, nn.Module]) -> nn.Sequential:
+    """Join the modules and start them as in appendix D: He-normal weights, zero biases, BN at 1 and 0."""
+    model = nn.Sequential(modules)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model

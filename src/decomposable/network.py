@@ -1,0 +1,416 @@
+"""The decomposed network: one SVD, then every size is a view of it.
+
+    model ── decompose ──▶ DecomposedNet ── resize_(macs=0.25) ──▶ the same network, smaller ── extract ──▶ plain module
+
+A size is a module tree of its own: plain layers whose weights are slices of the factors, made in milliseconds by
+`rewire`. The network holds one of them at a time, and replaces it as a whole, so that a forward pass that is under way
+in another thread ends at the size it began with.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from warnings import warn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from decomposable.calibration import (
+    CalibrationReport,
+    Statistics,
+    Stopwatch,
+    calibrate,
+    default_grid,
+    tracked_batch_norms,
+)
+from decomposable.criteria import Criterion, find_criterion, score
+from decomposable.errors import InvalidArgumentError
+from decomposable.forms import check_form, first_weight, second_weight, to_factors, to_matrix, to_weight
+from decomposable.layers import FilterFn, Layer, TwoFactors, avoid_fast_paths_, find_layers, require_layers
+from decomposable.ranks import Limits, Measure, RankPlan, RankSelector, rank_limits
+from decomposable.svd import SVD, svd
+from decomposable.taylor import Taylor
+from decomposable.tracing import (
+    Forward,
+    Trace,
+    call_with_first,
+    layer_costs,
+    not_counted,
+    other_macs,
+    trace,
+)
+from decomposable.tree import clone_buffers_, deep_copy, rewire, unwrap
+
+
+def decompose(
+    model: nn.Module,
+    example_input: Any = None,
+    *,
+    form: str = "spatial",
+    criterion: str | Criterion | Taylor = "singular_value",
+    filter_fn: FilterFn | None = None,
+    min_rank: int = 1,
+    limits: Limits | None = None,
+    forward: Forward | None = None,
+) -> DecomposedNet:
+    """Decompose every convolution and linear layer of a copy of the model; the model itself stays as it is.
+
+    Args:
+        model: any module. The result keeps its training mode and starts at full size.
+        example_input: a tensor, or a batch whose first entry is the input. One pass with it tells the sizes of the
+            feature maps; without it, sizes in MACs cannot be asked for.
+        form: how convolution weights become matrices, "spatial" or "channel".
+        criterion: which bases go first: "singular_value", "energy", "uniform", `Taylor(...)` or a function.
+        filter_fn: ``filter_fn(module, name)`` says which layers take part; `net.skipped` names the others.
+        min_rank: the smallest rank of any layer.
+        limits: smallest and largest rank by name pattern, such as ``{"conv1": (4, None), "layer4.*": (1, 64)}``.
+        forward: ``forward(net, batch)`` where calling ``net`` with the batch's first entry is not right.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3))
+        >>> net = decompose(model, example_input=torch.zeros(1, 3, 8, 8))
+        >>> plan = net.resize_(macs=0.5)
+        >>> plan.macs <= 0.5 * plan.full_macs, net(torch.zeros(2, 3, 8, 8)).shape
+        (True, torch.Size([2, 8, 6, 6]))
+    """
+    checked_form = check_form(form)
+    if not isinstance(criterion, Taylor):
+        criterion = find_criterion(criterion)
+    base = deep_copy(rewire(unwrap(model), {}))
+    layers, skipped = find_layers(base, checked_form, filter_fn)
+    require_layers(layers, skipped)
+    forward = forward or call_with_first
+    full_ranks = [layer.full_rank for layer in layers]
+    lower, upper = rank_limits([layer.name for layer in layers], full_ranks, min_rank, limits)
+    seen = Trace() if example_input is None else trace(base, _on_device_of(base, example_input), forward)
+    decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in layers})
+    factors, scores = _factors_in_order(base, layers, decompositions, criterion)
+    decomposed_params = sum(layer.weight.numel() for layer in layers)
+    return DecomposedNet(
+        base=base,
+        layers=layers,
+        factors=factors,
+        selector=RankSelector(
+            costs=layer_costs(layers, seen),
+            scores=scores,
+            fixed_macs=None if example_input is None else other_macs(base, layers, seen),
+            fixed_params=sum(p.numel() for p in base.parameters()) - decomposed_params,
+            lower=lower,
+            upper=upper,
+        ),
+        skipped=skipped,
+        not_counted={} if example_input is None else not_counted(base, seen),
+        feeders=_named_feeders(base, layers, seen),
+        forward=forward,
+    )
+
+
+def _named_feeders(base: nn.Module, layers: Sequence[Layer], seen: Trace) -> dict[str, str]:
+    """For every normalisation layer fed by a decomposed layer, that layer's name."""
+    layer_names: dict[nn.Module, str] = {module: layer.name for layer in layers for module in layer.modules}
+    return {
+        name: layer_names[seen.feeders[norm]]
+        for name, norm in tracked_batch_norms(base).items()
+        if seen.feeders.get(norm) in layer_names
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """A layer's two weights at full rank, best basis first. √σ is on both sides, which keeps them of one scale."""
+
+    first: Tensor
+    second: Tensor
+
+
+def _factors_in_order(
+    base: nn.Module, layers: Sequence[Layer], decompositions: Mapping[str, SVD], criterion: Criterion | Taylor
+) -> tuple[dict[str, Factors], tuple[np.ndarray, ...]]:
+    """Every layer's factors and scores, sorted by score: the criterion may order bases otherwise than σ does."""
+    if isinstance(criterion, Taylor):
+        all_scores = criterion.scores(base, layers, decompositions)
+    else:
+        sigmas = {name: d.s.double().cpu().numpy() for name, d in decompositions.items()}
+        all_scores = {name: score(criterion, name, sigma) for name, sigma in sigmas.items()}
+    factors, ordered_scores = {}, []
+    for layer in layers:
+        u_MK, s_K, v_NK = decompositions[layer.name]
+        order = np.argsort(-all_scores[layer.name], kind="stable")
+        ordered_scores.append(all_scores[layer.name][order])
+        index = torch.from_numpy(order).to(s_K.device)
+        root_K = s_K[index].sqrt()
+        p_MK, q_KN = u_MK[:, index] * root_K, root_K[:, None] * v_NK[:, index].mT
+        weight, dtype = layer.weight, layer.weight.dtype
+        format_ = _memory_format(weight)
+        factors[layer.name] = Factors(
+            first_weight(p_MK, layer.shape, layer.form).to(dtype).contiguous(memory_format=format_),
+            second_weight(q_KN, layer.shape, layer.form).to(dtype).contiguous(memory_format=format_),
+        )
+    return factors, tuple(ordered_scores)
+
+
+@dataclass(frozen=True, eq=False)
+class _Size:
+    """What a resize replaces as one: the plan and the network made from it."""
+
+    plan: RankPlan
+    module: nn.Module
+
+
+class DecomposedNet(nn.Module):
+    """A network that can be run at any size; made by `decompose`, called like the model it was made from.
+
+    `module` is the network at the size in force, of plain layers; the next resize replaces it. Its parameters are not
+    trainable, because they are shared by all sizes: to train one size further, `extract` it.
+
+    Attributes:
+        skipped: the convolution, linear and attention layers left alone, each with the reason.
+        not_counted: modules with weights of their own that no MAC formula counts, with their type.
+    """
+
+    def __init__(
+        self,
+        *,
+        base: nn.Module,
+        layers: tuple[Layer, ...],
+        factors: dict[str, Factors],
+        selector: RankSelector,
+        skipped: Mapping[str, str],
+        not_counted: Mapping[str, str],
+        feeders: Mapping[str, str],
+        forward: Forward,
+    ) -> None:
+        super().__init__()
+        self.skipped, self.not_counted = dict(skipped), dict(not_counted)
+        self.selector = selector
+        self._trainable = {name: p.requires_grad for name, p in base.named_parameters(remove_duplicate=False)}
+        self.__dict__["_base"] = base.requires_grad_(False)  # not a submodule: what runs is `module`
+        self._layers, self._factors, self._forward = layers, factors, forward
+        self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
+        self._norms, self._feeders = tuple(tracked_batch_norms(base)), dict(feeders)
+        self._statistics: Statistics | None = None
+        self._has_warned = False
+        self._lock = threading.RLock()  # one resize at a time; forward passes take no lock
+        self.training = base.training
+        self._install(selector.full_plan())
+
+    @property
+    def plan(self) -> RankPlan:
+        """The size in force."""
+        return self._in_force.plan
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network at the size in force."""
+        return self._in_force.module(*args, **kwargs)
+
+    def resize_(
+        self,
+        *,
+        macs: float | None = None,
+        params: float | None = None,
+        ratio: float | None = None,
+        ranks: Mapping[str, int] | None = None,
+    ) -> RankPlan:
+        """Change the size, in place, in milliseconds and without data; up and down as often as you like.
+
+        Give one of: `macs` or `params`, a budget for the whole network (a float is a fraction of the original's, an
+        int above 1 a count); `ratio`, the part Z of all bases to keep; `ranks`, a rank by layer name (others stay
+        full). Returns the plan, which prints as a table.
+        """
+        plan = self.selector.choose(macs=macs, params=params, ratio=ratio, ranks=ranks)
+        if self._norms and self._statistics is None and not plan.is_full and not self._has_warned:
+            self._has_warned = True
+            warn(
+                "batch normalisation still has the full network's statistics; run calibrate_(loader) once", stacklevel=2
+            )
+        with self._lock:
+            self._install(plan)
+        return plan
+
+    def extract(self) -> nn.Module:
+        """The network at the size in force, as a plain module with no tie to this one."""
+        module = deep_copy(self._in_force.module)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(self._trainable[name if name in self._trainable else _dense_name(name)])
+        return module
+
+    def calibrate_(
+        self,
+        loader: Iterable[Any],
+        sizes: Sequence[float] | None = None,
+        *,
+        exact: bool = False,
+        forward: Forward | None = None,
+    ) -> CalibrationReport:
+        """Compute batch normalisation statistics for a grid of sizes, once; every later resize uses them.
+
+        Args:
+            loader: yields tensors, or tuples or dicts whose first entry is the input, augmented as in training. A few
+                thousand samples are enough. All sizes are measured in one pass over it.
+            sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known), added to those stored.
+                By default a dense grid from the smallest size to the full one; the full size itself then keeps the
+                original's statistics, unless 1.0 is asked for here.
+            exact: the authors' way: layer by layer, a pass over the data for each. Slow.
+            forward: ``forward(net, batch)``; by default that of `decompose`.
+        """
+        watch = Stopwatch()
+        plans = [self._plan_for(size) for size in (self._default_sizes() if sizes is None else sizes)]
+        plans = list({plan.ranks: plan for plan in plans}.values())
+        if not self._norms:
+            return CalibrationReport(sizes=0, batches=0, seconds=watch.seconds, bytes=0)
+        if not plans:
+            raise InvalidArgumentError("calibrate_: sizes is empty; allowed: at least one size")
+        call = forward or self._forward
+        statistics, batches = calibrate(
+            self._build,
+            plans,
+            loader,
+            lambda net, batch: call(net, _on_device_of(self._base, batch)),
+            exact=exact,
+            feeders=self._feeders,
+            has_explicit_full=sizes is not None and any(plan.is_full for plan in plans),
+        )
+        with self._lock:
+            keep = self._statistics if sizes is not None else None
+            self._statistics = statistics if keep is None else keep.merged(statistics)
+            self._install(self.plan)
+        return CalibrationReport(sizes=len(plans), batches=batches, seconds=watch.seconds, bytes=self._statistics.bytes)
+
+    def train(self, mode: bool = True) -> DecomposedNet:
+        """Set training mode here and for the sizes to come."""
+        self._base.train(mode)
+        super().train(mode)
+        return self
+
+    def extra_repr(self) -> str:
+        """What is decomposed, and the size in force."""
+        plan = self.plan
+        size = f"{plan.params_fraction:.3f}x parameters"
+        if plan.macs_fraction is not None:
+            size = f"{plan.macs_fraction:.3f}x MACs, {size}"
+        calibrated = len(self._statistics.plans) if self._statistics else 0
+        layers = f"{len(self._layers)} layers decomposed, {len(self.skipped)} left alone"
+        return f"{layers}; {size}; {calibrated} sizes calibrated"
+
+    @property
+    def _in_force(self) -> _Size:
+        size: _Size = self.__dict__["_size"]
+        return size
+
+    @property
+    def _base(self) -> nn.Module:
+        base: nn.Module = self.__dict__["_base"]
+        return base
+
+    def _default_sizes(self) -> list[float]:
+        measure: Measure = "params" if self.selector.fixed_macs is None else "macs"
+        total = self.selector.full_cost(measure)
+        return default_grid((self.selector.smallest_cost(measure) + 1) / total)
+
+    def _plan_for(self, size: float) -> RankPlan:
+        if self.selector.fixed_macs is None:
+            return self.selector.choose(params=size)
+        return self.selector.choose(macs=size)
+
+    def _install(self, plan: RankPlan) -> None:
+        """Make the network of this size, complete, and put it in force at once."""
+        module = self._build(plan)
+        statistics = self._statistics.at(plan) if self._statistics is not None else None
+        for name, (mean, var) in (statistics or {}).items():
+            module.get_submodule(name)._buffers.update(running_mean=mean.clone(), running_var=var.clone())
+        self._modules["module"] = module
+        self.__dict__["_size"] = _Size(plan, module)
+
+    @torch.no_grad()
+    def _build(self, plan: RankPlan) -> nn.Module:
+        """The network of a size: slices of the factors, or the dense layer, with the original's other parameters."""
+        replacements: dict[nn.Module, nn.Module] = {}
+        for layer in self._layers:
+            rank = plan.ranks[layer.name]
+            if rank == layer.full_rank:
+                continue  # the original dense layer
+            if layer.name in plan.dense:
+                weight = nn.Parameter(self._truncated(layer, rank), requires_grad=False)
+                for module in layer.modules:
+                    replacements[module] = _with_dense_weight(module, weight)
+            else:
+                first, second = self._sliced(layer, rank)
+                for module in layer.modules:
+                    replacements[module] = self._pairs[module].build(first, second)
+        network = rewire(self._base, replacements)
+        avoid_fast_paths_(network)
+        for name in self._norms:
+            clone_buffers_(network.get_submodule(name))  # a pass in training mode writes to them
+        return network
+
+    def _sliced(self, layer: Layer, rank: int) -> tuple[nn.Parameter, nn.Parameter]:
+        """The first r bases. The first factor is a view. The second one of a convolution is copied: its bases lie
+        along the second axis, and every forward pass would make it contiguous again.
+        """
+        factors = self._factors[layer.name]
+        second = factors.second[:, :rank]
+        if second.dim() == 4:
+            second = second.contiguous(memory_format=_memory_format(factors.second))
+        return nn.Parameter(factors.first[:rank], requires_grad=False), nn.Parameter(second, requires_grad=False)
+
+    def _truncated(self, layer: Layer, rank: int) -> Tensor:
+        """W̃ as one dense weight, from the bases kept or, where they are fewer, from those dropped."""
+        p_MK, q_KN = to_factors(self._factors[layer.name].first, self._factors[layer.name].second, layer.form)
+        if 2 * rank <= layer.full_rank:
+            return to_weight(p_MK[:, :rank] @ q_KN[:rank], layer.shape, layer.form).contiguous()
+        dropped = to_weight(p_MK[:, rank:] @ q_KN[rank:], layer.shape, layer.form)
+        return layer.weight.detach() - dropped
+
+    def _apply(self, fn: Any, recurse: bool = True) -> DecomposedNet:
+        """Move or cast: the original and the factors, then the size in force is made anew from them."""
+        with self._lock:
+            self._base._apply(fn)
+            self._factors = {name: Factors(fn(f.first), fn(f.second)) for name, f in self._factors.items()}
+            if self._statistics is not None:
+                self._statistics = self._statistics.map(fn)
+            self._install(self.plan)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lock = threading.RLock()
+
+
+def _memory_format(weight: Tensor) -> torch.memory_format:
+    is_channels_last = weight.dim() == 4 and not weight.is_contiguous()
+    is_channels_last = is_channels_last and weight.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if is_channels_last else torch.contiguous_format
+
+
+def _with_dense_weight(module: nn.Module, weight: nn.Parameter) -> nn.Module:
+    """The same layer with another weight."""
+    twin = rewire(module, {})
+    twin._parameters["weight"] = weight
+    return twin
+
+
+def _dense_name(name: str) -> str:
+    """The original's name of a parameter of a pair: ``conv.1.bias`` → ``conv.bias``."""
+    *path, _, kind = name.split(".")
+    return ".".join([*path, kind])
+
+
+def _on_device_of(module: nn.Module, batch: Any) -> Any:
+    """The batch where the module's weights are."""
+    tensor = next(module.parameters(), None)
+    if tensor is None:
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.to(tensor.device)
+    if isinstance(batch, Mapping):
+        return {key: _on_device_of(module, value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(_on_device_of(module, value) for value in batch)
+    return batch

@@ -1,0 +1,308 @@
+"""`RankPlan`, and choosing one for a budget. numpy only: a device without torch uses the same code.
+
+All bases of the network stand in one list, best score first. A size is a prefix of that list: the first k bases are
+kept. Every size is therefore contained in every larger one, and the largest k that fits a budget is one binary search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from numbers import Integral, Real
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decomposable.cost import LayerCost
+from decomposable.errors import BudgetError, InvalidArgumentError
+
+Measure = Literal["macs", "params"]
+Limits = Mapping[str, tuple[int | None, int | None]]
+Ints = NDArray[np.int64]
+
+
+class FrozenDict(dict[str, int]):
+    """A dict that cannot be changed, so that a plan stays what it was."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("a plan's ranks cannot be changed; make a new plan with resize_(ranks=...)")
+
+    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """One size of a network: how many bases every decomposed layer keeps. Prints as a table.
+
+    `macs` and `params` count the whole network, layers left alone included; `macs` is None where the network was
+    decomposed without an example input. `dense` names the layers that run as one dense layer.
+    """
+
+    ranks: Mapping[str, int]
+    dense: frozenset[str]
+    macs: int | None
+    params: int
+    ratio: float
+    full_ranks: Mapping[str, int]
+    full_macs: int | None
+    full_params: int
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is dropped: the original network."""
+        return dict(self.ranks) == dict(self.full_ranks)
+
+    @property
+    def macs_fraction(self) -> float | None:
+        """MACs as a fraction of the original's."""
+        return None if self.macs is None or not self.full_macs else self.macs / self.full_macs
+
+    @property
+    def params_fraction(self) -> float:
+        """Parameters as a fraction of the original's."""
+        return self.params / self.full_params
+
+    def __str__(self) -> str:
+        width = max([len("layer"), *map(len, self.ranks)])
+        lines = [f"{'layer':<{width}}  {'rank':>6}  {'of':>6}  runs as"]
+        for name, rank in self.ranks.items():
+            runs_as = "dense" if name in self.dense else "two factors"
+            lines.append(f"{name:<{width}}  {rank:>6}  {self.full_ranks[name]:>6}  {runs_as}")
+        totals = [f"{self.ratio:.1%} of the bases", f"{self.params:,} parameters ({self.params_fraction:.3f}x)"]
+        if self.macs is not None:
+            totals.append(f"{self.macs:,} MACs ({self.macs_fraction or 0:.3f}x)")
+        return "\n".join([*lines, "", ", ".join(totals)])
+
+
+def prefix_ranks(scores: Sequence[NDArray[np.float64]], ratio: float, lower: Ints, upper: Ints) -> Ints:
+    """Ranks after keeping the best round(Z·ΣR) bases of the network, each raised or cut to its layer's limits.
+
+    >>> prefix_ranks([np.array([9.0, 1.0]), np.array([5.0, 4.0])], 0.5, np.array([1, 1]), np.array([2, 2])).tolist()
+    [1, 1]
+    >>> prefix_ranks([np.array([9.0, 1.0]), np.array([5.0, 4.0])], 0.75, np.array([1, 1]), np.array([2, 2])).tolist()
+    [1, 2]
+    """
+    layer_of = np.repeat(np.arange(len(scores)), [len(s) for s in scores])
+    kept = best_first(scores)[: round(ratio * len(layer_of))]
+    return np.clip(np.bincount(layer_of[kept], minlength=len(scores)), lower, upper)
+
+
+def best_first(scores: Sequence[NDArray[np.float64]]) -> Ints:
+    """Positions of all bases in the layers' scores laid end to end, best first; what is equal stays in order."""
+    return np.argsort(-np.concatenate(list(scores)), kind="stable") if scores else np.zeros(0, np.int64)
+
+
+def rank_limits(
+    names: Sequence[str], full_ranks: Sequence[int], min_rank: int, limits: Limits | None
+) -> tuple[Ints, Ints]:
+    """The smallest and largest rank of every layer: `min_rank` and its full rank, narrowed by name patterns.
+
+    A later pattern overrides an earlier one. A pattern that matches no layer is an error: it is a typo.
+    """
+    if not is_integer(min_rank) or min_rank < 1:
+        raise InvalidArgumentError(f"min_rank={min_rank!r}; allowed: an int of at least 1")
+    full = np.asarray(full_ranks, dtype=np.int64)
+    lower, upper = np.minimum(int(min_rank), full), full.copy()
+    for pattern, bounds in (limits or {}).items():
+        matched = [i for i, name in enumerate(names) if fnmatchcase(name, pattern)]
+        if not matched:
+            raise InvalidArgumentError(f"limits: the pattern {pattern!r} matches none of the {len(names)} layers")
+        if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+            raise InvalidArgumentError(f"limits[{pattern!r}]={bounds!r}; allowed: a pair (smallest, largest)")
+        smallest, largest = bounds
+        low, high = 1 if smallest is None else smallest, full.max() if largest is None else largest
+        if not (is_integer(low) and is_integer(high) and 1 <= low <= high):
+            raise InvalidArgumentError(f"limits[{pattern!r}]={bounds!r}; allowed: ints with 1 <= smallest <= largest")
+        upper[matched] = np.minimum(int(high), full[matched])
+        lower[matched] = np.minimum(int(low), full[matched]) if smallest is not None else lower[matched]
+        lower[matched] = np.minimum(lower[matched], upper[matched])
+    return lower, upper
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankSelector:
+    """Everything that a choice of size depends on; `choose` makes the plan.
+
+    `scores` holds, for each layer of `costs`, its bases' scores in descending order. `fixed_macs` and `fixed_params`
+    are what the network costs besides these layers; `fixed_macs` is None where MACs are not known.
+    """
+
+    costs: tuple[LayerCost, ...]
+    scores: tuple[NDArray[np.float64], ...]
+    fixed_macs: int | None
+    fixed_params: int
+    lower: Ints
+    upper: Ints
+
+    @cached_property
+    def full_ranks(self) -> Ints:
+        """The full rank of every layer."""
+        return np.array([cost.full_rank for cost in self.costs], dtype=np.int64)
+
+    @cached_property
+    def order(self) -> Ints:
+        """All bases, best first."""
+        return best_first(self.scores)
+
+    @cached_property
+    def _layer_of(self) -> Ints:
+        return np.repeat(np.arange(len(self.costs)), self.full_ranks)[self.order]
+
+    @cached_property
+    def _cumulative(self) -> dict[str, Ints]:
+        """For each measure, the network's cost after the first 0, 1, 2, … bases of the list; never decreasing."""
+        tables = {}
+        for measure in ("macs", "params"):
+            dense, per_rank = self._prices(measure)
+            fixed = self.fixed_params if measure == "params" else (self.fixed_macs or 0)
+            steps, start = [], fixed
+            for i, full in enumerate(self.full_ranks):
+                ranks = np.clip(np.arange(full + 1), self.lower[i], self.upper[i])
+                cost = np.where(ranks == full, dense[i], np.minimum(dense[i], ranks * per_rank[i]))
+                steps.append(np.diff(cost))
+                start += int(cost[0])
+            ordered = np.concatenate(steps)[self.order] if steps else np.zeros(0, np.int64)
+            tables[measure] = start + np.concatenate([[0], np.cumsum(ordered)]).astype(np.int64)
+        return tables
+
+    def _prices(self, measure: str) -> tuple[Ints, Ints]:
+        dense = [cost.dense_macs if measure == "macs" else cost.dense_params for cost in self.costs]
+        per_rank = [cost.macs_per_rank if measure == "macs" else cost.params_per_rank for cost in self.costs]
+        return np.array(dense, dtype=np.int64), np.array(per_rank, dtype=np.int64)
+
+    def full_cost(self, measure: Measure) -> int:
+        """The original network's MACs or parameters."""
+        fixed = self.fixed_params if measure == "params" else (self.fixed_macs or 0)
+        return fixed + int(self._prices(measure)[0].sum())
+
+    def smallest_cost(self, measure: Measure) -> int:
+        """The cost of the smallest size: every layer at its smallest rank."""
+        return int(self._cumulative[measure][0])
+
+    def choose(
+        self,
+        *,
+        macs: float | None = None,
+        params: float | None = None,
+        ratio: float | None = None,
+        ranks: Mapping[str, int] | None = None,
+    ) -> RankPlan:
+        """The plan for exactly one of a MAC budget, a parameter budget, a rank ratio Z, or given ranks."""
+        given = {
+            k: v for k, v in {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks}.items() if v is not None
+        }
+        if len(given) != 1:
+            raise InvalidArgumentError(
+                f"a size is given by exactly one of macs, params, ratio or ranks; got {', '.join(given) or 'none'}"
+            )
+        if macs is not None:
+            return self._within("macs", macs)
+        if params is not None:
+            return self._within("params", params)
+        if ratio is not None:
+            return self._literal(prefix_ranks(self.scores, check_ratio("ratio", ratio), self.lower, self.upper))
+        return self._literal(self._check_ranks(ranks or {}))
+
+    def full_plan(self) -> RankPlan:
+        """The original network: every layer dense with its full rank."""
+        return self._plan(self.full_ranks, np.ones(len(self.costs), dtype=bool))
+
+    def _within(self, measure: Measure, value: float) -> RankPlan:
+        """The longest prefix of the list whose cost is within the budget."""
+        if measure == "macs" and self.fixed_macs is None:
+            raise InvalidArgumentError("macs= needs the sizes of the feature maps: decompose with example_input=...")
+        total, smallest = self.full_cost(measure), self.smallest_cost(measure)
+        budget = absolute_budget(measure, value, total)
+        if budget < smallest:
+            raise BudgetError(
+                f"{measure}={value!r} is too small: the smallest possible is {smallest / total:.6f} of the original "
+                f"({smallest:,} of {total:,} {'MACs' if measure == 'macs' else 'parameters'})"
+            )
+        length = int(np.searchsorted(self._cumulative[measure], budget, side="right")) - 1
+        kept = np.bincount(self._layer_of[:length], minlength=len(self.costs))
+        ranks = np.clip(kept, self.lower, self.upper)
+        dense = self._is_dense(measure, ranks)
+        # A dense layer costs the same at any rank, so it takes the largest that it may have.
+        return self._plan(np.where(dense, self.upper, ranks), dense)
+
+    def _literal(self, ranks: Ints) -> RankPlan:
+        """Exactly these ranks; a layer whose factors would cost more than dense holds its truncated W̃ densely."""
+        return self._plan(ranks, self._is_dense("params" if self.fixed_macs is None else "macs", ranks))
+
+    def _is_dense(self, measure: Measure, ranks: Ints) -> NDArray[np.bool_]:
+        dense, per_rank = self._prices(measure)
+        return (ranks * per_rank > dense) | (ranks == self.full_ranks)
+
+    def _check_ranks(self, ranks: Mapping[str, int]) -> Ints:
+        full = dict(zip((cost.name for cost in self.costs), self.full_ranks.tolist(), strict=True))
+        for name, rank in ranks.items():
+            if name not in full:
+                raise InvalidArgumentError(f"ranks: '{name}' is not a decomposed layer; allowed: {_some(full)}")
+            if not is_integer(rank) or not 1 <= rank <= full[name]:
+                raise InvalidArgumentError(f"ranks: layer '{name}' got {rank!r}; allowed: an int, 1 to {full[name]}")
+        return np.array([int(ranks.get(name, most)) for name, most in full.items()], dtype=np.int64)
+
+    def _plan(self, ranks: Ints, dense: NDArray[np.bool_]) -> RankPlan:
+        names = [cost.name for cost in self.costs]
+        rows = list(zip(self.costs, ranks.tolist(), dense.tolist(), strict=True))
+        known = self.fixed_macs is not None
+        return RankPlan(
+            ranks=FrozenDict(zip(names, ranks.tolist(), strict=True)),
+            dense=frozenset(name for name, is_dense in zip(names, dense.tolist(), strict=True) if is_dense),
+            macs=(self.fixed_macs or 0) + sum(c.macs(r, d) for c, r, d in rows) if known else None,
+            params=self.fixed_params + sum(c.params(r, d) for c, r, d in rows),
+            ratio=float(ranks.sum() / max(1, self.full_ranks.sum())),
+            full_ranks=FrozenDict(zip(names, self.full_ranks.tolist(), strict=True)),
+            full_macs=self.full_cost("macs") if known else None,
+            full_params=self.full_cost("params"),
+        )
+
+
+def absolute_budget(option: str, value: float, total: int) -> int:
+    """A budget as a count: a float in (0, 1] is a fraction of `total`, 1 is 1.0, a larger int is the count itself.
+
+    >>> absolute_budget("macs", 0.25, 1000), absolute_budget("macs", 1, 1000), absolute_budget("macs", 300, 1000)
+    (250, 1000, 300)
+    """
+    if is_integer(value) and value > 1:
+        return int(value)
+    if is_number(value) and 0 < value <= 1:
+        return int(float(value) * total) if value < 1 else total
+    raise InvalidArgumentError(
+        f"{option}={value!r}; allowed: a fraction in (0, 1] as a float, or an absolute count as an int"
+    )
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is a whole number of any library; True and False are not meant as numbers."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number of any library."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_ratio(option: str, value: float) -> float:
+    """A rank ratio Z in (0, 1]."""
+    if is_number(value) and 0 < value <= 1:
+        return float(value)
+    raise InvalidArgumentError(f"{option}={value!r}; allowed: a number in (0, 1]")
+
+
+def _some(names: Mapping[str, int], most: int = 5) -> str:
+    def parts() -> Iterator[str]:
+        yield from (f"'{name}'" for name in list(names)[:most])
+        if len(names) > most:
+            yield f"… ({len(names)} in all)"
+
+    return ", ".join(parts())

@@ -1,0 +1,231 @@
+"""The decomposition W = U S Vᵀ, and truncation to rank r with the paper's clipped gradient (appendix A).
+
+Everything that has to be decided about an SVD is decided here and nowhere else: precision, order, sign, what a zero
+singular value means, and how close two singular values may come before the gradient is clipped.
+
+Shape suffixes: B stacked matrices; M, N rows and columns; K = min(M, N), the full rank; R the kept rank; T = K − R the
+bases that were cut off.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from decomposable.errors import NonFiniteError
+
+RHO_MAX = 0.99**0.5
+"""δ: the ratio ρ = σ_k/σ_i of a cut-off to a kept singular value is clipped here, so that 1/(1 − ρ²) ≤ 100."""
+
+_GRAM_FLOOR = 1e-5
+"""Below this part of σ_max the Gram matrix no longer tells left vectors apart (ε₆₄/1e-5² ≈ 2e-6): orthonormalise."""
+
+_ZERO = torch.finfo(torch.float32).eps
+"""A singular value below this part of σ_max is zero to the rounding of a float32 weight, or to that of the Gram matrix
+of a float64 one."""
+
+_SMALL = 64
+"""Gram matrices up to this size are solved in one batched call on the CPU too; a thread each would not pay."""
+
+
+class SVD(NamedTuple):
+    """W = u · diag(s) · vᵀ with s descending and the columns of u and v orthonormal."""
+
+    u: Tensor  # (M, K)
+    s: Tensor  # (K,)
+    v: Tensor  # (N, K)
+
+    @property
+    def numerical_rank(self) -> int:
+        """How many singular values stand above `_ZERO` of the largest."""
+        return int((self.s > self.s[0] * _ZERO).sum()) if len(self.s) else 0
+
+
+@torch.no_grad()
+def svd(matrices: Mapping[str, Tensor]) -> dict[str, SVD]:
+    """Decompose every matrix: W = U S Vᵀ, through the eigenvectors of the smaller of WᵀW and WWᵀ in float64.
+
+    Squaring costs half the digits, and float64 has them to spare for float32 weights; it is several times faster than
+    an SVD proper. Matrices of one shape are stacked into one batched call; on a CPU the stack is spread over the
+    threads, a matrix each, because one eigendecomposition does not keep two cores busy.
+
+    The result is float64 for float64 matrices, else float32. The sign of each basis is fixed by making the sum of its
+    right (for M < N: left) vector positive. A matrix with NaN or infinity raises `NonFiniteError` with its name.
+
+    >>> u, s, v = svd({"layer": torch.diag(torch.tensor([1.0, 3.0, 2.0]))})["layer"]
+    >>> s.tolist()
+    [3.0, 2.0, 1.0]
+    """
+    groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for name, matrix in matrices.items():
+        # A sum is one pass over the weights; only where it overflows is a second look needed.
+        if not torch.isfinite(matrix.sum(dtype=torch.float64)) and not torch.isfinite(matrix).all():
+            raise NonFiniteError(f"layer '{name}': its weight holds NaN or infinity; only finite weights decompose")
+        groups[(min(matrix.shape), max(matrix.shape), matrix.dtype, matrix.device)].append(name)
+
+    tasks: list[Callable[[], None]] = []
+    result: dict[str, SVD] = {}
+    for (full_rank, *_, device), names in sorted(groups.items(), key=lambda item: -item[0][0]):
+        alone = device.type == "cpu" and full_rank > _SMALL
+        for part in [[name] for name in names] if alone else [names]:
+            tasks.append(partial(_svd_into, result, {name: matrices[name] for name in part}))
+    _side_by_side(tasks)
+    return {name: result[name] for name in matrices}
+
+
+def _svd_into(result: dict[str, SVD], matrices: Mapping[str, Tensor]) -> None:
+    """SVD of matrices that share a shape up to transposition, in one batched call."""
+    is_tall = {name: matrix.shape[0] >= matrix.shape[1] for name, matrix in matrices.items()}
+    first = next(iter(matrices.values()))
+    # Not every device has float64; such a one hands the small problem to the CPU.
+    device = torch.device("cpu") if first.device.type == "mps" else first.device
+    stack = torch.stack([m if is_tall[name] else m.mT for name, m in matrices.items()]).to(device, torch.float64)
+    out_dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+    u_BMK, s_BK, v_BNK = (t.to(first.device, out_dtype) for t in _tall_svd(stack))
+    for name, u, s, v in zip(matrices, u_BMK, s_BK, v_BNK, strict=True):
+        result[name] = SVD(u, s, v) if is_tall[name] else SVD(v, s, u)
+
+
+def _tall_svd(w_BMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """SVD of stacked float64 matrices with M ≥ N by way of the N × N Gram matrices."""
+    low_B, high_B = w_BMN.flatten(1).aminmax(dim=1)
+    scale_B = torch.maximum(-low_B, high_B)
+    scale_B = torch.where(scale_B > 0, scale_B, 1.0)  # so that squares neither overflow nor vanish
+    w_BMN = w_BMN.div_(scale_B[:, None, None])
+    v_BNK = torch.linalg.eigh(w_BMN.mT @ w_BMN).eigenvectors.flip(-1)
+    v_BNK *= torch.where(v_BNK.sum(dim=-2, keepdim=True) < 0, -1.0, 1.0)
+    u_BMK = w_BMN @ v_BNK
+    # ‖Wv‖ is far more accurate than the root of an eigenvalue where σ is small, but may reorder what is nearly equal.
+    s_BK = torch.linalg.vector_norm(u_BMK, dim=-2)
+    if (s_BK.diff(dim=-1) > 0).any():
+        s_BK, order_BK = s_BK.sort(dim=-1, descending=True, stable=True)
+        v_BNK, u_BMK = (torch.take_along_dim(t, order_BK[:, None, :], dim=-1) for t in (v_BNK, u_BMK))
+    u_BMK /= torch.where(s_BK > 0, s_BK, 1.0)[:, None, :]
+    for b in range(len(u_BMK)):
+        if s_BK[b, -1] <= _GRAM_FLOOR * s_BK[b, 0]:
+            u_BMK[b] = _orthonormalised(u_BMK[b])
+    return u_BMK, s_BK * scale_B[:, None], v_BNK
+
+
+def _orthonormalised(u_MK: Tensor) -> Tensor:
+    """The orthonormal columns nearest in order to u's: what W tells of a left vector is kept, the rest filled in."""
+    q_MK, r_KK = torch.linalg.qr(u_MK)
+    return q_MK * torch.where(r_KK.diagonal() < 0, -1.0, 1.0)
+
+
+def _side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
+    """Run independent tasks on as many threads as torch may use, each task on one, the first ones first."""
+    threads = min(torch.get_num_threads(), len(tasks))
+    if threads < 2:
+        for task in tasks:
+            task()
+        return
+
+    def run(task: Callable[[], None]) -> None:
+        with torch.no_grad():  # grad mode belongs to a thread
+            task()
+
+    allowed = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for future in [pool.submit(run, task) for task in tasks]:
+                future.result()
+    finally:
+        torch.set_num_threads(allowed)  # the workers' setting is also the default of threads yet to come
+
+
+def project(w_MN: Tensor, kept: SVD) -> SVD:
+    """W along bases that were kept from an earlier W: σ_i = ‖W v_i‖, u_i = W v_i / σ_i, sorted by σ again.
+
+    With these, u_r · diag(s_r) · v_rᵀ = W V_r V_rᵀ is W projected onto the kept bases. It is the SVD itself where the
+    bases are W's own. A wide matrix (M < N) is projected from the left, onto its u: the side whose bases span all.
+    """
+    if w_MN.shape[0] < w_MN.shape[1]:
+        flipped = project(w_MN.mT, SVD(kept.v, kept.s, kept.u))
+        return SVD(flipped.v, flipped.s, flipped.u)
+    v_NK = kept.v.to(w_MN.device, kept.s.dtype)
+    wv_MK = w_MN.to(v_NK.dtype) @ v_NK
+    s_K, order_K = torch.linalg.vector_norm(wv_MK, dim=0).sort(descending=True, stable=True)
+    return SVD(wv_MK[:, order_K] / torch.where(s_K > 0, s_K, 1.0), s_K, v_NK[:, order_K])
+
+
+def truncate(w_MN: Tensor, decomposition: SVD, rank: int) -> tuple[Tensor, Tensor]:
+    """The factors P = U_r and Q = S_r V_rᵀ of the rank-r approximation W̃ = P Q, differentiable in W.
+
+    The gradient is appendix A's, with ρ clipped at δ = √0.99. Whatever is computed from P and Q, be it P Q itself or a
+    layer that applies one after the other, ∂L/∂P = G V_r S_r and ∂L/∂Q = U_rᵀ G with G = ∂L/∂W̃, and that is all of G
+    that the gradient depends on.
+
+    Bases with σ = 0 (to rounding) are left out whatever `rank` says. They add nothing to W̃, and there is no gradient to
+    be had from them: at a W of rank q < r the map W → W̃ has a linear part, the projection of the gradient onto the
+    tangent space of the matrices of rank q, which is the formula below at rank q; the rest is not linear in the
+    perturbation, and which null vectors an SVD returns is arbitrary. So the gradient stays finite, continuous in scale
+    and independent of that choice.
+
+    >>> w = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    >>> p, q = truncate(w, svd({"w": w})["w"], rank=2)
+    >>> p.shape, q.shape
+    (torch.Size([5, 2]), torch.Size([2, 3]))
+    """
+    rank = max(1, min(rank, decomposition.numerical_rank))
+    p_MR, q_RN = _Truncate.apply(w_MN, *decomposition, rank)
+    return p_MR, q_RN
+
+
+class _Truncate(torch.autograd.Function):
+    """(W, its SVD, r) → (U_r, S_r V_rᵀ), with the gradient for W only: the SVD is a function of W already."""
+
+    @staticmethod
+    def forward(ctx: Any, w_MN: Tensor, u_MK: Tensor, s_K: Tensor, v_NK: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(u_MK, s_K, v_NK)
+        ctx.rank, ctx.dtype = rank, w_MN.dtype
+        q_RN = s_K[:rank, None] * v_NK[:, :rank].mT
+        return u_MK[:, :rank].to(w_MN.dtype, copy=True), q_RN.to(w_MN.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_p_MR: Tensor, grad_q_RN: Tensor) -> tuple[Tensor | None, ...]:
+        decomposition = SVD(*ctx.saved_tensors)
+        s_R, dtype = decomposition.s[: ctx.rank], decomposition.s.dtype
+        with torch.autocast(s_R.device.type, enabled=False):
+            # A division by σ > 0 is exact to rounding, however small σ is; σ = 0 is left only where W itself is 0.
+            is_zero_R = s_R < torch.finfo(dtype).tiny
+            g_v_MR = torch.where(is_zero_R, 0.0, grad_p_MR.to(dtype) / torch.where(is_zero_R, 1.0, s_R))
+            ut_g_RN = torch.where(is_zero_R[:, None], 0.0, grad_q_RN.to(dtype))
+            grad_w_MN = truncation_gradient(decomposition, g_v_MR, ut_g_RN)
+        return grad_w_MN.to(ctx.dtype), None, None, None, None
+
+
+def truncation_gradient(decomposition: SVD, g_v_MR: Tensor, ut_g_RN: Tensor) -> Tensor:
+    """∇ = ∂L/∂W from G V_r and U_rᵀ G, where G = ∂L/∂W̃ (appendix A, equation 5 and the three lines below it).
+
+    With tilde for the r kept and bar for the other bases, A = Ṽᵀ Gᵀ Ū, B = Ũᵀ G V̄ and ρ_ij = σ_j/σ_i clipped at δ,
+
+        ∇ = G Ṽ Ṽᵀ + Ũ (K₁ ⊙ A + K₂ ⊙ B) V̄ᵀ + Ū (K₃ ⊙ A + K₁ ⊙ B)ᵀ Ṽᵀ
+        K₁ = ρ/(1 − ρ²),  K₂ = 1/(1 − ρ²),  K₃ = ρ²/(1 − ρ²).
+
+    The paper writes it for M ≥ N, where V̄V̄ᵀ = I − ṼṼᵀ. Since K₂ = 1 + K₃, the 1 can be summed in closed form,
+
+        Ũ B V̄ᵀ = Ũ Ũᵀ G (I − Ṽ Ṽᵀ),
+
+    which makes the expression symmetric in rows and columns, valid for M < N as it stands, and cheaper.
+    """
+    u_MK, s_K, v_NK = decomposition
+    rank = g_v_MR.shape[1]
+    u_MR, u_MT, v_NR = u_MK[:, :rank], u_MK[:, rank:], v_NK[:, :rank]
+    s_R1, s_1T = s_K[:rank, None], s_K[None, rank:]
+    rho_RT = (s_1T / torch.where(s_R1 > 0, s_R1, 1.0)).clamp(max=RHO_MAX)
+    k3_RT = rho_RT.square() / (1 - rho_RT.square())
+    k1_RT = rho_RT / (1 - rho_RT.square())
+
+    ut_g_v_RK = ut_g_RN @ v_NK
+    a_RT, b_RT = g_v_MR.mT @ u_MT, ut_g_v_RK[:, rank:]
+    left_MR = g_v_MR + u_MT @ (k3_RT * a_RT + k1_RT * b_RT).mT
+    right_RN = ut_g_RN + torch.cat([-ut_g_v_RK[:, :rank], k1_RT * a_RT + k3_RT * b_RT], dim=1) @ v_NK.mT
+    return torch.cat([left_MR, u_MR], dim=1) @ torch.cat([v_NR.mT, right_RN])

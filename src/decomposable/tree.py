@@ -1,0 +1,114 @@
+"""Copying a network's module tree while some of its modules are replaced, and all its tensors are shared.
+
+Both the low-rank network of a joint step and every size of a decomposed network are made like this: the modules are
+new and light (no tensor is copied), so the original is never patched, and another thread may go on using it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.errors import UnsupportedModelError
+
+_MAX_DEPTH = 6  # of lists in dicts in lists … that are searched for modules
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module behind `torch.compile`; refuse what cannot be taken apart."""
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(f"model: got {type(model).__name__}; allowed: a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedModelError("model: got a TorchScript module; allowed: the module before scripting")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModelError(
+            f"model: got {type(model).__name__}; pass its .module and average the gradients after backward()"
+        )
+    return model._orig_mod if _is_compiled(model) else model  # type: ignore[return-value]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules
+
+
+def plain_name(name: str) -> str:
+    """A module's name without what `torch.compile` puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def rewire(root: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """A copy of the module tree that shares every tensor, with some modules replaced wherever they are referred to.
+
+    References are followed through attributes, lists, tuples, dicts, bound methods and partial functions, so that a
+    model which keeps its blocks in a plain list, or hooks that are methods, lead to the copy and not to the original.
+    Compiled children are replaced by what they compile.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> twin = rewire(model, {model[1]: nn.Tanh()})
+    >>> type(twin[1]).__name__, twin[0].weight is model[0].weight, type(model[1]).__name__
+    ('Tanh', True, 'ReLU')
+    """
+    twins: dict[nn.Module, nn.Module] = dict(replacements)
+    originals = [m for m in root.modules() if m not in twins and not _is_compiled(m)]
+    for module in originals:
+        twins[module] = object.__new__(type(module))
+    for module in root.modules():
+        if _is_compiled(module):
+            twins[module] = twins[module._orig_mod]  # type: ignore[index]
+    for module in originals:
+        # __dict__ and not setattr: a module's own __setattr__ may do anything.
+        attributes = {k: _follow(v, twins, 0) for k, v in module.__dict__.items() if k != "_compiled_call_impl"}
+        twins[module].__dict__.update(attributes)
+    return twins[root]
+
+
+def _follow(value: Any, twins: Mapping[nn.Module, nn.Module], depth: int) -> Any:
+    """`value` with every reference to a module turned to its twin; containers are new, anything else is shared."""
+    kind = type(value)
+    if isinstance(value, nn.Module):
+        return twins.get(value, value)
+    if kind is types.MethodType and isinstance(value.__self__, nn.Module):
+        return types.MethodType(value.__func__, twins.get(value.__self__, value.__self__))
+    if kind is functools.partial:
+        arguments = (_follow(a, twins, depth + 1) for a in value.args)
+        keywords = {k: _follow(v, twins, depth + 1) for k, v in value.keywords.items()}
+        return functools.partial(_follow(value.func, twins, depth + 1), *arguments, **keywords)
+    if depth >= _MAX_DEPTH:
+        return value
+    if kind is dict or kind is OrderedDict:
+        return kind((k, _follow(v, twins, depth + 1)) for k, v in value.items())
+    if kind is list or kind is tuple:
+        followed = [_follow(v, twins, depth + 1) for v in value]
+        # A list without modules stays the very same list: it may be where the model collects something.
+        return value if all(a is b for a, b in zip(followed, value, strict=True)) else kind(followed)
+    return set(value) if kind is set else value
+
+
+def clone_buffers_(root: nn.Module) -> None:
+    """Give the tree buffers of its own, equal to those it has; a buffer held twice stays one buffer."""
+    clones: dict[int, Tensor] = {}
+    for module in root.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = clones.setdefault(id(buffer), buffer.detach().clone())
+
+
+def deep_copy(root: nn.Module) -> nn.Module:
+    """An independent copy; tensors that a forward pass left behind as plain attributes come without their graph."""
+    memo = {
+        id(value): value.detach().clone()
+        for module in root.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    try:
+        return copy.deepcopy(root, memo)
+    except Exception as error:
+        raise UnsupportedModelError(f"model: {type(root).__name__} cannot be copied: {error}") from error

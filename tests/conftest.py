@@ -1,0 +1,18 @@
+"""Fixtures for all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with real images and weights; a test that asks for it is skipped where there is none."""
+    variable = os.environ.get("DECOMPOSABLE_SHARED_DATA")
+    folder = Path(variable) if variable else CHECKOUT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real data: {folder} is not a folder (set DECOMPOSABLE_SHARED_DATA to another)")
+    return folder
