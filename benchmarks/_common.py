@@ -1,0 +1,84 @@
+"""What every benchmark shares: timing side by side, and one line per run in results/benchmarks.jsonl."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "results" / "benchmarks.jsonl"
+
+
+def interleave(functions: Mapping[str, Callable[[], Any]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
+    """Seconds of every function, called in turn, so that a slow minute of the machine slows all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for round_ in range(warmup + repeats):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            if round_ >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    """Median and spread (the middle half) in milliseconds."""
+    ordered = sorted(seconds)
+    quarter = len(ordered) // 4
+    return {
+        "median_ms": 1e3 * statistics.median(ordered),
+        "low_ms": 1e3 * ordered[quarter],
+        "high_ms": 1e3 * ordered[-1 - quarter],
+    }
+
+
+def ratio_of_medians(numerator: list[float], denominator: list[float]) -> float:
+    return statistics.median(numerator) / statistics.median(denominator)
+
+
+def machine() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def record(name: str, figures: Mapping[str, Any]) -> None:
+    """Print the figures and append them, with where they come from, to the records."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    changed = subprocess.run(["git", "status", "--porcelain", "src"], cwd=ROOT, capture_output=True, text=True)
+    line = {
+        "benchmark": name,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *[os.path.relpath(a, ROOT) if a.endswith(".py") else a for a in sys.argv]]),
+        "commit": commit.stdout.strip() + ("+changes" if changed.stdout.strip() else ""),
+        "machine": machine(),
+        "figures": figures,
+    }
+    RECORDS.parent.mkdir(exist_ok=True)
+    with RECORDS.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(f"recorded in {RECORDS.relative_to(ROOT)}")
+
+
+def verdict(what: str, measured: float, wanted: str, reached: bool) -> None:
+    print(f"{what}: {measured:.2f} (wanted {wanted}): {'reached' if reached else 'NOT reached'}")

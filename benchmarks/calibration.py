@@ -1,0 +1,71 @@
+"""How close statistics stored by `calibrate_` come to calibrating a size on its own: ResNet-20 on CIFAR-10.
+
+    python benchmarks/calibration.py --data cifar-10-batches-bin --weights resnet20.th
+
+For every budget the same network is evaluated on the test set twice: with the stored statistics, and calibrated at
+exactly that size with the same images. Budgets lie between grid sizes wherever the grid leaves room.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from _cifar import accuracy, augment, default_folder, load_cifar10, pretrained_resnet20
+from _common import record, verdict
+
+import decomposable as dn
+
+BUDGETS = (0.1, 0.11, 0.125, 0.135, 0.15, 0.17, 0.19, 0.215, 0.24, 0.265, 0.29, 0.32, 0.35)
+BUDGETS += (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.985)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=default_folder(), help="CIFAR-10 in its binary layout")
+    parser.add_argument(
+        "--weights", type=Path, default=default_folder() / "resnet20.th", help="state dict of ResNet-20"
+    )
+    parser.add_argument("--images", type=int, default=1000, help="training images to calibrate with")
+    args = parser.parse_args()
+    test_images, test_labels = load_cifar10(args.data, "test")
+    train_images, _ = load_cifar10(args.data, "train")
+    model = pretrained_resnet20(args.weights)
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(len(train_images), generator=generator)[: args.images]
+    batches = [augment(train_images[part], generator) for part in chosen.split(250)]
+
+    net = dn.decompose(model, example_input=batches[0][:1])
+    weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    report = net.calibrate_(batches)
+    print(
+        f"calibrated {report.sizes} sizes with {args.images} images in {report.seconds:.0f} s, {report.bytes:,} bytes"
+    )
+    stored, rows = net._statistics, []
+    for budget in BUDGETS:
+        net.resize_(macs=budget)
+        kept = accuracy(net, test_images, test_labels)
+        net.calibrate_(batches, sizes=[budget])
+        own = accuracy(net, test_images, test_labels)
+        net._statistics = stored
+        rows.append({"macs": budget, "stored": kept, "recalibrated": own, "difference": kept - own})
+        print(f"{budget:6.3f}x  stored {kept:6.2f}%  recalibrated {own:6.2f}%  {kept - own:+.2f}", flush=True)
+    worst = min(row["difference"] for row in rows)
+    verdict("largest loss against recalibrating, points", -worst, "at most 0.3", worst >= -0.3)
+    record(
+        "calibration",
+        {
+            "rows": rows,
+            "largest_loss": -worst,
+            "sizes": report.sizes,
+            "images": args.images,
+            "seconds": report.seconds,
+            "bytes": report.bytes,
+            "weight_bytes": weight_bytes,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
