@@ -24,11 +24,11 @@ for channels, size in ((64, 32), (128, 16), (256, 8), (512, 4)):
         q = torch.randn(channels, rank, 3, 1, requires_grad=True)
 
         def dense() -> None:
-            torch.autograd.grad(F.conv2d(x, w, padding=1), (x, w), g)  # noqa: B023
+            torch.autograd.grad(F.conv2d(x, w, padding=1), (x, w), g)
 
         def two_factors() -> None:
-            y = F.conv2d(F.conv2d(x, p, padding=(0, 1)), q, padding=(1, 0))  # noqa: B023
-            torch.autograd.grad(y, (x, p, q), g)  # noqa: B023
+            y = F.conv2d(F.conv2d(x, p, padding=(0, 1)), q, padding=(1, 0))
+            torch.autograd.grad(y, (x, p, q), g)
 
         seconds = interleave({"dense": dense, "two": two_factors}, repeats=5)
         ratio = ratio_of_medians(seconds["two"], seconds["dense"])

@@ -528,6 +528,84 @@ def test_channels_last_gives_the_same_gradient():
     assert_grads(model, gradients)
 
 
+class Shaped(nn.Module):
+    """Convolutions, then something that may need one layout of memory, then a linear layer."""
+
+    def __init__(self, reshape, dropout=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.drop, self.fc = nn.Conv2d(3, 4, 3), nn.Dropout(dropout), nn.Linear(4 * 7 * 6, 4)
+        self.reshape = reshape
+
+    def forward(self, x):
+        return self.fc(self.reshape(self.drop(self.conv(x))))
+
+
+def view(x):
+    return x.view(len(x), -1)
+
+
+def check_layout(x):
+    assert x.is_contiguous()
+    return x.flatten(1)
+
+
+def pair_up(x):
+    return torch.view_as_complex(x.unflatten(3, (-1, 2))).abs().repeat(1, 1, 1, 2).flatten(1)
+
+
+ANY_LAYOUT = {
+    view: lambda x: x.flatten(1),
+    check_layout: lambda x: x.flatten(1),
+    pair_up: lambda x: pair_up(x.contiguous()),
+}
+
+
+@pytest.mark.parametrize("reshape", ANY_LAYOUT)
+def test_a_model_that_needs_its_own_memory_layout_gets_it(reshape):
+    x = images(torch.float32)
+    models = Shaped(reshape), Shaped(ANY_LAYOUT[reshape])
+    losses = [JointObjective(model, ratio=RATIO).backward(loss_on(x)) for model in models]
+    torch.testing.assert_close(losses[0].low, losses[1].low)
+    assert_grads(models[0], {name: p.grad for name, p in models[1].named_parameters()}, rtol=1e-4, atol=1e-5)
+
+
+def test_a_memory_layout_that_does_not_fit_is_tried_once_only():
+    calls = []
+
+    def closure(net):
+        calls.append(net)
+        return loss_on(images(torch.float32))(net)
+
+    objective = JointObjective(Shaped(view), ratio=RATIO)
+    objective.backward(closure)
+    calls.clear()
+    objective.backward(closure)
+    assert len(calls) == 2
+
+
+def test_a_memory_layout_that_does_not_fit_leaves_no_trace_in_the_random_numbers():
+    objective = JointObjective(Shaped(view, dropout=0.5), ratio=RATIO)
+    results = []
+    for _ in range(2):  # only the first step tries it
+        torch.manual_seed(1)
+        low = objective.backward(loss_on(images(torch.float32))).low
+        results.append((float(low), torch.rand(()).item()))
+    assert results[0] == results[1]
+
+
+def test_an_error_in_the_closure_comes_through():
+    model = cnn()
+
+    def closure(net):
+        if net is not model:
+            raise RuntimeError("out of paper")
+        return loss_on(images())(net)
+
+    with pytest.raises(RuntimeError, match="out of paper"):
+        JointObjective(model, ratio=RATIO).backward(closure)
+
+
 @pytest.fixture
 def dynamo():
     torch._dynamo.reset()

@@ -136,13 +136,6 @@ def test_building_a_pair_leaves_the_layer_and_earlier_pairs_alone():
     assert all(torch.equal(conv.state_dict()[k], v) for k, v in before.items())
 
 
-def test_hooks_of_the_layer_act_on_the_pair():
-    linear = nn.Linear(4, 3, dtype=torch.float64)
-    linear.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
-    linear.register_forward_hook(lambda module, args, output: 2 * output)
-    assert_same_output(linear, "channel", torch.randn(2, 4, dtype=torch.float64))
-
-
 def test_the_pair_has_the_training_flag_of_the_layer():
     assert not at_full_rank(nn.Linear(4, 3).eval(), "channel").training
     assert at_full_rank(nn.Linear(4, 3), "channel").training

@@ -24,10 +24,18 @@ from torch import Tensor, nn
 from decomposable.cost import two_factors_are_faster
 from decomposable.criteria import Criterion, find_criterion, score
 from decomposable.errors import InvalidArgumentError
-from decomposable.forms import check_form, to_matrix, to_weight
-from decomposable.layers import FilterFn, Layer, TwoFactors, avoid_fast_paths_, find_layers, require_layers
+from decomposable.forms import check_form, matrix_shape, to_matrix, to_weight
+from decomposable.layers import (
+    FilterFn,
+    Layer,
+    TwoFactors,
+    avoid_fast_paths_,
+    find_layers,
+    laid_out,
+    require_layers,
+)
 from decomposable.ranks import Limits, check_ratio, is_integer, is_number, prefix_ranks, rank_limits
-from decomposable.svd import SVD, project, svd, truncate
+from decomposable.svd import SVD, check_finite, project, svd, truncate
 from decomposable.tree import clone_buffers_, rewire, unwrap
 
 Closure = Callable[[nn.Module], Tensor]
@@ -91,8 +99,12 @@ class JointObjective:
         self._lower, self._upper = rank_limits([layer.name for layer in layers], full_ranks, min_rank, limits)
         self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
         self._bases = KeptBases(layers, self.refresh)
-        self._generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
-        self._has_warned = False
+        if seed is not None and not is_integer(seed):
+            raise InvalidArgumentError(f"seed={seed!r}; allowed: an int")
+        self._generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else int(seed))
+        on_cpu = layers[0].weight.device.type == "cpu"
+        self._memory_format = torch.channels_last if on_cpu else torch.contiguous_format
+        self._has_warned = self._has_checked = False
 
     def backward(self, closure: Closure, scaler: torch.amp.GradScaler | None = None) -> Losses:
         """Compute both losses of one batch and add the joint gradient to every parameter's `.grad`.
@@ -115,9 +127,7 @@ class JointObjective:
             return Losses(full_loss, full_loss, 1.0)
 
         ranks = self.select_ranks(decompositions, ratio)
-        low_rank_network, low_rank_layers = self._build_low_rank_network(decompositions, ranks)
-        low_loss, low_gradient = self._differentiate(closure, low_rank_network, scaler)
-        self._check_used(low_rank_layers, full_gradient)
+        low_loss, low_gradient = self._low_rank_pass(closure, scaler, decompositions, ranks, full_gradient)
 
         kernels = {layer.weight for layer in self.layers}
         _accumulate(
@@ -153,6 +163,33 @@ class JointObjective:
         low, high = self.ratio
         return low + (high - low) * float(torch.rand((), dtype=torch.float64, generator=self._generator))
 
+    def _low_rank_pass(
+        self,
+        closure: Closure,
+        scaler: torch.amp.GradScaler | None,
+        decompositions: Mapping[str, SVD],
+        ranks: Mapping[str, int],
+        full_gradient: Mapping[nn.Parameter, Tensor | None],
+    ) -> tuple[Tensor, dict[nn.Parameter, Tensor | None]]:
+        """The low-rank network's loss and gradient, with channels last on a CPU: thin convolutions are faster so.
+
+        That is a layout and changes no result, but a model may call `.view` where the layout has to be the other. Then
+        the pass is made again in the model's own layout, with the same random numbers, and so are all later ones.
+        """
+        random_state = torch.get_rng_state()
+        network, layers = self._build_low_rank_network(decompositions, ranks)
+        try:
+            result = self._differentiate(closure, network, scaler)
+        except Exception:  # a layout is refused in many words: what is wrong otherwise is wrong the second time, too
+            if self._memory_format == torch.contiguous_format:
+                raise
+            self._memory_format = torch.contiguous_format
+            torch.set_rng_state(random_state)
+            network, layers = self._build_low_rank_network(decompositions, ranks)
+            result = self._differentiate(closure, network, scaler)
+        self._check_used(layers, full_gradient)
+        return result
+
     def _build_low_rank_network(
         self, decompositions: Mapping[str, SVD], ranks: Mapping[str, int]
     ) -> tuple[nn.Module, list[LowRankLayer]]:
@@ -165,7 +202,7 @@ class JointObjective:
             else:
                 factors = truncate(to_matrix(layer.weight, layer.form), decomposition, rank)
             for module in layer.modules:
-                replacements[module] = LowRankLayer(layer, self._pairs[module], factors)
+                replacements[module] = LowRankLayer(layer, self._pairs[module], factors, self._memory_format)
         network = rewire(unwrap(self.model), replacements)
         clone_buffers_(network)
         avoid_fast_paths_(network)
@@ -182,6 +219,9 @@ class JointObjective:
         parameters = [p for p in unwrap(self.model).parameters() if p.requires_grad]
         if not loss.requires_grad or not parameters:
             raise InvalidArgumentError("closure: its loss depends on no trainable parameter; allowed: one that does")
+        if not self._has_checked:
+            _refuse_reentrant_checkpoints(loss)
+            self._has_checked = True
         scaled = loss if scaler is None else scaler.scale(loss)
         gradients = torch.autograd.grad(scaled, parameters, allow_unused=True)
         return loss.detach(), dict(zip(parameters, gradients, strict=True))
@@ -212,12 +252,27 @@ class JointObjective:
 class LowRankLayer(nn.Module):
     """A layer of the low-rank network: two factors one after the other, or a dense W̃ = P Q where that is faster."""
 
-    def __init__(self, layer: Layer, pair: TwoFactors, factors: tuple[Tensor, Tensor] | None) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        pair: TwoFactors,
+        factors: tuple[Tensor, Tensor] | None,
+        memory_format: torch.memory_format,
+    ) -> None:
         super().__init__()
-        self.name, self.weight = layer.name, layer.weight
+        self.name, self.weight, self.bias = layer.name, layer.weight, pair.module.bias
         self.training = pair.module.training
-        self.pair, self.factors = pair, factors
+        self.pair, self.factors, self.memory_format = pair, factors, memory_format
         self.has_run = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Sizes and options are the layer's own: a model may ask for `in_features` or `stride`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "pair" not in self.__dict__:
+                raise
+            return getattr(self.pair.module, name)
 
     def forward(self, input: Tensor) -> Tensor:
         """W̃ applied to the input."""
@@ -227,8 +282,8 @@ class LowRankLayer(nn.Module):
             return _apply(module, input, module.weight)
         p_MR, q_RN = self.factors
         if _is_faster_factored(module, form, p_MR.shape[1], input):
-            return self.pair.from_factors(p_MR, q_RN)(input)
-        return _apply(module, input, to_weight(p_MR @ q_RN, module.weight.shape, form))
+            return self.pair.from_factors(p_MR, q_RN, self.memory_format).forward(input)  # hooks: this layer has them
+        return _apply(module, input, laid_out(to_weight(p_MR @ q_RN, self.weight.shape, form), self.memory_format))
 
 
 def _apply(module: nn.Conv2d | nn.Linear, input: Tensor, weight: Tensor) -> Tensor:
@@ -279,7 +334,8 @@ def _accumulate(gradient: Mapping[nn.Parameter, Tensor | None]) -> None:
         if value is None:
             continue
         if parameter.grad is None:
-            parameter.grad = value.to(parameter.dtype)
+            # autograd may return one tensor for two parameters, or an expanded one
+            parameter.grad = value.to(parameter.dtype, copy=True)
         else:
             parameter.grad = parameter.grad.add_(value.to(parameter.grad.dtype))
 
@@ -291,20 +347,27 @@ class KeptBases:
         self.layers, self.refresh = layers, refresh
         self._current: dict[str, SVD] = {}
         self._seen: dict[str, tuple[int | None, float]] = {}  # version counter and sum of the weight decomposed
+        self._projected: set[str] = set()  # layers that have changed since their own last SVD
         self._age = 0  # changes of the weights since the last SVD
 
     @torch.no_grad()
     def of_current_weights(self) -> dict[str, SVD]:
         """W = U S Vᵀ for every layer; between refreshes W along the bases kept."""
         marks = self._marks()
-        changed = [layer for layer in self.layers if not self._is_seen(layer.name, marks[layer.name])]
+        changed = [layer for layer in self.layers if not self._is_seen(layer, marks[layer.name])]
         if changed:
             is_due = len(self._current) < len(self.layers) or self._age + 1 >= self.refresh
             matrices = {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in changed}
             with torch.autocast(self.layers[0].weight.device.type, enabled=False):
                 if is_due:
+                    late = [layer for layer in self.layers if layer.name in self._projected - matrices.keys()]
+                    matrices |= {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in late}
                     fresh = svd(matrices)
+                    self._projected.clear()
                 else:
+                    for name, matrix in matrices.items():
+                        check_finite(name, matrix)
+                    self._projected |= matrices.keys()
                     fresh = {name: project(matrix, self._current[name]) for name, matrix in matrices.items()}
             self._age = 0 if is_due else self._age + 1
             self._current.update(fresh)
@@ -312,38 +375,64 @@ class KeptBases:
         return dict(self._current)
 
     def _marks(self) -> dict[str, tuple[int | None, float]]:
-        # The version counter misses what is written through .data, the sum what is merely moved about.
+        # The version counter misses what is written through .data, the sums an in-place change that undoes itself.
         weights = [layer.weight.detach() for layer in self.layers]
-        sums = torch.stack([w.sum(dtype=torch.float64) for w in weights]).tolist() if weights else []
+        sums = torch.stack([_fingerprint(w) for w in weights]).tolist() if weights else []
         return {layer.name: (layer.weight._version, total) for layer, total in zip(self.layers, sums, strict=True)}
 
-    def _is_seen(self, name: str, mark: tuple[int | None, float]) -> bool:
-        version, total = self._seen.get(name, (None, math.nan))
-        return total == mark[1] and (version is None or version == mark[0])
+    def _is_seen(self, layer: Layer, mark: tuple[int | None, float]) -> bool:
+        version, total = self._seen.get(layer.name, (None, math.nan))
+        is_same = total == mark[1] and (version is None or version == mark[0])
+        return is_same and self._current[layer.name].s.device == layer.weight.device
 
     def state_dict(self) -> dict[str, Any]:
         """Empty where every change of the weights is followed by an SVD anyway."""
         if self.refresh == 1:
             return {}
         layers = {name: {"u": d.u, "s": d.s, "v": d.v, "sum": self._seen[name][1]} for name, d in self._current.items()}
-        return {"age": self._age, "layers": layers}
+        return {"age": self._age, "layers": layers, "projected": sorted(self._projected)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the bases of a `state_dict`."""
         stored = state.get("layers", {})
         expected = {layer.name: layer for layer in self.layers}
         for name, entry in stored.items():
-            if name not in expected or len(entry["s"]) != expected[name].full_rank:
+            if name not in expected or (len(entry["u"]), len(entry["v"])) != matrix_shape(
+                expected[name].shape, expected[name].form
+            ):
                 raise InvalidArgumentError(
                     f"state: its layer '{name}' is not one of this model's; allowed: a state of this model"
                 )
         self._age = int(state.get("age", 0))
+        self._projected = set(state.get("projected", ()))
         self._current = {}
         self._seen = {}
         for name, entry in stored.items():
             device = expected[name].weight.device
             self._current[name] = SVD(*(entry[key].to(device) for key in ("u", "s", "v")))
             self._seen[name] = (None, entry["sum"])
+
+
+def _fingerprint(weight: Tensor) -> Tensor:
+    """A number that changes when entries do, or change places."""
+    rows, columns = (weight.flatten(1).sum(dim=d, dtype=torch.float64) for d in (1, 0))
+    by_row, by_column = (t @ torch.arange(1, len(t) + 1, dtype=t.dtype, device=t.device) for t in (rows, columns))
+    return by_row + by_column
+
+
+def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
+    """Their nodes call backward() inside, which autograd.grad leaves out: parameters would get no gradient."""
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().startswith("CheckpointFunction"):
+            raise InvalidArgumentError(
+                "closure: the model uses torch.utils.checkpoint with use_reentrant=True; allowed: use_reentrant=False"
+            )
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
 
 
 def _check_range(ratio: tuple[float, float] | float) -> tuple[float, float]:

@@ -19,13 +19,6 @@ Decomposable = nn.Conv2d | nn.Linear
 FilterFn = Callable[[nn.Module, str], bool]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +103,8 @@ def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | 
         return "its weight is computed (parametrization, weight or spectral norm); remove that first"
     plain = nn.Linear if isinstance(module, nn.Linear) else nn.Conv2d
     methods = ["forward"] if plain is nn.Linear else ["forward", "_conv_forward"]
-    if any(getattr(type(module), method) is not getattr(plain, method) for method in methods):
+    is_patched = any(method in vars(module) for method in methods)
+    if is_patched or any(getattr(type(module), method) is not getattr(plain, method) for method in methods):
         return f"{type(module).__name__} has a forward of its own"
     if module.weight.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         return f"weight of dtype {module.weight.dtype}"
@@ -153,14 +147,20 @@ class TwoFactors:
             _with_weight(reduce, first, None, {out_name: rank}), _with_weight(expand, second, bias, {in_name: rank})
         )
         pair.training = self.module.training
-        for hooks in _HOOKS:
-            getattr(pair, hooks).update(getattr(self.module, hooks))
         return pair
 
-    def from_factors(self, p_MR: Tensor, q_RN: Tensor) -> nn.Sequential:
-        """The pair for W̃ = P Q."""
+    def from_factors(
+        self, p_MR: Tensor, q_RN: Tensor, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> nn.Sequential:
+        """The pair for W̃ = P Q, its weights laid out as asked for."""
         shape = self.module.weight.shape
-        return self.build(first_weight(p_MR, shape, self.form), second_weight(q_RN, shape, self.form))
+        weights = first_weight(p_MR, shape, self.form), second_weight(q_RN, shape, self.form)
+        return self.build(*(laid_out(weight, memory_format) for weight in weights))
+
+
+def laid_out(weight: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """The weight in this layout, which decides that of the layer's output too; matrices have only one."""
+    return weight.contiguous(memory_format=memory_format if weight.dim() == 4 else torch.contiguous_format)
 
 
 def _linear_shells(linear: nn.Linear) -> tuple[nn.Linear, nn.Linear]:

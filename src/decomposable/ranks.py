@@ -6,6 +6,7 @@ kept. Every size is therefore contained in every larger one, and the largest k t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -36,7 +37,7 @@ class FrozenDict(dict[str, int]):
         return FrozenDict, (dict(self),)
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
+        return hash(frozenset(self.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +224,9 @@ class RankSelector:
         total, smallest = self.full_cost(measure), self.smallest_cost(measure)
         budget = absolute_budget(measure, value, total)
         if budget < smallest:
+            rounded_up = math.ceil(1e6 * smallest / total) / 1e6  # what the message states must be possible
             raise BudgetError(
-                f"{measure}={value!r} is too small: the smallest possible is {smallest / total:.6f} of the original "
+                f"{measure}={value!r} is too small: the smallest possible is {rounded_up:.6f} of the original "
                 f"({smallest:,} of {total:,} {'MACs' if measure == 'macs' else 'parameters'})"
             )
         length = int(np.searchsorted(self._cumulative[measure], budget, side="right")) - 1
@@ -276,7 +278,8 @@ def absolute_budget(option: str, value: float, total: int) -> int:
     if is_integer(value) and value > 1:
         return int(value)
     if is_number(value) and 0 < value <= 1:
-        return int(float(value) * total) if value < 1 else total
+        nearest = round(float(value) * total)  # so that the fraction c / total gives the count c back
+        return nearest if nearest / total <= value else nearest - 1
     raise InvalidArgumentError(
         f"{option}={value!r}; allowed: a fraction in (0, 1] as a float, or an absolute count as an int"
     )

@@ -64,19 +64,26 @@ def svd(matrices: Mapping[str, Tensor]) -> dict[str, SVD]:
     """
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, matrix in matrices.items():
-        # A sum is one pass over the weights; only where it overflows is a second look needed.
-        if not torch.isfinite(matrix.sum(dtype=torch.float64)) and not torch.isfinite(matrix).all():
-            raise NonFiniteError(f"layer '{name}': its weight holds NaN or infinity; only finite weights decompose")
+        check_finite(name, matrix)
         groups[(min(matrix.shape), max(matrix.shape), matrix.dtype, matrix.device)].append(name)
 
     tasks: list[Callable[[], None]] = []
+    large = 0
     result: dict[str, SVD] = {}
     for (full_rank, *_, device), names in sorted(groups.items(), key=lambda item: -item[0][0]):
         alone = device.type == "cpu" and full_rank > _SMALL
         for part in [[name] for name in names] if alone else [names]:
             tasks.append(partial(_svd_into, result, {name: matrices[name] for name in part}))
-    _side_by_side(tasks)
+            large += alone
+    _side_by_side(tasks, threads=min(torch.get_num_threads(), large))
     return {name: result[name] for name in matrices}
+
+
+def check_finite(name: str, matrix: Tensor) -> None:
+    """Raise `NonFiniteError` with the layer's name where a weight holds NaN or infinity."""
+    # A sum is one pass over the weights; only where it overflows is a second look needed.
+    if not torch.isfinite(matrix.sum(dtype=torch.float64)) and not torch.isfinite(matrix).all():
+        raise NonFiniteError(f"layer '{name}': its weight holds NaN or infinity; only finite weights decompose")
 
 
 def _svd_into(result: dict[str, SVD], matrices: Mapping[str, Tensor]) -> None:
@@ -119,9 +126,8 @@ def _orthonormalised(u_MK: Tensor) -> Tensor:
     return q_MK * torch.where(r_KK.diagonal() < 0, -1.0, 1.0)
 
 
-def _side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run independent tasks on as many threads as torch may use, each task on one, the first ones first."""
-    threads = min(torch.get_num_threads(), len(tasks))
+def _side_by_side(tasks: Sequence[Callable[[], None]], threads: int) -> None:
+    """Run independent tasks on this many threads, each task on one, the first ones first."""
     if threads < 2:
         for task in tasks:
             task()

@@ -68,7 +68,7 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
     applies its weights. Training flags are as before afterwards.
     """
     seen = Trace(samples=_batch_size(example_input))
-    outputs: list[tuple[nn.Module, Any]] = []  # held, so that no two of them can share an address
+    outputs: list[tuple[nn.Module, Any, int]] = []  # held, so that no two of them can share an address
     flags = {module: module.training for module in model.modules()}
     with ExitStack() as hooks:
         for module in model.modules():
@@ -76,7 +76,8 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
             if record is not None:
                 hook = module.register_forward_hook(lambda m, a, k, y, r=record: r(seen, m, a, k, y), with_kwargs=True)
                 hooks.callback(hook.remove)
-                hooks.callback(module.register_forward_hook(lambda m, a, y: outputs.append((m, y))).remove)
+                hook = module.register_forward_hook(lambda m, a, y: outputs.append((m, y, getattr(y, "_version", 0))))
+                hooks.callback(hook.remove)
             elif isinstance(module, nn.modules.batchnorm._BatchNorm):
                 hook = module.register_forward_pre_hook(lambda m, a: _see_norm(seen, m, a, outputs))
                 hooks.callback(hook.remove)
@@ -106,9 +107,9 @@ def _recorder(module: nn.Module) -> Callable[..., None] | None:
     return _see_recurrent if isinstance(module, nn.RNNBase) else None
 
 
-def _see_norm(seen: Trace, norm: nn.Module, args: Any, outputs: list[tuple[nn.Module, Any]]) -> None:
-    for layer, output in outputs:
-        if args and output is args[0]:
+def _see_norm(seen: Trace, norm: nn.Module, args: Any, outputs: list[tuple[nn.Module, Any, int]]) -> None:
+    for layer, output, version in outputs:
+        if args and output is args[0] and output._version == version:  # else changed in place since
             seen.feeders[norm] = layer
 
 
@@ -133,6 +134,8 @@ def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, ou
     assert isinstance(attention, nn.MultiheadAttention)
     query, key, value = (args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value")))
     width = attention.embed_dim
+    if not attention.batch_first and query.dim() == 3:
+        seen.samples = query.shape[1]
     inner = query.numel() * width + key.numel() * width + value.numel() * width  # positions · in · out, three times
     seen.other_macs[attention] = seen.other_macs.get(attention, 0) + inner
     # out_proj is never called as a module: its weight is used at the query's positions.
@@ -142,6 +145,8 @@ def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, ou
 def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     inputs = args[0] if args else kwargs["input"]
     data = inputs.data if isinstance(inputs, nn.utils.rnn.PackedSequence) else inputs
+    if not recurrent.batch_first and data is inputs and inputs.dim() == 3:
+        seen.samples = inputs.shape[1]
     weights = sum(p.numel() for name, p in recurrent.named_parameters(recurse=False) if name.startswith("weight"))
     seen.other_macs[recurrent] = seen.other_macs.get(recurrent, 0) + weights * data.shape[:-1].numel()
 

@@ -18,6 +18,13 @@ from torch import Tensor, nn
 
 from decomposable.errors import UnsupportedModelError
 
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
 _MAX_DEPTH = 6  # of lists in dicts in lists … that are searched for modules
 
 
@@ -62,6 +69,9 @@ def rewire(root: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.M
     for module in root.modules():
         if _is_compiled(module):
             twins[module] = twins[module._orig_mod]  # type: ignore[index]
+    for module, replacement in replacements.items():
+        for hooks in _HOOKS:  # the replaced module's, turned to the copy
+            getattr(replacement, hooks).update(_follow(getattr(module, hooks), twins, 0))
     for module in originals:
         # __dict__ and not setattr: a module's own __setattr__ may do anything.
         attributes = {k: _follow(v, twins, 0) for k, v in module.__dict__.items() if k != "_compiled_call_impl"}
@@ -75,7 +85,10 @@ def _follow(value: Any, twins: Mapping[nn.Module, nn.Module], depth: int) -> Any
     if isinstance(value, nn.Module):
         return twins.get(value, value)
     if kind is types.MethodType and isinstance(value.__self__, nn.Module):
-        return types.MethodType(value.__func__, twins.get(value.__self__, value.__self__))
+        twin = twins.get(value.__self__, value.__self__)
+        if isinstance(twin, type(value.__self__)):
+            return types.MethodType(value.__func__, twin)
+        return getattr(twin, value.__func__.__name__, value)  # a replacement has its own method of that name
     if kind is functools.partial:
         arguments = (_follow(a, twins, depth + 1) for a in value.args)
         keywords = {k: _follow(v, twins, depth + 1) for k, v in value.keywords.items()}
