@@ -1,7 +1,6 @@
 import copy
 import functools
 import itertools
-import math
 import time
 import warnings
 
@@ -635,14 +634,16 @@ def test_calibration_wins_back_accuracy(pretrained):
     assert after > 0.7
 
 
-def test_between_neighbours_of_the_default_grid_nothing_is_lost_against_recalibrating(pretrained):
-    budget = 0.3
+@pytest.mark.parametrize("about", [0.4, 0.85])
+def test_between_neighbours_of_the_default_grid_little_is_lost_against_recalibrating(pretrained, about):
+    """Two budgets on 1,000 images: a guard against regressions, not the measurement over all budgets."""
     net = decompose(pretrained.model, pretrained.x[:1])
     grid = default_grid(0.05)
-    above = min(size for size in grid if size > budget)
-    below = max(size for size in grid if size < budget)
+    below, above = max(s for s in grid if s < about), min(s for s in grid if s > about)
     net.calibrate_(pretrained.batches, sizes=[below, above])
-    net.resize_(macs=budget)
+    neighbours = [net.resize_(macs=size).ranks for size in (below, above)]
+    budget = (below + above) / 2
+    assert net.resize_(macs=budget).ranks not in neighbours  # else nothing would be interpolated
     interpolated = pretrained.accuracy(net)
     net.calibrate_(pretrained.batches, sizes=[budget])
-    assert math.isclose(interpolated, pretrained.accuracy(net), abs_tol=0.0051)  # 5 of 1,000 images
+    assert interpolated >= pretrained.accuracy(net) - 0.0031  # 3 of 1,000 images

@@ -51,6 +51,8 @@ class Statistics:
     mean_SC: Tensor
     var_SC: Tensor
     has_explicit_full: bool
+    full_plan: RankPlan
+    original: tuple[Tensor, Tensor]  # mean and variance of the original network, the end of every interpolation
 
     @property
     def bytes(self) -> int:
@@ -65,21 +67,18 @@ class Statistics:
             if calibrated.ranks == plan.ranks:
                 return self._named(self.mean_SC[row], self.var_SC[row])
         upper = int(np.searchsorted(self.positions, position(plan)))
-        if upper in (0, len(self.positions)):
-            row = min(upper, len(self.positions) - 1)
-            return self._named(self.mean_SC[row], self.var_SC[row])
-        places = [self._place(plan, upper - 1, upper, feeder) for feeder in self.feeders]
+        if upper == 0:
+            return self._named(self.mean_SC[0], self.var_SC[0])
+        below, above = self._row(upper - 1), self._row(upper)
+        places = [_place(plan, below[0], above[0], feeder) for feeder in self.feeders]
         place_C = torch.from_numpy(np.repeat(places, self.channels)).to(self.mean_SC)
-        return self._named(*(torch.lerp(t[upper - 1], t[upper], place_C) for t in (self.mean_SC, self.var_SC)))
+        return self._named(*(torch.lerp(low, high, place_C) for low, high in zip(below[1:], above[1:], strict=True)))
 
-    def _place(self, plan: RankPlan, below: int, above: int, feeder: str | None) -> float:
-        """How far from one calibrated size to the next a normalisation layer of this plan is, from 0 to 1."""
-        if feeder is not None:
-            low, high = self.plans[below].ranks[feeder], self.plans[above].ranks[feeder]
-            if low != high:
-                return float(np.clip((plan.ranks[feeder] - low) / (high - low), 0, 1))
-        low_position, high_position = self.positions[below], self.positions[above]
-        return (position(plan) - low_position) / (high_position - low_position)
+    def _row(self, index: int) -> tuple[RankPlan, Tensor, Tensor]:
+        """A calibrated size; behind the last one comes the original."""
+        if index == len(self.plans):
+            return self.full_plan, *self.original
+        return self.plans[index], self.mean_SC[index], self.var_SC[index]
 
     def _named(self, mean_C: Tensor, var_C: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         pairs = zip(mean_C.split(self.channels), var_C.split(self.channels), strict=True)
@@ -104,7 +103,19 @@ class Statistics:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Statistics:
         """The same with `function` applied to the tensors, such as a move to another device."""
-        return replace(self, mean_SC=function(self.mean_SC), var_SC=function(self.var_SC))
+        mean, var = self.original
+        moved = function(self.mean_SC), function(self.var_SC)
+        return replace(self, mean_SC=moved[0], var_SC=moved[1], original=(function(mean), function(var)))
+
+
+def _place(plan: RankPlan, below: RankPlan, above: RankPlan, feeder: str | None) -> float:
+    """How far from one calibrated size to the next a normalisation layer of this plan is, from 0 to 1."""
+    if feeder is not None:
+        low, high = below.ranks[feeder], above.ranks[feeder]
+        if low != high:
+            return float(np.clip((plan.ranks[feeder] - low) / (high - low), 0, 1))
+    width = position(above) - position(below)
+    return float(np.clip((position(plan) - position(below)) / width, 0, 1)) if width > 0 else 1.0
 
 
 def position(plan: RankPlan) -> float:
@@ -142,6 +153,7 @@ def calibrate(
     exact: bool,
     feeders: Mapping[str, str],
     has_explicit_full: bool,
+    full_plan: RankPlan,
 ) -> tuple[Statistics, int]:
     """Measure the statistics of every plan's network; also returns the number of batches seen."""
     plans = sorted(plans, key=position)
@@ -150,6 +162,7 @@ def calibrate(
     if batches == 0:
         raise InvalidArgumentError("calibrate_: the loader yielded no batch; allowed: at least one")
     names = tuple(rows[0])
+    original = tracked_batch_norms(build(full_plan))
     return (
         Statistics(
             names=names,
@@ -160,6 +173,11 @@ def calibrate(
             mean_SC=torch.stack([torch.cat([row[name][0] for name in names]) for row in rows]),
             var_SC=torch.stack([torch.cat([row[name][1] for name in names]) for row in rows]),
             has_explicit_full=has_explicit_full,
+            full_plan=full_plan,
+            original=(
+                torch.cat([original[name].running_mean for name in names]),  # type: ignore[misc]
+                torch.cat([original[name].running_var for name in names]),  # type: ignore[misc]
+            ),
         ),
         batches,
     )

@@ -146,7 +146,8 @@ class TwoFactors:
         pair = nn.Sequential(
             _with_weight(reduce, first, None, {out_name: rank}), _with_weight(expand, second, bias, {in_name: rank})
         )
-        pair.training = self.module.training
+        for part in pair.modules():
+            part.training = self.module.training
         return pair
 
     def from_factors(

@@ -258,6 +258,8 @@ class DecomposedNet(nn.Module):
             forward: ``forward(net, batch)``; by default that of `decompose`.
         """
         watch = Stopwatch()
+        if sizes is not None and not isinstance(sizes, Iterable):
+            raise InvalidArgumentError(f"calibrate_: sizes={sizes!r}; allowed: a list of sizes, such as [0.25, 0.5]")
         plans = [self._plan_for(size) for size in (self._default_sizes() if sizes is None else sizes)]
         plans = list({plan.ranks: plan for plan in plans}.values())
         if not self._norms:
@@ -273,6 +275,7 @@ class DecomposedNet(nn.Module):
             exact=exact,
             feeders=self._feeders,
             has_explicit_full=sizes is not None and any(plan.is_full for plan in plans),
+            full_plan=self.selector.full_plan(),
         )
         with self._lock:
             keep = self._statistics if sizes is not None else None
@@ -285,6 +288,16 @@ class DecomposedNet(nn.Module):
         self._base.train(mode)
         super().train(mode)
         return self
+
+    def load_state_dict(self, *_: Any, **__: Any) -> Any:
+        """Refused: the weights of one size are slices of those of all."""
+        raise InvalidArgumentError(
+            "load_state_dict: the weights of a decomposed network are shared by all its sizes; "
+            "allowed: loading into the model before decompose(), or into what extract() returns"
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
 
     def extra_repr(self) -> str:
         """What is decomposed, and the size in force."""
@@ -309,7 +322,7 @@ class DecomposedNet(nn.Module):
     def _default_sizes(self) -> list[float]:
         measure: Measure = "params" if self.selector.fixed_macs is None else "macs"
         total = self.selector.full_cost(measure)
-        return default_grid((self.selector.smallest_cost(measure) + 1) / total)
+        return default_grid(min(1.0, (self.selector.smallest_cost(measure) + 1) / total))
 
     def _plan_for(self, size: float) -> RankPlan:
         if self.selector.fixed_macs is None:
@@ -325,6 +338,7 @@ class DecomposedNet(nn.Module):
         self._modules["module"] = module
         self.__dict__["_size"] = _Size(plan, module)
 
+    @torch.inference_mode(False)  # a size made in that mode could not be used outside it
     @torch.no_grad()
     def _build(self, plan: RankPlan) -> nn.Module:
         """The network of a size: slices of the factors, or the dense layer, with the original's other parameters."""
@@ -361,7 +375,8 @@ class DecomposedNet(nn.Module):
         """W̃ as one dense weight, from the bases kept or, where they are fewer, from those dropped."""
         p_MK, q_KN = to_factors(self._factors[layer.name].first, self._factors[layer.name].second, layer.form)
         if 2 * rank <= layer.full_rank:
-            return to_weight(p_MK[:, :rank] @ q_KN[:rank], layer.shape, layer.form).contiguous()
+            kept = to_weight(p_MK[:, :rank] @ q_KN[:rank], layer.shape, layer.form)
+            return kept.contiguous(memory_format=_memory_format(layer.weight))
         dropped = to_weight(p_MK[:, rank:] @ q_KN[rank:], layer.shape, layer.form)
         return layer.weight.detach() - dropped
 

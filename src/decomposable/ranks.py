@@ -246,6 +246,10 @@ class RankSelector:
 
     def _check_ranks(self, ranks: Mapping[str, int]) -> Ints:
         full = dict(zip((cost.name for cost in self.costs), self.full_ranks.tolist(), strict=True))
+        if not isinstance(ranks, Mapping):
+            raise InvalidArgumentError(
+                f"ranks={ranks!r}; allowed: ranks by layer name, such as {{'{next(iter(full))}': 1}}"
+            )
         for name, rank in ranks.items():
             if name not in full:
                 raise InvalidArgumentError(f"ranks: '{name}' is not a decomposed layer; allowed: {_some(full)}")

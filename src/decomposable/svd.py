@@ -26,6 +26,12 @@ RHO_MAX = 0.99**0.5
 _GRAM_FLOOR = 1e-5
 """Below this part of σ_max the Gram matrix no longer tells left vectors apart (ε₆₄/1e-5² ≈ 2e-6): orthonormalise."""
 
+_BLOCK = 192
+"""Columns of the Gram matrix that are computed together, from the diagonal down."""
+
+_WELL_CONDITIONED = 0.03**2
+"""Above this ratio of the smallest to the largest eigenvalue, Wv/σ in float32 is orthonormal to about 1e-6."""
+
 _ZERO = torch.finfo(torch.float32).eps
 """A singular value below this part of σ_max is zero to the rounding of a float32 weight, or to that of the Gram matrix
 of a float64 one."""
@@ -88,49 +94,62 @@ def check_finite(name: str, matrix: Tensor) -> None:
 
 def _svd_into(result: dict[str, SVD], matrices: Mapping[str, Tensor]) -> None:
     """SVD of matrices that share a shape up to transposition, in one batched call."""
-    is_tall = {name: matrix.shape[0] >= matrix.shape[1] for name, matrix in matrices.items()}
-    first = next(iter(matrices.values()))
+    names, first = list(matrices), next(iter(matrices.values()))
     # Not every device has float64; such a one hands the small problem to the CPU.
     device = torch.device("cpu") if first.device.type == "mps" else first.device
-    stack = torch.stack([m if is_tall[name] else m.mT for name, m in matrices.items()]).to(device, torch.float64)
+    tall = [m if m.shape[0] >= m.shape[1] else m.mT for m in matrices.values()]
     out_dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-    u_BMK, s_BK, v_BNK = (t.to(first.device, out_dtype) for t in _tall_svd(stack))
-    for name, u, s, v in zip(matrices, u_BMK, s_BK, v_BNK, strict=True):
-        result[name] = SVD(u, s, v) if is_tall[name] else SVD(v, s, u)
+    stack = (tall[0][None] if len(tall) == 1 else torch.stack(tall)).to(device, out_dtype)
+    u_BMK, s_BK, v_BNK = _tall_svd(stack)
+    for name, u, s, v in zip(names, *(t.to(first.device) for t in (u_BMK, s_BK, v_BNK)), strict=True):
+        is_tall = matrices[name].shape[0] >= matrices[name].shape[1]
+        result[name] = SVD(u, s, v) if is_tall else SVD(v, s, u)
 
 
-def _tall_svd(w_BMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """SVD of stacked float64 matrices with M ≥ N by way of the N × N Gram matrices."""
-    low_B, high_B = w_BMN.flatten(1).aminmax(dim=1)
-    scale_B = torch.maximum(-low_B, high_B)
-    scale_B = torch.where(scale_B > 0, scale_B, 1.0)  # so that squares neither overflow nor vanish
-    w_BMN = w_BMN.div_(scale_B[:, None, None])
-    v_BNK = torch.linalg.eigh(_lower_gram(w_BMN)).eigenvectors.flip(-1)
+def _tall_svd(stack_BMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """SVD of stacked matrices with M ≥ N by way of their N × N Gram matrices in float64."""
+    scale_B11 = _scale(stack_BMN)
+    w_BMN = stack_BMN.double() if scale_B11 is None else stack_BMN / scale_B11
+    eigenvalues_BK, v_BNK = torch.linalg.eigh(_lower_gram(w_BMN))
+    v_BNK = v_BNK.flip(-1)
     v_BNK *= torch.where(v_BNK.sum(dim=-2, keepdim=True) < 0, -1.0, 1.0)
+    is_easy = (eigenvalues_BK[:, 0] > _WELL_CONDITIONED * eigenvalues_BK[:, -1]).all()
+    if is_easy and stack_BMN.dtype == torch.float32:
+        # The roots of the eigenvalues are exact to rounding here, and float32 is enough for Wv.
+        s_BK, v_BNK = eigenvalues_BK.flip(-1).sqrt().float(), v_BNK.float()
+        return (stack_BMN @ v_BNK).div_(s_BK[:, None, :]), s_BK, v_BNK
     u_BMK = w_BMN @ v_BNK
     # ‖Wv‖ is far more accurate than the root of an eigenvalue where σ is small, but may reorder what is nearly equal.
     s_BK = torch.linalg.vector_norm(u_BMK, dim=-2)
     if (s_BK.diff(dim=-1) > 0).any():
         s_BK, order_BK = s_BK.sort(dim=-1, descending=True, stable=True)
         v_BNK, u_BMK = (torch.take_along_dim(t, order_BK[:, None, :], dim=-1) for t in (v_BNK, u_BMK))
-    u_BMK /= torch.where(s_BK > 0, s_BK, 1.0)[:, None, :]
+    u_BMK.div_(torch.where(s_BK > 0, s_BK, 1.0)[:, None, :])
     for b in range(len(u_BMK)):
         if s_BK[b, -1] <= _GRAM_FLOOR * s_BK[b, 0]:
             u_BMK[b] = _orthonormalised(u_BMK[b])
-    return u_BMK, s_BK * scale_B[:, None], v_BNK
+    s_BK = s_BK if scale_B11 is None else s_BK * scale_B11[:, 0]
+    return u_BMK.to(stack_BMN.dtype), s_BK.to(stack_BMN.dtype), v_BNK.to(stack_BMN.dtype)
+
+
+def _scale(w_BMN: Tensor) -> Tensor | None:
+    """The largest magnitude, by which float64 matrices are divided so that their squares neither overflow nor vanish;
+    the squares of float32 numbers fit in float64.
+    """
+    if w_BMN.dtype == torch.float32:
+        return None
+    low_B, high_B = w_BMN.flatten(1).aminmax(dim=1)
+    scale_B = torch.maximum(-low_B, high_B)
+    return torch.where(scale_B > 0, scale_B, 1.0)[:, None, None]
 
 
 def _lower_gram(w_BMN: Tensor) -> Tensor:
     """WᵀW, of which only the lower triangle is right: an eigendecomposition reads no more, and it is half the work."""
     columns = w_BMN.shape[-1]
-    if columns <= 256:
-        return w_BMN.mT @ w_BMN
-    left, right = w_BMN.tensor_split(2, dim=-1)
-    half = left.shape[-1]
-    gram_BNN = w_BMN.new_zeros(len(w_BMN), columns, columns)
-    gram_BNN[:, :half, :half] = _lower_gram(left)
-    gram_BNN[:, half:, half:] = _lower_gram(right)
-    torch.matmul(right.mT, left, out=gram_BNN[:, half:, :half])
+    gram_BNN = w_BMN.new_empty(len(w_BMN), columns, columns)
+    for start in range(0, columns, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        torch.matmul(w_BMN[:, :, start:].mT, w_BMN[:, :, block], out=gram_BNN[:, start:, block])
     return gram_BNN
 
 

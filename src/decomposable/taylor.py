@@ -58,6 +58,11 @@ class Taylor:
                 module.training = flag
         if count == 0:
             raise InvalidArgumentError("criterion=Taylor(...): its loader yielded no batch; allowed: at least one")
+        for name, total in totals.items():
+            if not torch.isfinite(total).all():
+                raise InvalidArgumentError(
+                    f"layer '{name}': criterion=Taylor(...) gave NaN or infinity; allowed: a loss with finite gradients"
+                )
         return {name: (total / count).double().cpu().numpy() for name, total in totals.items()}
 
 

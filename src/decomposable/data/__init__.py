@@ -1,0 +1,1 @@
+"""Data sets, each a module with a `load` function."""
