@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import decomposable.bases as bases_module
 import decomposable.joint as joint_module
+import decomposable.lowrank as lowrank_module
 from decomposable import JointObjective
 from decomposable.errors import DecomposableError, InvalidArgumentError, NonFiniteError, UnsupportedModelError
 
@@ -144,7 +146,7 @@ def loss_on(x: torch.Tensor):
 @pytest.mark.parametrize("form", ["channel", "spatial"])
 def test_gradient_of_a_cnn_is_the_papers(form, runs_as, monkeypatch):
     if runs_as != "as chosen":
-        monkeypatch.setattr(joint_module, "two_factors_are_faster", lambda *_, **__: runs_as == "factored")
+        monkeypatch.setattr(lowrank_module, "two_factors_are_faster", lambda *_, **__: runs_as == "factored")
     model = spread_(cnn(), form)
     ranks = expected_ranks(model, form, RATIO)
     assert len(set(ranks.values())) > 1
@@ -723,7 +725,7 @@ def test_layers_reached_through_a_plain_list_are_low_rank_too():
 @pytest.mark.parametrize("ratio", [RATIO, 1.0])
 @pytest.mark.parametrize("runs_as", ["factored", "dense"])
 def test_hooks_of_a_layer_act_in_the_low_rank_pass_too(runs_as, ratio, monkeypatch):
-    monkeypatch.setattr(joint_module, "two_factors_are_faster", lambda *_, **__: runs_as == "factored")
+    monkeypatch.setattr(lowrank_module, "two_factors_are_faster", lambda *_, **__: runs_as == "factored")
     model = spread_(mlp())
     model[0].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     model[2].register_forward_hook(lambda module, args, output: 2 * output)
@@ -949,13 +951,13 @@ def test_drawing_z_leaves_torchs_own_generator_alone():
 def counted(monkeypatch):
     """The names that were decomposed, call by call."""
     calls = []
-    plain = joint_module.svd
+    plain = bases_module.svd
 
     def counting(matrices):
         calls.append(list(matrices))
         return plain(matrices)
 
-    monkeypatch.setattr(joint_module, "svd", counting)
+    monkeypatch.setattr(bases_module, "svd", counting)
     return calls
 
 
@@ -1196,7 +1198,7 @@ def test_where_lapack_fails_the_step_is_a_plain_one_with_a_warning(monkeypatch):
 
     model = cnn()
     gradients = plain_gradients(model, loss_on(images()))
-    monkeypatch.setattr(joint_module, "svd", fail)
+    monkeypatch.setattr(bases_module, "svd", fail)
     with pytest.warns(UserWarning, match="ordinary full-rank step.*failed to converge"):
         losses = JointObjective(model, ratio=RATIO).backward(loss_on(images()))
     assert losses.full == losses.low
@@ -1211,7 +1213,7 @@ def test_after_such_a_step_the_method_goes_on(monkeypatch):
     gradients, _ = expected(model, loss_on(vectors()), expected_ranks(model, "spatial", RATIO))
     objective = JointObjective(model, ratio=RATIO)
     with monkeypatch.context() as patch:
-        patch.setattr(joint_module, "svd", fail)
+        patch.setattr(bases_module, "svd", fail)
         with pytest.warns(UserWarning, match="full-rank step"):
             objective.backward(loss_on(vectors()))
     model.zero_grad()

@@ -237,7 +237,9 @@ def draw(record: dict[str, Any]) -> bytes:
     figure = Figure(figsize=(8, 4.8), dpi=160, layout="constrained")
     axes = figure.add_subplot()
     # Blue and vermilion of Okabe and Ito, told apart by shape and dashes as well.
-    _draw_curve(axes, record, "joint", "trained jointly", {"color": "#0072B2", "marker": "o", "linestyle": "-"})
+    _draw_curve(
+        axes, record, "joint", "trained jointly", {"color": "#0072B2", "marker": "o", "linestyle": "-", "zorder": 3}
+    )
     _draw_curve(axes, record, "plain", "trained plainly", {"color": "#D55E00", "marker": "s", "linestyle": "--"})
     axes.set_title("Train once, run at any size", loc="left", fontsize=15, fontweight="bold", pad=26)
     message = "Cut by SVD and not retrained, the jointly trained network stays accurate at small sizes."
@@ -245,7 +247,7 @@ def draw(record: dict[str, Any]) -> bytes:
     axes.set_xlabel("MACs, as a fraction of the original network's", fontsize=11)
     axes.set_ylabel("test accuracy (%)", fontsize=11)
     axes.set_xscale("log")
-    axes.set_xlim(0.086, 1.05)
+    axes.set_xlim(0.084, 1.05)
     axes.set_ylim(top=100)
     axes.set_xticks(TABLE_SIZES, [f"{size:g}" for size in TABLE_SIZES])
     axes.minorticks_off()
@@ -266,7 +268,9 @@ def _draw_curve(axes: Any, record: dict[str, Any], method: str, label: str, styl
     at_size = list(zip(*runs, strict=True))
     axes.fill_between(sizes, list(map(min, at_size)), list(map(max, at_size)), color=style["color"], alpha=0.15, lw=0)
     marked = [size in TABLE_SIZES for size in sizes]
-    axes.plot(sizes, means, label=label, linewidth=2.5, markersize=7, markevery=marked, **style)
+    axes.plot(
+        sizes, means, label=label, linewidth=2.5, markersize=8, markeredgecolor="white", markevery=marked, **style
+    )
     end = {"xytext": (-9, 0), "textcoords": "offset points", "ha": "right", "va": "center", "fontweight": "bold"}
     axes.annotate(f"{means[-1]:.0f}%", (sizes[-1], means[-1]), color=style["color"], **end)
 

@@ -21,21 +21,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decomposable.cost import two_factors_are_faster
+from decomposable.bases import KeptBases
 from decomposable.criteria import Criterion, find_criterion, score
 from decomposable.errors import InvalidArgumentError
-from decomposable.forms import check_form, matrix_shape, to_matrix, to_weight
+from decomposable.forms import check_form, to_matrix
 from decomposable.layers import (
     FilterFn,
-    Layer,
     TwoFactors,
     avoid_fast_paths_,
     find_layers,
-    laid_out,
     require_layers,
 )
+from decomposable.lowrank import LowRankLayer
 from decomposable.ranks import Limits, check_ratio, is_integer, is_number, prefix_ranks, rank_limits
-from decomposable.svd import SVD, check_finite, project, svd, truncate
+from decomposable.svd import SVD, truncate
 from decomposable.tree import clone_buffers_, rewire, unwrap
 
 Closure = Callable[[nn.Module], Tensor]
@@ -116,14 +115,14 @@ class JointObjective:
         ratio = self._draw_ratio()
         full_loss, full_gradient = self._differentiate(closure, self.model, scaler)
         if self.balance == 0:
-            _accumulate(full_gradient)
+            _accumulate(_own(full_gradient))
             return Losses(full_loss, torch.full_like(full_loss, math.nan), ratio)
 
         try:
             decompositions = self._bases.of_current_weights()
         except torch.linalg.LinAlgError as error:
             warnings.warn(f"the SVD failed, this step is an ordinary full-rank step: {error}", stacklevel=2)
-            _accumulate(full_gradient)
+            _accumulate(_own(full_gradient))
             return Losses(full_loss, full_loss, 1.0)
 
         ranks = self.select_ranks(decompositions, ratio)
@@ -249,65 +248,6 @@ class JointObjective:
             )
 
 
-class LowRankLayer(nn.Module):
-    """A layer of the low-rank network: two factors one after the other, or a dense W̃ = P Q where that is faster."""
-
-    def __init__(
-        self,
-        layer: Layer,
-        pair: TwoFactors,
-        factors: tuple[Tensor, Tensor] | None,
-        memory_format: torch.memory_format,
-    ) -> None:
-        super().__init__()
-        self.name, self.weight, self.bias = layer.name, layer.weight, pair.module.bias
-        self.training = pair.module.training
-        self.pair, self.factors, self.memory_format = pair, factors, memory_format
-        self.has_run = False
-
-    def __getattr__(self, name: str) -> Any:
-        """Sizes and options are the layer's own: a model may ask for `in_features` or `stride`."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "pair" not in self.__dict__:
-                raise
-            return getattr(self.pair.module, name)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """W̃ applied to the input."""
-        self.has_run = True
-        module, form = self.pair.module, self.pair.form
-        if self.factors is None:
-            return _apply(module, input, module.weight)
-        p_MR, q_RN = self.factors
-        if _is_faster_factored(module, form, p_MR.shape[1], input):
-            return self.pair.from_factors(p_MR, q_RN, self.memory_format).forward(input)  # hooks: this layer has them
-        return _apply(module, input, laid_out(to_weight(p_MR @ q_RN, self.weight.shape, form), self.memory_format))
-
-
-def _apply(module: nn.Conv2d | nn.Linear, input: Tensor, weight: Tensor) -> Tensor:
-    """The layer's own computation with another weight."""
-    if isinstance(module, nn.Linear):
-        return nn.functional.linear(input, weight, module.bias)
-    return module._conv_forward(input, weight, module.bias)
-
-
-def _is_faster_factored(module: nn.Conv2d | nn.Linear, form: str, rank: int, input: Tensor) -> bool:
-    """The rule of `cost.two_factors_are_faster` for this layer and input."""
-    if isinstance(module, nn.Linear):
-        samples = input.shape[:-1].numel()
-        inputs = between = outputs = 1
-    else:
-        height, width = input.shape[-2:]
-        rows, columns = (math.ceil(size / stride) for size, stride in zip((height, width), module.stride, strict=True))
-        samples, inputs, outputs = input.shape[:-3].numel(), height * width, rows * columns
-        between = height * columns if form == "spatial" else outputs
-    return two_factors_are_faster(
-        module.weight.shape, form, rank, inputs=inputs, between=between, outputs=outputs, samples=samples
-    )
-
-
 def _mix(full: Tensor | None, low: Tensor | None, balance: float, rebalance: bool) -> Tensor | None:
     """(1 − λ) ∇_f + λ ∇̂, where ∇̂ is ∇ scaled to the norm of ∇_f for a decomposed weight (end of appendix A)."""
     if full is None or low is None:
@@ -327,6 +267,11 @@ def _norm_dtype(gradient: Tensor) -> torch.dtype:
     return torch.float32 if gradient.device.type == "mps" else torch.float64
 
 
+def _own(gradient: Mapping[nn.Parameter, Tensor | None]) -> dict[nn.Parameter, Tensor | None]:
+    """Copies: autograd may return one tensor for two parameters, or an expanded one."""
+    return {p: None if g is None else g.clone(memory_format=torch.preserve_format) for p, g in gradient.items()}
+
+
 @torch.no_grad()
 def _accumulate(gradient: Mapping[nn.Parameter, Tensor | None]) -> None:
     """Add to `.grad`, as `backward()` does."""
@@ -334,90 +279,9 @@ def _accumulate(gradient: Mapping[nn.Parameter, Tensor | None]) -> None:
         if value is None:
             continue
         if parameter.grad is None:
-            # autograd may return one tensor for two parameters, or an expanded one
-            parameter.grad = value.to(parameter.dtype, copy=True)
+            parameter.grad = value.to(parameter.dtype)
         else:
             parameter.grad = parameter.grad.add_(value.to(parameter.grad.dtype))
-
-
-class KeptBases:
-    """The decompositions of a model's weights, computed when the weights have changed, or every `refresh` changes."""
-
-    def __init__(self, layers: tuple[Layer, ...], refresh: int) -> None:
-        self.layers, self.refresh = layers, refresh
-        self._current: dict[str, SVD] = {}
-        self._seen: dict[str, tuple[int | None, float]] = {}  # version counter and sum of the weight decomposed
-        self._projected: set[str] = set()  # layers that have changed since their own last SVD
-        self._age = 0  # changes of the weights since the last SVD
-
-    @torch.no_grad()
-    def of_current_weights(self) -> dict[str, SVD]:
-        """W = U S Vᵀ for every layer; between refreshes W along the bases kept."""
-        marks = self._marks()
-        changed = [layer for layer in self.layers if not self._is_seen(layer, marks[layer.name])]
-        if changed:
-            is_due = len(self._current) < len(self.layers) or self._age + 1 >= self.refresh
-            matrices = {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in changed}
-            with torch.autocast(self.layers[0].weight.device.type, enabled=False):
-                if is_due:
-                    late = [layer for layer in self.layers if layer.name in self._projected - matrices.keys()]
-                    matrices |= {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in late}
-                    fresh = svd(matrices)
-                    self._projected.clear()
-                else:
-                    for name, matrix in matrices.items():
-                        check_finite(name, matrix)
-                    self._projected |= matrices.keys()
-                    fresh = {name: project(matrix, self._current[name]) for name, matrix in matrices.items()}
-            self._age = 0 if is_due else self._age + 1
-            self._current.update(fresh)
-            self._seen.update({layer.name: marks[layer.name] for layer in changed})
-        return dict(self._current)
-
-    def _marks(self) -> dict[str, tuple[int | None, float]]:
-        # The version counter misses what is written through .data, the sums an in-place change that undoes itself.
-        weights = [layer.weight.detach() for layer in self.layers]
-        sums = torch.stack([_fingerprint(w) for w in weights]).tolist() if weights else []
-        return {layer.name: (layer.weight._version, total) for layer, total in zip(self.layers, sums, strict=True)}
-
-    def _is_seen(self, layer: Layer, mark: tuple[int | None, float]) -> bool:
-        version, total = self._seen.get(layer.name, (None, math.nan))
-        is_same = total == mark[1] and (version is None or version == mark[0])
-        return is_same and self._current[layer.name].s.device == layer.weight.device
-
-    def state_dict(self) -> dict[str, Any]:
-        """Empty where every change of the weights is followed by an SVD anyway."""
-        if self.refresh == 1:
-            return {}
-        layers = {name: {"u": d.u, "s": d.s, "v": d.v, "sum": self._seen[name][1]} for name, d in self._current.items()}
-        return {"age": self._age, "layers": layers, "projected": sorted(self._projected)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the bases of a `state_dict`."""
-        stored = state.get("layers", {})
-        expected = {layer.name: layer for layer in self.layers}
-        for name, entry in stored.items():
-            if name not in expected or (len(entry["u"]), len(entry["v"])) != matrix_shape(
-                expected[name].shape, expected[name].form
-            ):
-                raise InvalidArgumentError(
-                    f"state: its layer '{name}' is not one of this model's; allowed: a state of this model"
-                )
-        self._age = int(state.get("age", 0))
-        self._projected = set(state.get("projected", ()))
-        self._current = {}
-        self._seen = {}
-        for name, entry in stored.items():
-            device = expected[name].weight.device
-            self._current[name] = SVD(*(entry[key].to(device) for key in ("u", "s", "v")))
-            self._seen[name] = (None, entry["sum"])
-
-
-def _fingerprint(weight: Tensor) -> Tensor:
-    """A number that changes when entries do, or change places."""
-    rows, columns = (weight.flatten(1).sum(dim=d, dtype=torch.float64) for d in (1, 0))
-    by_row, by_column = (t @ torch.arange(1, len(t) + 1, dtype=t.dtype, device=t.device) for t in (rows, columns))
-    return by_row + by_column
 
 
 def _refuse_reentrant_checkpoints(loss: Tensor) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 from warnings import warn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,12 +26,13 @@ from decomposable.calibration import (
     default_grid,
     tracked_batch_norms,
 )
-from decomposable.criteria import Criterion, find_criterion, score
+from decomposable.criteria import Criterion, find_criterion
 from decomposable.errors import InvalidArgumentError
-from decomposable.forms import check_form, first_weight, second_weight, to_factors, to_matrix, to_weight
+from decomposable.factors import Factors, factors_in_order, memory_format_of
+from decomposable.forms import check_form, to_factors, to_matrix, to_weight
 from decomposable.layers import FilterFn, Layer, TwoFactors, avoid_fast_paths_, find_layers, require_layers
 from decomposable.ranks import Limits, Measure, RankPlan, RankSelector, rank_limits
-from decomposable.svd import SVD, svd
+from decomposable.svd import svd
 from decomposable.taylor import Taylor
 from decomposable.tracing import (
     Forward,
@@ -88,7 +88,7 @@ def decompose(
     lower, upper = rank_limits([layer.name for layer in layers], full_ranks, min_rank, limits)
     seen = Trace() if example_input is None else trace(base, _on_device_of(base, example_input), forward)
     decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in layers})
-    factors, scores = _factors_in_order(base, layers, decompositions, criterion)
+    factors, scores = factors_in_order(base, layers, decompositions, criterion)
     decomposed_params = sum(layer.weight.numel() for layer in layers)
     return DecomposedNet(
         base=base,
@@ -117,40 +117,6 @@ def _named_feeders(base: nn.Module, layers: Sequence[Layer], seen: Trace) -> dic
         for name, norm in tracked_batch_norms(base).items()
         if seen.feeders.get(norm) in layer_names
     }
-
-
-@dataclass(frozen=True, eq=False)
-class Factors:
-    """A layer's two weights at full rank, best basis first. √σ is on both sides, which keeps them of one scale."""
-
-    first: Tensor
-    second: Tensor
-
-
-def _factors_in_order(
-    base: nn.Module, layers: Sequence[Layer], decompositions: Mapping[str, SVD], criterion: Criterion | Taylor
-) -> tuple[dict[str, Factors], tuple[np.ndarray, ...]]:
-    """Every layer's factors and scores, sorted by score: the criterion may order bases otherwise than σ does."""
-    if isinstance(criterion, Taylor):
-        all_scores = criterion.scores(base, layers, decompositions)
-    else:
-        sigmas = {name: d.s.double().cpu().numpy() for name, d in decompositions.items()}
-        all_scores = {name: score(criterion, name, sigma) for name, sigma in sigmas.items()}
-    factors, ordered_scores = {}, []
-    for layer in layers:
-        u_MK, s_K, v_NK = decompositions[layer.name]
-        order = np.argsort(-all_scores[layer.name], kind="stable")
-        ordered_scores.append(all_scores[layer.name][order])
-        index = torch.from_numpy(order).to(s_K.device)
-        root_K = s_K[index].sqrt()
-        p_MK, q_KN = u_MK[:, index] * root_K, root_K[:, None] * v_NK[:, index].mT
-        weight, dtype = layer.weight, layer.weight.dtype
-        format_ = _memory_format(weight)
-        factors[layer.name] = Factors(
-            first_weight(p_MK, layer.shape, layer.form).to(dtype).contiguous(memory_format=format_),
-            second_weight(q_KN, layer.shape, layer.form).to(dtype).contiguous(memory_format=format_),
-        )
-    return factors, tuple(ordered_scores)
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,7 +334,7 @@ class DecomposedNet(nn.Module):
         factors = self._factors[layer.name]
         second = factors.second[:, :rank]
         if second.dim() == 4:
-            second = second.contiguous(memory_format=_memory_format(factors.second))
+            second = second.contiguous(memory_format=memory_format_of(factors.second))
         return nn.Parameter(factors.first[:rank], requires_grad=False), nn.Parameter(second, requires_grad=False)
 
     def _truncated(self, layer: Layer, rank: int) -> Tensor:
@@ -376,7 +342,7 @@ class DecomposedNet(nn.Module):
         p_MK, q_KN = to_factors(self._factors[layer.name].first, self._factors[layer.name].second, layer.form)
         if 2 * rank <= layer.full_rank:
             kept = to_weight(p_MK[:, :rank] @ q_KN[:rank], layer.shape, layer.form)
-            return kept.contiguous(memory_format=_memory_format(layer.weight))
+            return kept.contiguous(memory_format=memory_format_of(layer.weight))
         dropped = to_weight(p_MK[:, rank:] @ q_KN[rank:], layer.shape, layer.form)
         return layer.weight.detach() - dropped
 
@@ -396,12 +362,6 @@ class DecomposedNet(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._lock = threading.RLock()
-
-
-def _memory_format(weight: Tensor) -> torch.memory_format:
-    is_channels_last = weight.dim() == 4 and not weight.is_contiguous()
-    is_channels_last = is_channels_last and weight.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if is_channels_last else torch.contiguous_format
 
 
 def _with_dense_weight(module: nn.Module, weight: nn.Parameter) -> nn.Module:
