@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import decomposable.calibration as calibration_module
 from decomposable import decompose, models
 from decomposable.calibration import default_grid
 from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError
@@ -647,3 +648,18 @@ def test_between_neighbours_of_the_default_grid_little_is_lost_against_recalibra
     interpolated = pretrained.accuracy(net)
     net.calibrate_(pretrained.batches, sizes=[budget])
     assert interpolated >= pretrained.accuracy(net) - 0.0031  # 3 of 1,000 images
+
+
+def test_a_batch_of_one_sample_is_refused_with_what_to_do():
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+    net = decompose(model, example_input=torch.zeros(1, 6))
+    with pytest.raises(InvalidArgumentError, match="drop_last"):
+        net.calibrate_([torch.randn(4, 6), torch.randn(1, 6)], sizes=[1.0])
+
+
+def test_a_long_calibration_says_so_after_the_first_batch(monkeypatch):
+    monkeypatch.setattr(calibration_module.Stopwatch, "seconds", 301.0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+    net = decompose(model, example_input=torch.zeros(1, 6))
+    with pytest.warns(UserWarning, match="a few thousand samples are enough"):
+        net.calibrate_([torch.randn(4, 6), torch.randn(4, 6)], sizes=[1.0])

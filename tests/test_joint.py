@@ -1289,3 +1289,12 @@ def test_wrong_arguments_are_refused_in_one_line(options, said):
 def test_a_model_of_the_wrong_kind_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"allowed: a torch\.nn\.Module"):
         JointObjective(lambda x: x)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_sparse_gradients_of_an_embedding_are_mixed_like_others(balance):
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 3))
+    tokens = torch.tensor([1, 2, 2])
+    JointObjective(model, balance=balance, ratio=1.0).backward(lambda net: net(tokens).square().sum())
+    expected = torch.autograd.grad(model(tokens).square().sum(), model[0].weight)[0].to_dense()
+    torch.testing.assert_close(model[0].weight.grad.to_dense(), expected)

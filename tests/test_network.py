@@ -3,6 +3,7 @@ import itertools
 import pickle
 import re
 import threading
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -1195,3 +1196,23 @@ def test_a_criterion_from_data_is_accepted():
     model, x = make("cnn")
     net = decompose(model, x, criterion=Taylor([x], lambda net, batch: net(batch).square().mean()))
     assert net.resize_(macs=0.5).macs <= 0.5 * net.plan.full_macs
+
+
+def test_decompose_inside_inference_mode_gives_a_network_that_can_be_trained_after_extract():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)).eval()
+    x = torch.randn(2, 1, 8, 8)
+    with torch.inference_mode():
+        net = decompose(model, example_input=torch.randn(1, 1, 8, 8))
+        net.resize_(ratio=1.0)
+    small = net.extract()
+    small(x).sum().backward()
+    assert small[0].weight.grad is not None
+
+
+def test_a_named_tuple_batch_reaches_forward_as_it_is():
+    Batch = namedtuple("Batch", ["image", "label"])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 5), nn.BatchNorm1d(5))
+    batch = Batch(torch.randn(4, 1, 3, 3), torch.zeros(4))
+    net = decompose(model, example_input=batch, forward=lambda net, b: net(b.image))
+    report = net.calibrate_([batch], sizes=[0.5, 1.0])
+    assert report.batches == 1

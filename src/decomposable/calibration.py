@@ -13,7 +13,8 @@ the neighbours.) `docs/calibration.md` shows how close this comes to calibrating
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,14 +125,15 @@ def position(plan: RankPlan) -> float:
 
 
 def default_grid(smallest: float) -> list[float]:
-    """Fractions of the original to calibrate: 1% apart down to a tenth, 10% apart below, and the two ends.
+    """Fractions of the original to calibrate: 1% apart down to 0.3, 0.5% down to 0.1, 10% below, and the two ends.
 
-    The full size is measured as the end to interpolate towards; the full network keeps the original's statistics.
+    The fewer bases are left, the more each of them matters. The full size is measured as the end to interpolate
+    towards; the full network keeps the original's statistics.
     """
     fractions, fraction = [], 1.0
     while fraction > smallest:
         fractions.append(fraction)
-        fraction *= 0.99 if fraction > 0.1 else 0.9
+        fraction *= 0.99 if fraction > 0.3 else 0.995 if fraction > 0.1 else 0.9
     return [*fractions, smallest]
 
 
@@ -193,7 +195,10 @@ def _cumulative_average(
     """Average of the batches' means and variances, every normalisation layer using its batch's own as in training."""
     buffers: list[dict[str, dict[str, Tensor | None]]] = [{} for _ in plans]
     batches = 0
+    watch = Stopwatch()
     for batch in loader:
+        if batches == 1 and isinstance(loader, Sized):
+            _warn_if_long(watch.seconds * len(loader), len(plans), f"{len(loader)} batches")
         for plan, kept in zip(plans, buffers, strict=True):
             network = build(plan).eval()
             for name, norm in tracked_batch_norms(network).items():
@@ -204,10 +209,31 @@ def _cumulative_average(
                     norm.reset_running_stats()
                     kept[name] = norm._buffers
                 norm.train()
-            forward(network, batch)
+            _run_for_statistics(forward, network, batch)
         batches += 1
     rows: list[Row] = [{n: (b["running_mean"], b["running_var"]) for n, b in kept.items()} for kept in buffers]  # type: ignore[misc]
     return rows, batches
+
+
+def _run_for_statistics(forward: Forward, network: nn.Module, batch: Any) -> None:
+    try:
+        forward(network, batch)
+    except ValueError as error:
+        if "more than 1 value per channel" in str(error):
+            raise InvalidArgumentError(
+                "calibrate_: a batch holds one sample, which has no variance; allowed: larger ones (drop_last=True)"
+            ) from error
+        raise
+
+
+def _warn_if_long(seconds: float, sizes: int, data: str) -> None:
+    """Say so early: a few thousand samples give the same statistics as a whole training set."""
+    if seconds > 600:
+        warnings.warn(
+            f"calibrating {sizes} sizes with {data} takes about {seconds / 60:.0f} minutes; a few thousand samples are "
+            "enough, and sizes=[...] calibrates fewer sizes",
+            stacklevel=5,
+        )
 
 
 class _Reached(Exception):
@@ -221,15 +247,19 @@ def _layer_by_layer(
     """The authors' way: each layer from a pass over all the data, those before it fixed; biased variance."""
     if iter(loader) is loader:
         raise InvalidArgumentError("calibrate_(exact=True): got an iterator; allowed: a loader to be run many times")
-    rows, batches = [], 0
+    rows: list[Row] = []
+    batches = 0
+    watch = Stopwatch()
     for plan in plans:
+        if len(rows) == 1:
+            _warn_if_long(watch.seconds * len(plans), len(plans), "a pass for each layer of each size")
         network = build(plan).eval()
         norms = tracked_batch_norms(network)
         for name in _in_order_of_use(network, norms, loader, forward):
             mean, var, batches = _data_statistics(network, norms[name], loader, forward)
             norms[name].running_mean, norms[name].running_var = mean, var
-        rows.append({name: (norm.running_mean, norm.running_var) for name, norm in norms.items()})
-    return rows, batches  # type: ignore[return-value]
+        rows.append({name: (norm.running_mean, norm.running_var) for name, norm in norms.items()})  # type: ignore[misc]
+    return rows, batches
 
 
 def _in_order_of_use(

@@ -61,7 +61,8 @@ def find_criterion(criterion: str | Criterion) -> Criterion:
     near = get_close_matches(str(criterion), CRITERIA, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise InvalidArgumentError(
-        f"criterion={criterion!r} is not known{hint}; allowed: {', '.join(map(repr, CRITERIA))}, or a function"
+        f"criterion={criterion!r} is not known here{hint}; allowed: {', '.join(map(repr, CRITERIA))}, a function "
+        "of the singular values, or for decompose() Taylor(loader, loss)"
     )
 
 

@@ -41,7 +41,11 @@ Closure = Callable[[nn.Module], Tensor]
 
 
 class Losses(NamedTuple):
-    """What one step saw: the two losses (detached) and the rank ratio Z that was drawn."""
+    """What one step saw: the two losses (detached) and the rank ratio Z that was drawn.
+
+    With balance=0 there is no low-rank pass, and `low` is NaN. Where an SVD failed the step is a full-rank one: `low`
+    is `full` and `ratio` is 1.
+    """
 
     full: Tensor
     low: Tensor
@@ -234,7 +238,7 @@ class JointObjective:
             warnings.warn(
                 "the closure ignores the network it is given, so both losses are the full network's; "
                 "use its argument: joint.backward(lambda net: loss(net(x), y))",
-                stacklevel=3,
+                stacklevel=4,
             )
             return
         missed = [one.name for one in low_rank if not one.has_run and full_gradient.get(one.weight) is not None]
@@ -244,7 +248,7 @@ class JointObjective:
                 f"layer '{missed[0]}' ({len(missed)} in all) ran in the full-rank pass but not in the low-rank one: "
                 "the model reaches it by a reference that is not a submodule, or uses its weight directly; "
                 "leave it out with filter_fn",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
@@ -269,7 +273,7 @@ def _norm_dtype(gradient: Tensor) -> torch.dtype:
 
 def _own(gradient: Mapping[nn.Parameter, Tensor | None]) -> dict[nn.Parameter, Tensor | None]:
     """Copies: autograd may return one tensor for two parameters, or an expanded one."""
-    return {p: None if g is None else g.clone(memory_format=torch.preserve_format) for p, g in gradient.items()}
+    return {p: None if g is None else g.clone() for p, g in gradient.items()}
 
 
 @torch.no_grad()

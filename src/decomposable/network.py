@@ -46,6 +46,7 @@ from decomposable.tracing import (
 from decomposable.tree import clone_buffers_, deep_copy, rewire, unwrap
 
 
+@torch.inference_mode(False)  # weights made in that mode could not be trained after extract()
 def decompose(
     model: nn.Module,
     example_input: Any = None,
@@ -162,6 +163,7 @@ class DecomposedNet(nn.Module):
         self._has_warned = False
         self._lock = threading.RLock()  # one resize at a time; forward passes take no lock
         self.training = base.training
+        selector.prepare()
         self._install(selector.full_plan())
 
     @property
@@ -387,5 +389,6 @@ def _on_device_of(module: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return {key: _on_device_of(module, value) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return tuple(_on_device_of(module, value) for value in batch)
+        moved = [_on_device_of(module, value) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     return batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -26,7 +26,7 @@ class Taylor:
     a scalar. The magnitude is taken batch by batch: over all data the gradient of a trained network is near zero.
     """
 
-    batches: Iterable[Any]
+    batches: Iterable[Any] = field(repr=False)
     loss: Callable[[nn.Module, Any], Tensor]
     max_batches: int = 8
 

@@ -76,7 +76,7 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
             if record is not None:
                 hook = module.register_forward_hook(lambda m, a, k, y, r=record: r(seen, m, a, k, y), with_kwargs=True)
                 hooks.callback(hook.remove)
-                hook = module.register_forward_hook(lambda m, a, y: outputs.append((m, y, getattr(y, "_version", 0))))
+                hook = module.register_forward_hook(lambda m, a, y: outputs.append((m, y, _version(y))))
                 hooks.callback(hook.remove)
             elif isinstance(module, nn.modules.batchnorm._BatchNorm):
                 hook = module.register_forward_pre_hook(lambda m, a: _see_norm(seen, m, a, outputs))
@@ -107,9 +107,14 @@ def _recorder(module: nn.Module) -> Callable[..., None] | None:
     return _see_recurrent if isinstance(module, nn.RNNBase) else None
 
 
+def _version(output: Any) -> int:
+    """How often a tensor was changed in place; inference tensors do not say."""
+    return output._version if isinstance(output, Tensor) and not output.is_inference() else 0
+
+
 def _see_norm(seen: Trace, norm: nn.Module, args: Any, outputs: list[tuple[nn.Module, Any, int]]) -> None:
     for layer, output, version in outputs:
-        if args and output is args[0] and output._version == version:  # else changed in place since
+        if args and output is args[0] and _version(output) == version:  # else changed in place since
             seen.feeders[norm] = layer
 
 
