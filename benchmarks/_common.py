@@ -62,6 +62,11 @@ def machine() -> dict[str, Any]:
     }
 
 
+def _without_folders(argument: str) -> str:
+    """Where somebody keeps their data is not part of the record."""
+    return Path(argument).name if os.path.isabs(argument) else argument
+
+
 def record(name: str, figures: Mapping[str, Any]) -> None:
     """Print the figures and append them, with where they come from, to the records."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
@@ -69,7 +74,7 @@ def record(name: str, figures: Mapping[str, Any]) -> None:
     line = {
         "benchmark": name,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *[os.path.relpath(a, ROOT) if a.endswith(".py") else a for a in sys.argv]]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folders, sys.argv[1:])]),
         "commit": commit.stdout.strip() + ("+changes" if changed.stdout.strip() else ""),
         "machine": machine(),
         "figures": figures,
