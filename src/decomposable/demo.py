@@ -29,17 +29,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import decomposable as dn
 from decomposable.data import digits
-from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.errors import InvalidArgumentError, MissingExtraError
 
 Report = Callable[[str], None]
 METHODS = ("joint", "plain")
 TABLE_SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 CURVE_SIZES = tuple(round(0.1 * 10 ** (i / 20), 4) for i in range(20))
 """More sizes, for the figure only: from 0.1 to 1 in equal steps of a logarithmic axis."""
-
-
-class MissingExtraError(DecomposableError, ImportError):
-    """An optional package is needed and not installed."""
 
 
 @dataclass(frozen=True, kw_only=True)

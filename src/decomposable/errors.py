@@ -19,3 +19,7 @@ class NonFiniteError(DecomposableError, ValueError):
 
 class UnsupportedModelError(DecomposableError, TypeError):
     """The model is of a kind that cannot be decomposed at all."""
+
+
+class MissingExtraError(DecomposableError, ImportError):
+    """An optional package is needed and not installed."""

@@ -70,7 +70,6 @@ def svd(matrices: Mapping[str, Tensor]) -> dict[str, SVD]:
     """
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, matrix in matrices.items():
-        check_finite(name, matrix)
         groups[(min(matrix.shape), max(matrix.shape), matrix.dtype, matrix.device)].append(name)
 
     tasks: list[Callable[[], None]] = []
@@ -87,9 +86,12 @@ def svd(matrices: Mapping[str, Tensor]) -> dict[str, SVD]:
 
 def check_finite(name: str, matrix: Tensor) -> None:
     """Raise `NonFiniteError` with the layer's name where a weight holds NaN or infinity."""
-    # A sum is one pass over the weights; only where it overflows is a second look needed.
-    if not torch.isfinite(matrix.sum(dtype=torch.float64)) and not torch.isfinite(matrix).all():
-        raise NonFiniteError(f"layer '{name}': its weight holds NaN or infinity; only finite weights decompose")
+    if not torch.isfinite(matrix).all():
+        raise _non_finite(name)
+
+
+def _non_finite(name: str) -> NonFiniteError:
+    return NonFiniteError(f"layer '{name}': its weight holds NaN or infinity; only finite weights decompose")
 
 
 def _svd_into(result: dict[str, SVD], matrices: Mapping[str, Tensor]) -> None:
@@ -100,17 +102,21 @@ def _svd_into(result: dict[str, SVD], matrices: Mapping[str, Tensor]) -> None:
     tall = [m if m.shape[0] >= m.shape[1] else m.mT for m in matrices.values()]
     out_dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
     stack = (tall[0][None] if len(tall) == 1 else torch.stack(tall)).to(device, out_dtype)
-    u_BMK, s_BK, v_BNK = _tall_svd(stack)
+    u_BMK, s_BK, v_BNK = _tall_svd(names, stack)
     for name, u, s, v in zip(names, *(t.to(first.device) for t in (u_BMK, s_BK, v_BNK)), strict=True):
         is_tall = matrices[name].shape[0] >= matrices[name].shape[1]
         result[name] = SVD(u, s, v) if is_tall else SVD(v, s, u)
 
 
-def _tall_svd(stack_BMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _tall_svd(names: Sequence[str], stack_BMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """SVD of stacked matrices with M ≥ N by way of their N × N Gram matrices in float64."""
     scale_B11 = _scale(stack_BMN)
     w_BMN = stack_BMN.double() if scale_B11 is None else stack_BMN / scale_B11
-    eigenvalues_BK, v_BNK = torch.linalg.eigh(_lower_gram(w_BMN))
+    gram_BNN = _lower_gram(w_BMN)
+    is_finite_B = gram_BNN.diagonal(dim1=-2, dim2=-1).sum(-1).isfinite()  # Σw²: finite where every weight is
+    if not is_finite_B.all():
+        raise _non_finite(names[is_finite_B.tolist().index(False)])
+    eigenvalues_BK, v_BNK = torch.linalg.eigh(gram_BNN)
     v_BNK = v_BNK.flip(-1)
     v_BNK *= torch.where(v_BNK.sum(dim=-2, keepdim=True) < 0, -1.0, 1.0)
     is_easy = (eigenvalues_BK[:, 0] > _WELL_CONDITIONED * eigenvalues_BK[:, -1]).all()

@@ -1,0 +1,135 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import decomposable
+from decomposable import cli
+from decomposable.errors import DecomposableError, InvalidArgumentError
+
+SOURCE = Path(cli.__file__).parents[1]
+
+
+def call(*arguments, code=""):
+    """Run the command in a process of its own, as a user does."""
+    program = ["-c", code] if code else ["-m", "decomposable.cli"]
+    return subprocess.run(
+        [sys.executable, *program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(SOURCE), "PATH": "", "COLUMNS": "100"},
+    )
+
+
+def lines(text):
+    return text.rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"]])
+def test_help_names_the_verb_and_gives_an_example(arguments):
+    result = call(*arguments)
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert "example:\n  decomposable demo" in result.stdout
+
+
+def test_the_example_of_every_verb_is_a_call_that_parses():
+    for verb in cli.VERBS:
+        program, *arguments = verb.example.split()
+        assert program == "decomposable"
+        assert cli.build_parser().parse_args(arguments).verb is verb
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from decomposable.cli import main; main(['demo', '--help']); print(*sys.modules)"
+    loaded = set(lines(call(code=code).stdout)[-1].split())
+    assert "decomposable.cli" in loaded
+    assert not loaded & {"torch", "numpy", "sklearn", "matplotlib"}
+
+
+def test_version():
+    result = call("--version")
+    assert (result.returncode, result.stdout) == (0, f"decomposable {decomposable.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], ["VERB"]),
+        (["dmo"], ["dmo", "demo"]),
+        (["demo", "--sed", "1"], ["--sed"]),
+        (["demo", "--seed", "one"], ["--seed", "one"]),
+        (["demo", "--se", "1"], ["--se"]),  # no abbreviations: a later option would change what they mean
+        (["demo", "--runs", "0"], ["runs=0", "at least 1"]),
+        (["demo", "--seed", "-1"], ["seed=-1", "from 0"]),
+    ],
+)
+def test_a_wrong_call_is_one_line_on_stderr_and_code_2(arguments, named, capsys):
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(lines(err)) == 1
+    assert all(word in err for word in named), err
+
+
+def test_exit_codes_reach_the_shell():
+    assert call("dmo").returncode == 2
+    assert call("demo", "--out", "/dev/null/below-a-file").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidArgumentError("ratio=2; allowed:\n  a number in (0, 1]"), 2),
+        (DecomposableError("layer 'conv': its weight holds NaN"), 1),
+        (FileNotFoundError(2, "No such file or directory", "weights.pt"), 1),
+        (KeyboardInterrupt(), 1),
+    ],
+)
+def test_an_error_of_a_verb_is_one_line_with_its_code(error, code, monkeypatch, capsys):
+    def fail(options):
+        raise error
+
+    broken = cli.Verb(name="break", summary="", description="", example="", add_options=lambda parser: None, run=fail)
+    monkeypatch.setattr(cli, "VERBS", (broken,))
+    assert cli.main(["break"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(lines(err)) == 1
+    assert err.startswith("decomposable break: error: ")
+
+
+def test_an_error_of_our_own_making_is_not_hidden(monkeypatch):
+    def fail(options):
+        raise RuntimeError("a bug")
+
+    broken = cli.Verb(name="break", summary="", description="", example="", add_options=lambda parser: None, run=fail)
+    monkeypatch.setattr(cli, "VERBS", (broken,))
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["break"])
+
+
+def test_every_verb_takes_json_and_knows_its_command(monkeypatch):
+    ran = []
+    verb = cli.Verb(name="say", summary="", description="", example="", add_options=lambda parser: None, run=ran.append)
+    monkeypatch.setattr(cli, "VERBS", (verb,))
+    assert cli.main(["say", "--json"]) == 0
+    assert (ran[0].json, ran[0].command) == (True, "decomposable say --json")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_one_line_in_a_terminal_and_one_per_task_elsewhere(is_terminal, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    progress = cli.ProgressLine()
+    for i in range(3):
+        progress(f"joint training: epoch {i}")
+    progress("measuring")
+    progress.close()
+    err = capsys.readouterr().err
+    if is_terminal:
+        assert err.count("\r") == 5
+        assert "\n" not in err
+    else:
+        assert err == "joint training\nmeasuring\n"

@@ -1,0 +1,73 @@
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import decomposable as dn
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted((CHECKOUT / "examples").glob("*.py"))
+PAGES = sorted((CHECKOUT / "docs").glob("*.md"))
+SOURCE = Path(dn.__file__).parents[1]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example_runs_without_a_warning(path, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+    assert result.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_extracted_and_saved_is_loaded_again(tmp_path):
+    program = CHECKOUT / "examples" / "resize_and_extract.py"
+    result = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert "the output is the same: True" in result.stdout, result.stderr
+    assert (tmp_path / "small.pt").stat().st_size > 0
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_python_of_a_page_runs(path):
+    """The blocks one after the other, as a reader would type them; ```python notest is for what cannot run here."""
+    text = path.read_text(encoding="utf-8")
+    namespace = {"__name__": "page"}
+    for block in re.finditer(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        first_line = text.count("\n", 0, block.start(1))
+        code = compile("\n" * first_line + block[1], str(path), "exec")  # so that an error names the page's line
+        exec(code, namespace)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_of_a_page_lead_somewhere(path):
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        file, _, section = target.partition("#")
+        linked = path.parent / file if file else path
+        assert linked.exists(), f"{path.name} links to {target}"
+        if section:
+            assert section in sections(linked), f"{path.name} links to {target}"
+
+
+def sections(path):
+    """The anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
