@@ -810,7 +810,7 @@ def test_the_first_factors_of_all_sizes_share_memory():
 def test_the_second_factors_of_convolutions_are_contiguous_so_that_inference_copies_nothing():
     net = decompose(cnn(), torch.randn(IMAGE))
     net.resize_(ratio=0.2)
-    assert all(part.weight.is_contiguous() for i in (0, 4) for part in net.module[i])
+    assert all(part.weight.is_contiguous(memory_format=torch.channels_last) for i in (0, 4) for part in net.module[i])
 
 
 def test_dense_layers_of_all_sizes_are_one():
@@ -1216,3 +1216,34 @@ def test_a_named_tuple_batch_reaches_forward_as_it_is():
     net = decompose(model, example_input=batch, forward=lambda net, b: net(b.image))
     report = net.calibrate_([batch], sizes=[0.5, 1.0])
     assert report.batches == 1
+
+
+class Views(nn.Module):
+    """Calls `.view` on a feature map, which no other layout than the usual one allows."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(2, 8, 3), nn.Linear(8 * 36, 3)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).view(len(x), -1))
+
+
+def is_channels_last(weight):
+    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+
+
+def test_factors_are_laid_out_with_channels_last_on_a_cpu():
+    model = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+    net = decompose(model, example_input=torch.zeros(1, 2, 8, 8))
+    net.resize_(ranks={"0": 2, "2": 2})
+    x = torch.randn(3, 2, 8, 8)
+    assert is_channels_last(net.module[2][0].weight)
+    torch.testing.assert_close(net(x), net.extract().to(memory_format=torch.contiguous_format)(x))
+
+
+def test_a_model_that_calls_view_on_a_feature_map_keeps_the_usual_layout():
+    net = decompose(Views(), example_input=torch.zeros(1, 2, 8, 8))
+    net.resize_(ranks={"conv": 2, "fc": 1})
+    assert net(torch.randn(3, 2, 8, 8)).shape == (3, 3)
+    assert net.module.conv[0].weight.is_contiguous()

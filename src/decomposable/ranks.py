@@ -221,6 +221,10 @@ class RankSelector:
         """The original network: every layer dense with its full rank."""
         return self._plan(self.full_ranks, np.ones(len(self.costs), dtype=bool))
 
+    def smallest_plan(self) -> RankPlan:
+        """Every layer at its smallest rank."""
+        return self._literal(self.lower)
+
     def _within(self, measure: Measure, value: float) -> RankPlan:
         """The longest prefix of the list whose cost is within the budget."""
         if measure == "macs" and self.fixed_macs is None:
