@@ -11,6 +11,7 @@ import decomposable as dn
 CHECKOUT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((CHECKOUT / "examples").glob("*.py"))
 PAGES = sorted((CHECKOUT / "docs").glob("*.md"))
+READMES = [CHECKOUT / "README.md", CHECKOUT / "results" / "README.md"]
 SOURCE = Path(dn.__file__).parents[1]
 
 
@@ -54,7 +55,7 @@ def test_python_of_a_page_runs(path):
         exec(code, namespace)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*PAGES, *READMES], ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_links_of_a_page_lead_somewhere(path):
     text = path.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
