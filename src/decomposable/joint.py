@@ -259,7 +259,7 @@ def _mix(full: Tensor | None, low: Tensor | None, balance: float, rebalance: boo
         # A decomposed weight that the full pass did not use has norm 0 there, so ∇̂ = 0.
         return None if only is None or (rebalance and full is None) else only * share
     if rebalance:
-        full_norm, low_norm = (torch.linalg.vector_norm(g, dtype=_norm_dtype(g)) for g in (full, low))
+        full_norm, low_norm = _norm(full), _norm(low)
         scale = torch.where(low_norm > 0, full_norm / low_norm, 0.0)
         # NaN must survive for a GradScaler to see it; infinity becomes NaN by itself.
         low_share = balance * torch.where(low_norm.isnan(), low_norm, scale)
@@ -267,8 +267,14 @@ def _mix(full: Tensor | None, low: Tensor | None, balance: float, rebalance: boo
     return full * (1 - balance) + low.to(full.dtype) * balance
 
 
-def _norm_dtype(gradient: Tensor) -> torch.dtype:
-    return torch.float32 if gradient.device.type == "mps" else torch.float64
+def _norm(gradient: Tensor) -> Tensor:
+    """‖·‖_F. On a CPU float32 is several times faster, and float64 is only needed where the squares would not fit."""
+    if gradient.device.type == "cpu" and gradient.dtype == torch.float32:
+        norm = torch.linalg.vector_norm(gradient)
+        if 1e-12 < norm < 1e12:
+            return norm
+    is_without_float64 = gradient.device.type == "mps"
+    return torch.linalg.vector_norm(gradient, dtype=torch.float32 if is_without_float64 else torch.float64)
 
 
 def _own(gradient: Mapping[nn.Parameter, Tensor | None]) -> dict[nn.Parameter, Tensor | None]:
