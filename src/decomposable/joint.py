@@ -260,9 +260,8 @@ def _mix(full: Tensor | None, low: Tensor | None, balance: float, rebalance: boo
         return None if only is None or (rebalance and full is None) else only * share
     if rebalance:
         full_norm, low_norm = _norm(full), _norm(low)
-        scale = torch.where(low_norm > 0, full_norm / low_norm, 0.0)
-        # NaN must survive for a GradScaler to see it; infinity becomes NaN by itself.
-        low_share = balance * torch.where(low_norm.isnan(), low_norm, scale)
+        # NaN and infinity stay visible to a GradScaler: 0 · NaN is NaN.
+        low_share = balance * torch.where(low_norm > 0, full_norm / low_norm, 0.0)
         return (full * (1 - balance)).addcmul_(low.to(full.dtype), low_share.to(full.dtype))
     return full * (1 - balance) + low.to(full.dtype) * balance
 
