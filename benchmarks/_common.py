@@ -20,6 +20,16 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "benchmarks.jsonl"
 
 
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain", "src") else "")
+
+
+COMMIT = _commit()  # when the run begins: a long one may end after the next commit
+
+
 def interleave(functions: Mapping[str, Callable[[], Any]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
     """Seconds of every function, called in turn, so that a slow minute of the machine slows all of them."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
@@ -69,13 +79,11 @@ def _without_folders(argument: str) -> str:
 
 def record(name: str, figures: Mapping[str, Any]) -> None:
     """Print the figures and append them, with where they come from, to the records."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    changed = subprocess.run(["git", "status", "--porcelain", "src"], cwd=ROOT, capture_output=True, text=True)
     line = {
         "benchmark": name,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folders, sys.argv[1:])]),
-        "commit": commit.stdout.strip() + ("+changes" if changed.stdout.strip() else ""),
+        "commit": COMMIT,
         "machine": machine(),
         "figures": figures,
     }
