@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
+from decomposable import records
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "benchmarks.jsonl"
 
 
-def _commit() -> str:
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain", "src") else "")
-
-
-COMMIT = _commit()  # when the run begins: a long one may end after the next commit
+COMMIT = records.commit()  # when the run begins: a long one may end after the next commit
 
 
 def interleave(functions: Mapping[str, Callable[[], Any]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
@@ -57,34 +46,14 @@ def ratio_of_medians(numerator: list[float], denominator: list[float]) -> float:
     return statistics.median(numerator) / statistics.median(denominator)
 
 
-def machine() -> dict[str, Any]:
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
-def _without_folders(argument: str) -> str:
-    """Where somebody keeps their data is not part of the record."""
-    return Path(argument).name if os.path.isabs(argument) else argument
-
-
 def record(name: str, figures: Mapping[str, Any]) -> None:
     """Print the figures and append them, with where they come from, to the records."""
     line = {
         "benchmark": name,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folders, sys.argv[1:])]),
+        "date": records.now(),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(records.without_folders, sys.argv[1:])]),
         "commit": COMMIT,
-        "machine": machine(),
+        "machine": records.machine(),
         "figures": figures,
     }
     RECORDS.parent.mkdir(exist_ok=True)

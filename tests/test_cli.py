@@ -6,6 +6,7 @@ import pytest
 
 import decomposable
 from decomposable import cli
+from decomposable.commands.verb import ProgressLine
 from decomposable.errors import DecomposableError, InvalidArgumentError
 
 SOURCE = Path(cli.__file__).parents[1]
@@ -122,7 +123,7 @@ def test_every_verb_takes_json_and_knows_its_command(monkeypatch):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress_is_one_line_in_a_terminal_and_one_per_task_elsewhere(is_terminal, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    progress = cli.ProgressLine()
+    progress = ProgressLine()
     for i in range(3):
         progress(f"joint training: epoch {i}")
     progress("measuring")

@@ -9,33 +9,49 @@ __version__ = "0.1.0.dev0"
 
 # Loaded on first use: a device without torch imports `decomposable.edge`, and a command answers --help at once.
 _HOME = {
+    "ArtifactError": "errors",
     "DecomposableError": "errors",
     "DecomposedNet": "network",
     "JointObjective": "joint",
     "Losses": "joint",
     "RankPlan": "ranks",
+    "Settings": "settings",
+    "Task": "recipes",
     "Taylor": "taylor",
     "decompose": "network",
+    "load": "loading",
     "models": "models",
+    "recipes": "recipes",
+    "train": "experiment",
 }
 
 if TYPE_CHECKING:
-    from decomposable import models
-    from decomposable.errors import DecomposableError
+    from decomposable import models, recipes
+    from decomposable.errors import ArtifactError, DecomposableError
+    from decomposable.experiment import train
     from decomposable.joint import JointObjective, Losses
+    from decomposable.loading import load
     from decomposable.network import DecomposedNet, decompose
     from decomposable.ranks import RankPlan
+    from decomposable.recipes import Task
+    from decomposable.settings import Settings
     from decomposable.taylor import Taylor
 
 __all__ = [
+    "ArtifactError",
     "DecomposableError",
     "DecomposedNet",
     "JointObjective",
     "Losses",
     "RankPlan",
+    "Settings",
+    "Task",
     "Taylor",
     "decompose",
+    "load",
     "models",
+    "recipes",
+    "train",
 ]
 
 

@@ -1,33 +1,22 @@
-"""The command line: one verb per intent, each a `Verb` below. Nothing heavy is imported before a verb runs."""
+"""The command line: one verb per intent, each a module in `commands`. Nothing heavy is imported before a verb runs."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NoReturn
 
 from decomposable import __version__
+from decomposable.commands import demo, evaluate, resize, sizes, train
+from decomposable.commands.verb import Verb
 from decomposable.errors import DecomposableError, InvalidArgumentError
 
 OK, FAILED, CALLED_WRONG = 0, 1, 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verb:
-    """A command: what `--help` says, its options, and the function that does it. `--json` is added to every one."""
-
-    name: str
-    summary: str
-    description: str
-    example: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], None]
+VERBS: tuple[Verb, ...] = (demo.VERB, train.VERB, sizes.VERB, evaluate.VERB, resize.VERB)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,72 +76,6 @@ def _fail(verb: str, error: object, code: int) -> int:
     line = " ".join(str(error).split())
     print(f"decomposable {verb}: error: {line}", file=sys.stderr)
     return code
-
-
-class ProgressLine:
-    """One line on stderr that is written over; where stderr is no terminal, a line only when the task changes."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._task = ""
-
-    def __call__(self, text: str) -> None:
-        """Show `text`, "task: detail"."""
-        task = text.partition(":")[0]
-        if self._is_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r{text[:width]:<{width}}", end="", file=sys.stderr, flush=True)
-        elif task != self._task:
-            print(task, file=sys.stderr, flush=True)
-        self._task = task
-
-    def close(self) -> None:
-        """Wipe the line."""
-        if self._is_terminal and self._task:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, default=Path("demo-out"), help="where to (default: demo-out)"
-    )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the first run (default: 0)")
-    parser.add_argument("--runs", metavar="N", type=int, default=2, help="whose mean is shown (default: 2)")
-
-
-def _run_demo(options: argparse.Namespace) -> None:
-    from decomposable import demo
-
-    settings = demo.Settings(seed=options.seed, runs=options.runs)
-    demo.require_extra()
-    options.out.mkdir(parents=True, exist_ok=True)  # where it cannot be written, say so before a minute's work
-    progress = ProgressLine()
-    try:
-        record = {"command": options.command, **demo.run(settings, progress)}
-    finally:
-        progress.close()
-    figure, data = demo.save(record, options.out)
-    if options.json:
-        print(json.dumps(record))
-        return
-    print(demo.as_text(record))
-    print(f"\n{figure} shows the curve, {data} has all figures ({record['seconds']:.0f} s).")
-
-
-VERBS = (
-    Verb(
-        name="demo",
-        summary="train a small network jointly and plainly, and compare them at every size (about a minute)",
-        description=(
-            "Train a small CNN on the handwritten digits of scikit-learn, once with the joint objective and once\n"
-            "plainly, cut both to the same sizes and print their accuracy. Writes curve.png and record.json.\n"
-            "Needs scikit-learn and matplotlib: pip install 'decomposable[demo]'"
-        ),
-        example="decomposable demo --out demo-out",
-        add_options=_demo_options,
-        run=_run_demo,
-    ),
-)
 
 
 if __name__ == "__main__":

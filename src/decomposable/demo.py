@@ -12,12 +12,9 @@ from __future__ import annotations
 import copy
 import io
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import decomposable as dn
 from decomposable.data import digits
 from decomposable.errors import InvalidArgumentError, MissingExtraError
+from decomposable.files import write_atomically
+from decomposable.records import versions
 
 Report = Callable[[str], None]
 METHODS = ("joint", "plain")
@@ -82,16 +81,6 @@ class Row:
     macs: int
     params: int
     accuracy: float
-
-
-def small_cnn(widths: Sequence[int]) -> nn.Sequential:
-    """A convolution with batch normalisation and ReLU for each width, two poolings in between, then a linear layer."""
-    layers: list[nn.Module] = []
-    for i, (before, width) in enumerate(zip((1, *widths), widths, strict=False)):
-        layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-        if i in (1, 3):
-            layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], digits.CLASSES))
 
 
 def train(
@@ -167,7 +156,7 @@ def run(settings: Settings, report: Report = lambda text: None) -> dict[str, Any
         "runs": runs,
         "seconds": round(time.perf_counter() - start, 1),
         "threads": torch.get_num_threads(),
-        "versions": versions(),
+        "versions": versions("torch", "numpy", "scikit-learn", "matplotlib"),
     }
 
 
@@ -175,7 +164,7 @@ def run_once(settings: Settings, seed: int, sizes: Sequence[float], report: Repo
     """Both methods from the same initial weights, on the same split of the images."""
     data = digits.load(train_images=settings.train_images, seed=seed)
     torch.manual_seed(seed)
-    initial = small_cnn(settings.widths)
+    initial = dn.models.small_cnn(settings.widths)
     outcome: dict[str, Any] = {"seed": seed}
     for method in METHODS:
         start = time.perf_counter()
@@ -201,12 +190,6 @@ def mean_row(runs: Sequence[dict[str, Any]], size: float) -> dict[str, Any]:
         rows = [next(row for row in run[method]["rows"] if row["size"] == size) for run in runs]
         row[method] = {key: sum(r[key] for r in rows) / len(rows) for key in ("macs", "params", "accuracy")}
     return row
-
-
-def versions() -> dict[str, str]:
-    """Of everything that the numbers may depend on."""
-    installed = {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn", "matplotlib")}
-    return {"decomposable": dn.__version__, "python": platform.python_version(), **installed}
 
 
 def as_text(record: dict[str, Any]) -> str:
@@ -290,17 +273,6 @@ def save(record: dict[str, Any], folder: Path) -> tuple[Path, Path]:
     write_atomically(figure, draw(record))
     write_atomically(data, (json.dumps(record, indent=1) + "\n").encode())
     return figure, data
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """The whole file or none of it: a reader never sees half, and a crash leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def require_extra() -> None:

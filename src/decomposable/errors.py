@@ -21,5 +21,13 @@ class UnsupportedModelError(DecomposableError, TypeError):
     """The model is of a kind that cannot be decomposed at all."""
 
 
+class ArtifactError(DecomposableError):
+    """A file is not an artifact, or is damaged."""
+
+
+class DataError(DecomposableError):
+    """A data set is not where it was said to be, or a file of it is broken."""
+
+
 class MissingExtraError(DecomposableError, ImportError):
     """An optional package is needed and not installed."""

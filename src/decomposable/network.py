@@ -9,6 +9,7 @@ in another thread ends at the size it began with.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +27,11 @@ from decomposable.calibration import (
     default_grid,
     tracked_batch_norms,
 )
+from decomposable.contents import Artifact
 from decomposable.criteria import Criterion, find_criterion
 from decomposable.errors import InvalidArgumentError
-from decomposable.factors import Factors, factors_in_order, memory_format_of
-from decomposable.forms import check_form, to_factors, to_matrix, to_weight
+from decomposable.factors import factors_in_order
+from decomposable.forms import check_form, to_matrix
 from decomposable.layers import (
     FilterFn,
     Layer,
@@ -39,7 +41,9 @@ from decomposable.layers import (
     laid_out,
     require_layers,
 )
+from decomposable.parts import Parts, mapped, sliced, truncated
 from decomposable.ranks import Limits, Measure, RankPlan, RankSelector, rank_limits
+from decomposable.skeleton import skeleton_of, state_of
 from decomposable.svd import svd
 from decomposable.taylor import Taylor
 from decomposable.tracing import (
@@ -99,23 +103,23 @@ def decompose(
     decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in layers})
     factors, scores = factors_in_order(base, layers, decompositions, criterion)
     decomposed_params = sum(layer.weight.numel() for layer in layers)
-    net = DecomposedNet(
-        base=base,
-        layers=layers,
+    selector = RankSelector(
+        costs=layer_costs(layers, seen),
+        scores=scores,
+        fixed_macs=None if example_input is None else other_macs(base, layers, seen),
+        fixed_params=sum(p.numel() for p in base.parameters()) - decomposed_params,
+        lower=lower,
+        upper=upper,
+    )
+    parts = Parts(
         factors=factors,
-        selector=RankSelector(
-            costs=layer_costs(layers, seen),
-            scores=scores,
-            fixed_macs=None if example_input is None else other_macs(base, layers, seen),
-            fixed_params=sum(p.numel() for p in base.parameters()) - decomposed_params,
-            lower=lower,
-            upper=upper,
-        ),
+        selector=selector,
+        plan=selector.full_plan(),
+        feeders=_named_feeders(base, layers, seen),
         skipped=skipped,
         not_counted={} if example_input is None else not_counted(base, seen),
-        feeders=_named_feeders(base, layers, seen),
-        forward=forward,
     )
+    net = DecomposedNet(base=base, layers=layers, parts=parts, forward=forward)
     if example_input is not None:
         net._prefer_channels_last(_on_device_of(base, example_input))
     return net
@@ -148,34 +152,24 @@ class DecomposedNet(nn.Module):
     Attributes:
         skipped: the convolution, linear and attention layers left alone, each with the reason.
         not_counted: modules with weights of their own that no MAC formula counts, with their type.
+        info: what a file that it was loaded from says besides, such as measured accuracies; empty otherwise.
     """
 
-    def __init__(
-        self,
-        *,
-        base: nn.Module,
-        layers: tuple[Layer, ...],
-        factors: dict[str, Factors],
-        selector: RankSelector,
-        skipped: Mapping[str, str],
-        not_counted: Mapping[str, str],
-        feeders: Mapping[str, str],
-        forward: Forward,
-    ) -> None:
+    def __init__(self, *, base: nn.Module, layers: tuple[Layer, ...], parts: Parts, forward: Forward) -> None:
         super().__init__()
-        self.skipped, self.not_counted = dict(skipped), dict(not_counted)
-        self.selector = selector
+        self.skipped, self.not_counted, self.info = dict(parts.skipped), dict(parts.not_counted), dict(parts.info)
+        self.selector = parts.selector
         self._trainable = {name: p.requires_grad for name, p in base.named_parameters(remove_duplicate=False)}
         self.__dict__["_base"] = base.requires_grad_(False)  # not a submodule: what runs is `module`
-        self._layers, self._factors, self._forward = layers, factors, forward
+        self._layers, self._factors, self._forward = layers, dict(parts.factors), forward
         self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
-        self._norms, self._feeders = tuple(tracked_batch_norms(base)), dict(feeders)
-        self._statistics: Statistics | None = None
+        self._norms, self._feeders = tuple(tracked_batch_norms(base)), dict(parts.feeders)
+        self._statistics: Statistics | None = parts.statistics
         self._has_warned = False
         self._lock = threading.RLock()  # one resize at a time; forward passes take no lock
         self.training = base.training
-        selector.prepare()
-        self._install(selector.full_plan())
+        self.selector.prepare()
+        self._install(parts.plan)
 
     @property
     def plan(self) -> RankPlan:
@@ -206,6 +200,10 @@ class DecomposedNet(nn.Module):
             warn(
                 "batch normalisation still has the full network's statistics; run calibrate_(loader) once", stacklevel=2
             )
+        return self.set_plan_(plan)
+
+    def set_plan_(self, plan: RankPlan) -> RankPlan:
+        """Take a size that was chosen before, such as one that `net.plan` was; `resize_` chooses and takes."""
         with self._lock:
             self._install(plan)
         return plan
@@ -216,6 +214,30 @@ class DecomposedNet(nn.Module):
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(self._trainable[name if name in self._trainable else _dense_name(name)])
         return module
+
+    def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
+        """Write the network at every size to one safetensors file, which `load` reads; at once or not at all.
+
+        `info` is anything that JSON can hold, to be found in `info` of what is loaded; without it, `info` of this
+        network is written. What passes in training mode wrote to the size in force is left out, as by a resize.
+        """
+        self.artifact().save(path, info)
+
+    def artifact(self) -> Artifact:
+        """What `save` writes, sharing this network's memory; for the functions of `decomposable.artifact`."""
+        with self._lock:
+            return Artifact(
+                factors=self._factors,
+                selector=self.selector,
+                plan=self.plan,
+                statistics=self._statistics,
+                feeders=self._feeders,
+                skipped=self.skipped,
+                not_counted=self.not_counted,
+                info=self.info,
+                skeleton=skeleton_of(self._base, self._layers, self._trainable),
+                state=state_of(self._base),
+            )
 
     def calibrate_(
         self,
@@ -326,12 +348,15 @@ class DecomposedNet(nn.Module):
             rank = plan.ranks[layer.name]
             if rank == layer.full_rank:
                 continue  # the original dense layer
+            factors = self._factors[layer.name]
             if layer.name in plan.dense:
-                weight = nn.Parameter(self._truncated(layer, rank), requires_grad=False)
+                dense = truncated(layer.weight, factors, layer.form, rank, layer.full_rank)
+                weight = nn.Parameter(dense, requires_grad=False)
                 for module in layer.modules:
                     replacements[module] = _with_dense_weight(module, weight)
             else:
-                first, second = self._sliced(layer, rank)
+                pair = sliced(factors, rank)
+                first, second = (nn.Parameter(w, requires_grad=False) for w in (pair.first, pair.second))
                 for module in layer.modules:
                     replacements[module] = self._pairs[module].build(first, second)
         network = rewire(self._base, replacements)
@@ -339,25 +364,6 @@ class DecomposedNet(nn.Module):
         for name in self._norms:
             clone_buffers_(network.get_submodule(name))  # a pass in training mode writes to them
         return network
-
-    def _sliced(self, layer: Layer, rank: int) -> tuple[nn.Parameter, nn.Parameter]:
-        """The first r bases. The first factor is a view. The second one of a convolution is copied: its bases lie
-        along the second axis, and every forward pass would make it contiguous again.
-        """
-        factors = self._factors[layer.name]
-        second = factors.second[:, :rank]
-        if second.dim() == 4:
-            second = second.contiguous(memory_format=memory_format_of(factors.second))
-        return nn.Parameter(factors.first[:rank], requires_grad=False), nn.Parameter(second, requires_grad=False)
-
-    def _truncated(self, layer: Layer, rank: int) -> Tensor:
-        """W̃ as one dense weight, from the bases kept or, where they are fewer, from those dropped."""
-        p_MK, q_KN = to_factors(self._factors[layer.name].first, self._factors[layer.name].second, layer.form)
-        if 2 * rank <= layer.full_rank:
-            kept = to_weight(p_MK[:, :rank] @ q_KN[:rank], layer.shape, layer.form)
-            return kept.contiguous(memory_format=memory_format_of(layer.weight))
-        dropped = to_weight(p_MK[:, rank:] @ q_KN[rank:], layer.shape, layer.form)
-        return layer.weight.detach() - dropped
 
     def _prefer_channels_last(self, example_input: Any) -> None:
         """On a CPU, thin convolutions are faster with channels last: lay the factors out so, if the model can run it.
@@ -367,10 +373,7 @@ class DecomposedNet(nn.Module):
         if next(self._base.parameters()).device.type != "cpu":
             return
         as_they_were = self._factors
-        self._factors = {
-            name: Factors(*(laid_out(weight, torch.channels_last) for weight in (f.first, f.second)))
-            for name, f in as_they_were.items()
-        }
+        self._factors = mapped(lambda weight: laid_out(weight, torch.channels_last), as_they_were)
         try:
             with torch.no_grad():
                 self._forward(self._build(self.selector.smallest_plan()).eval(), example_input)
@@ -381,7 +384,7 @@ class DecomposedNet(nn.Module):
         """Move or cast: the original and the factors, then the size in force is made anew from them."""
         with self._lock:
             self._base._apply(fn)
-            self._factors = {name: Factors(fn(f.first), fn(f.second)) for name, f in self._factors.items()}
+            self._factors = mapped(fn, self._factors)
             if self._statistics is not None:
                 self._statistics = self._statistics.map(fn)
             self._install(self.plan)

@@ -184,6 +184,16 @@ class RankSelector:
         per_rank = [cost.macs_per_rank if measure == "macs" else cost.params_per_rank for cost in self.costs]
         return np.array(dense, dtype=np.int64), np.array(per_rank, dtype=np.int64)
 
+    @property
+    def measure(self) -> Measure:
+        """What a size is a part of: MACs, or parameters where MACs are not known."""
+        return "params" if self.fixed_macs is None else "macs"
+
+    @property
+    def smallest_size(self) -> float:
+        """The smallest part of the original that there can be."""
+        return self.smallest_cost(self.measure) / self.full_cost(self.measure)
+
     def full_cost(self, measure: Measure) -> int:
         """The original network's MACs or parameters."""
         fixed = self.fixed_params if measure == "params" else (self.fixed_macs or 0)
@@ -216,6 +226,11 @@ class RankSelector:
         if ratio is not None:
             return self._literal(prefix_ranks(self.scores, check_ratio("ratio", ratio), self.lower, self.upper))
         return self._literal(self._check_ranks(ranks or {}))
+
+    def of_size(self, size: float, measure: Measure | None = None) -> RankPlan:
+        """The plan for a budget by a measure, by default the one that is known."""
+        by = measure or self.measure
+        return self.choose(macs=size) if by == "macs" else self.choose(params=size)
 
     def full_plan(self) -> RankPlan:
         """The original network: every layer dense with its full rank."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from decomposable.errors import InvalidArgumentError
+from decomposable.data.base import Images, InMemory
+from decomposable.errors import InvalidArgumentError, MissingExtraError
 
 IMAGES = 1797
 CLASSES = 10
@@ -29,16 +31,41 @@ def load(*, train_images: int = 1000, seed: int = 0) -> Digits:
     >>> len(digits.train), len(digits.test), digits.train[0][0].shape
     (300, 1497, torch.Size([1, 8, 8]))
     """
-    from sklearn.datasets import load_digits  # optional: here, so that importing this module needs no scikit-learn
-    from sklearn.model_selection import train_test_split
+    try:  # optional: here, so that importing this module needs no scikit-learn
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn is not installed; run: pip install 'decomposable[demo]'") from error
 
     if not CLASSES <= train_images <= IMAGES - CLASSES:
         raise InvalidArgumentError(
             f"train_images={train_images!r}; allowed: an int from {CLASSES} to {IMAGES - CLASSES}"
         )
+    if not 0 <= seed < 2**32:
+        raise InvalidArgumentError(f"seed={seed!r}; allowed: an int from 0 to {2**32 - 1}")
     pixels, labels = load_digits(return_X_y=True)
     train, test = train_test_split(range(IMAGES), train_size=train_images, stratify=labels, random_state=seed)
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8)
     images = (images - images[train].mean()) / images[train].std()
     targets = torch.tensor(labels)
     return Digits(TensorDataset(images[train], targets[train]), TensorDataset(images[test], targets[test]))
+
+
+def load_data(*, train_images: int = 1000, seed: int = 0) -> InMemory:
+    """The same split as a data set for training. Nothing is augmented: a digit that is flipped is another sign.
+
+    >>> load_data(train_images=300).test_count
+    1497
+    """
+    train, test = (Images(*part.tensors) for part in load(train_images=train_images, seed=seed))
+    return InMemory(classes=CLASSES, train=train, test=test, augment=unaugmented, prepare=unchanged)
+
+
+def unaugmented(x_NCHW: Tensor, generator: torch.Generator) -> Tensor:
+    """The images as they are, and nothing drawn."""
+    return x_NCHW
+
+
+def unchanged(x_NCHW: Tensor) -> Tensor:
+    """The images as they are: `load` has standardised them."""
+    return x_NCHW

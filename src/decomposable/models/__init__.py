@@ -13,9 +13,10 @@ from typing import Any
 from torch import nn
 
 from decomposable.models.resnet import resnet20, resnet34, resnet50, resnet56
+from decomposable.models.small import small_cnn
 from decomposable.models.vgg import vgg15
 
-__all__ = ["MODELS", "build", "resnet20", "resnet34", "resnet50", "resnet56", "vgg15"]
+__all__ = ["MODELS", "build", "resnet20", "resnet34", "resnet50", "resnet56", "small_cnn", "vgg15"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg15": vgg15,

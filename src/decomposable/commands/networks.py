@@ -1,0 +1,90 @@
+"""What the verbs that take a network file share: reading it, and finding the recipe that it was trained with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decomposable.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from decomposable.ranks import RankPlan, RankSelector
+    from decomposable.recipes import Task
+
+HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks", "test accuracy")
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """The network file, as the first argument."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="a network.safetensors, of any training")
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Which model and data, where the file does not say it."""
+    parser.add_argument(
+        "--recipe",
+        metavar="RECIPE",
+        help="what it was trained with, where the file does not name a built-in recipe; may be package.module:function",
+    )
+
+
+def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> Task:
+    """The model and the data of a network file.
+
+    A file may come from anywhere, so that only the name of a built-in recipe is taken from it: importing what a file
+    names would run a stranger's choice of code.
+    """
+    from decomposable import recipes
+    from decomposable.settings import with_overrides
+
+    stored = info.get("recipe")
+    name = recipe or stored
+    if recipe is None and stored not in recipes.BUILT_IN:
+        said = f"says {stored!r}, which is not a built-in recipe" if isinstance(stored, str) else "names none"
+        raise InvalidArgumentError(
+            f"--recipe is needed: the file {said}; allowed: {', '.join(recipes.BUILT_IN)} or your own"
+        )
+    assert isinstance(name, str)
+    function = recipes.find(name)
+    settings = recipes.default_settings(function)
+    known = info.get("settings")
+    if name == stored and isinstance(known, Mapping):
+        settings = with_overrides(settings, {k: v for k, v in known.items() if hasattr(settings, k)})
+    return recipes.make_task(function, data, settings)
+
+
+def choose_plan(selector: RankSelector, options: argparse.Namespace) -> tuple[str, RankPlan]:
+    """The plan for whichever of --macs, --params and --ratio was given, and how it was asked for."""
+    from decomposable.commands.verb import parse_size
+
+    given = {name: getattr(options, name) for name in ("macs", "params", "ratio") if getattr(options, name) is not None}
+    if len(given) != 1:
+        came = " and ".join(f"--{name}" for name in given) or "none"
+        raise InvalidArgumentError(f"a size is given by exactly one of --macs, --params and --ratio; got {came}")
+    [(name, text)] = given.items()
+    size = parse_size(f"--{name}", text)
+    plan = selector.choose(ratio=size) if name == "ratio" else selector.of_size(size, "macs" if name == "macs" else "params")
+    return f"{name}={text}", plan
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    """The three ways to ask for one size."""
+    parser.add_argument("--macs", metavar="SIZE", help="at most this many multiply-accumulates: 0.25, 25%% or 45M")
+    parser.add_argument("--params", metavar="SIZE", help="at most this many parameters: 0.25, 25%% or 1.2M")
+    parser.add_argument("--ratio", metavar="Z", help="this part of all bases: the paper's Z")
+
+
+def cells(size: str, plan: RankPlan, accuracy: float | None) -> tuple[str, ...]:
+    """A line of the table of sizes."""
+    ranks = sorted(plan.ranks.values())
+    return (
+        size,
+        "" if plan.macs is None else f"{plan.macs:,}",
+        "" if plan.macs_fraction is None else f"{plan.macs_fraction:.3f}",
+        f"{plan.params:,}",
+        f"{plan.params_fraction:.3f}",
+        f"{ranks[0]}-{ranks[-1]}",
+        "" if accuracy is None else f"{accuracy:.2f}%",
+    )

@@ -1,0 +1,74 @@
+"""`decomposable resize`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from decomposable.commands import networks
+from decomposable.commands.verb import Verb
+
+KINDS = ("state-dict", "artifact")
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    networks.add_file(parser)
+    networks.add_size(parser)
+    parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write (.safetensors)")
+    parser.add_argument(
+        "--as",
+        dest="kind",
+        metavar="KIND",
+        choices=KINDS,
+        default=KINDS[0],
+        help="state-dict: the plain layers of this size; artifact: this size and all smaller ones (default: state-dict)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
+
+
+def _run(options: argparse.Namespace) -> None:
+    from decomposable import artifact
+    from decomposable.errors import InvalidArgumentError
+
+    contents = artifact.read(options.file)
+    asked, plan = networks.choose_plan(contents.selector, options)
+    if options.out.suffix != ".safetensors":
+        raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .safetensors")
+    if options.out.exists() and not options.force:
+        raise InvalidArgumentError(f"-o {options.out}: it exists; allowed: another name, or --force to replace it")
+    info = {**contents.info, "resized": asked}
+    if options.kind == "artifact":
+        artifact.shrink(contents, plan).save(options.out, info)
+    else:
+        artifact.save_size(contents, plan, options.out, info)
+    written = options.out.stat().st_size
+    if options.json:
+        print(
+            json.dumps(
+                {
+                    "file": str(options.out),
+                    "kind": options.kind,
+                    "macs": plan.macs,
+                    "params": plan.params,
+                    "ranks": dict(plan.ranks),
+                    "bytes": written,
+                }
+            )
+        )
+        return
+    print(plan)
+    print(f"\n{options.out}: {written:,} bytes; load it with decomposable.load({str(options.out)!r}, model=...)")
+
+
+VERB = Verb(
+    name="resize",
+    summary="write one size of a network as a file of its own",
+    description=(
+        "Write one size of a network file: as the plain state dict of a network of that size, or as a network file whose\n"
+        "largest size it is. decomposable.load(OUT, model=...) reads both, ready to be run or trained further."
+    ),
+    example="decomposable resize runs/cifar/network.safetensors --macs 0.25 -o small.safetensors",
+    add_options=_options,
+    run=_run,
+)

@@ -1,0 +1,125 @@
+"""`decomposable train`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from decomposable.commands.verb import ProgressLine, Verb, as_table
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name, or your own as package.module:function")
+    parser.add_argument("--data", metavar="DIR", type=Path, help="where the data set is (digits needs none)")
+    parser.add_argument("--out", metavar="RUN", type=Path, help="the folder of the run")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="settings to replace, such as epochs=10 ratio=0.01,0.5 (--dry-run lists them all)",
+    )
+    parser.add_argument(
+        "--init",
+        metavar="FILE",
+        type=Path,
+        help="start from these weights (a state dict: .safetensors, .pt, .pth; or a network.safetensors); the learning "
+        "rate is then fine_tune_learning_rate",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on where the run in RUN was cut off, or start it")
+    parser.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    parser.add_argument(
+        "--checkpoint-seconds",
+        metavar="N",
+        type=float,
+        default=60.0,
+        help="from one checkpoint to the next; 0 writes one after every step (default: 60)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the settings, and train nothing")
+
+
+def _run(options: argparse.Namespace) -> None:
+    from decomposable import experiment, recipes
+    from decomposable.errors import InvalidArgumentError
+    from decomposable.settings import from_text
+
+    settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
+    if options.dry_run:
+        _show_settings(options, settings)
+        return
+    if options.out is None:
+        raise InvalidArgumentError("--out is needed: the folder to write the run to, as in --out runs/first")
+    progress = ProgressLine()
+    job = experiment.prepare(
+        options.recipe,
+        out=options.out,
+        data=options.data,
+        settings=settings,
+        init=options.init,
+        resume=options.resume,
+        device=options.device,
+        checkpoint_seconds=options.checkpoint_seconds,
+        command=options.command,
+    )
+    try:
+        record = experiment.run(job, progress=progress, say=progress.say)
+    finally:
+        progress.close()
+    if options.json:
+        print(json.dumps(record))
+        return
+    print(_as_text(record))
+    print(
+        f"\n{options.out / experiment.NETWORK} holds every size; try: decomposable sizes {options.out}/network.safetensors"
+    )
+
+
+def _show_settings(options: argparse.Namespace, settings: Any) -> None:
+    values = asdict(settings)
+    if options.json:
+        print(json.dumps(values))
+        return
+    for name, value in values.items():
+        text = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else value
+        print(f"{name}={text}")
+
+
+def _as_text(record: dict[str, Any]) -> str:
+    rows = [
+        (
+            f"{row['size']:g}",
+            "" if row["macs"] is None else f"{row['macs']:,}",
+            f"{row['params']:,}",
+            f"{row['ranks'][0]}-{row['ranks'][1]}",
+            f"{row['accuracy']:.2f}%",
+        )
+        for row in record["sizes"]
+    ]
+    return as_table(("size", "MACs", "parameters", "ranks", "test accuracy"), rows)
+
+
+VERB = Verb(
+    name="train",
+    summary="train a network of any size: a ready recipe, or your own model and data",
+    description=(
+        "Train a model once so that it works at every size, then decompose it, compute batch normalisation statistics\n"
+        "for a grid of sizes and measure the accuracy at some of them. RUN then holds\n"
+        "  network.safetensors  the network at every size (see: decomposable sizes, evaluate, resize)\n"
+        "  metrics.jsonl        what was seen on the way, line by line\n"
+        "  record.json          settings, seed, commit, machine, sizes and accuracies\n"
+        "A run that was cut off goes on with --resume, and ends with the same bits as one that was not.\n\n"
+        "recipes: digits, fashion-mnist, cifar10-resnet20 (minutes to hours on a CPU),\n"
+        "         cifar10-vgg15, cifar100-resnet34, imagenet-resnet50 (the paper's),\n"
+        "         package.module:function (your own; docs/recipes.md)"
+    ),
+    example=(
+        "decomposable train digits --out runs/digits\n"
+        "  decomposable train cifar10-resnet20 --data DIR --init resnet20.pt --set epochs=10 refresh=8 --out runs/cifar"
+    ),
+    add_options=_options,
+    run=_run,
+)

@@ -1,0 +1,91 @@
+"""What every verb of the command line shares."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from decomposable.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """A command: what `--help` says, its options, and the function that does it. `--json` is added to every one."""
+
+    name: str
+    summary: str
+    description: str
+    example: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], None]
+
+
+class ProgressLine:
+    """One line on stderr that is written over; where stderr is no terminal, a line only when the task changes."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._task = ""
+
+    def __call__(self, text: str) -> None:
+        """Show `text`, "task: detail"."""
+        task = text.partition(":")[0]
+        if self._is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r{text[:width]:<{width}}", end="", file=sys.stderr, flush=True)
+        elif task != self._task:
+            print(task, file=sys.stderr, flush=True)
+        self._task = task
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the one that is written over."""
+        self.close()
+        self._task = ""
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Wipe the line."""
+        if self._is_terminal and self._task:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def parse_size(option: str, text: str) -> float:
+    """A budget as it is typed: a part (0.25, 25%) or a count (45M, 45000000).
+
+    >>> parse_size("--macs", "25%"), parse_size("--macs", "45M"), parse_size("--macs", "0.25"), parse_size("--macs", "1")
+    (0.25, 45000000, 0.25, 1)
+    """
+    stripped = text.strip()
+    try:
+        if stripped.endswith("%"):
+            return float(stripped[:-1]) / 100
+        if stripped[-1:].upper() in _UNITS:
+            return round(float(stripped[:-1]) * _UNITS[stripped[-1].upper()])
+        return int(stripped) if stripped.isdigit() else float(stripped)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"{option} {text}: not a size; allowed: a part of the original (0.25, 25%) or a count (45M, 45000000)"
+        ) from None
+
+
+def parse_sizes(option: str, text: str) -> list[float]:
+    """Several of them, separated by commas."""
+    sizes = [parse_size(option, part) for part in text.split(",") if part.strip()]
+    if not sizes:
+        raise InvalidArgumentError(f"{option} {text!r}: no size; allowed: sizes separated by commas, as in 1,0.5,25%")
+    return sizes
+
+
+def as_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned to the right under their names."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    )

@@ -1,0 +1,188 @@
+"""Augmentation of whole batches: tensor code, deterministic under the generator that is handed in.
+
+Shapes: N images, C channels, H × W pixels. Bytes come in and stay bytes as long as possible; padding happens there, in
+pixel space, so that a padded pixel is black. (Padding after standardising pads with the mean colour, which shifts what
+batch normalisation sees.)
+
+As in PyTorch, a name with _ at the end changes its argument: a batch of large images is some hundred megabytes, and
+most of the time of a new one goes into asking the system for the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from decomposable.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Standardise:
+    """Bytes → floats with mean 0 and deviation 1 per channel: (x / 255 − mean) / std."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, mean: tuple[float, ...], std: tuple[float, ...], *, channels: int) -> Standardise:
+        """The same, if both have a value for every channel."""
+        if len(mean) != channels or not all(map(math.isfinite, mean)):
+            raise InvalidArgumentError(f"mean={mean}; allowed: {channels} finite numbers, one per channel")
+        if len(std) != channels or not all(0 < value < math.inf for value in std):
+            raise InvalidArgumentError(f"std={std}; allowed: {channels} positive numbers, one per channel")
+        return cls(mean, std)
+
+    def __call__(self, x_NCHW: Tensor) -> Tensor:
+        """Standardise a batch."""
+        return self.apply_(x_NCHW.to(torch.float32, copy=True))
+
+    def apply_(self, x_NCHW: Tensor) -> Tensor:
+        """Standardise a batch of floats from 0 to 255 in place."""
+        mean, std = (torch.tensor(v, device=x_NCHW.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        return x_NCHW.sub_(255 * mean).div_(255 * std)
+
+
+@dataclass(frozen=True)
+class PadCropFlip:
+    """Zero-pad in pixel space, crop at random to the old size, flip left and right at random, then standardise."""
+
+    standardise: Standardise
+    padding: int = 4
+    flip: bool = True
+
+    def __call__(self, x_NCHW: Tensor, generator: torch.Generator) -> Tensor:
+        """Augment a batch."""
+        x_NCHW = pad_and_crop(x_NCHW, self.padding, generator)
+        return self.standardise(random_flip(x_NCHW, generator) if self.flip else x_NCHW)
+
+
+@dataclass(frozen=True)
+class FlipJitterLighting:
+    """ImageNet's: flip left and right at random, jitter the colours, add PCA lighting, then standardise.
+
+    What comes in is cropped and resized already: that is done as images are decoded, when they still differ in size.
+    """
+
+    standardise: Standardise
+    strength: float = 0.4
+    lighting_std: float = 0.1
+
+    def __call__(self, x_NCHW: Tensor, generator: torch.Generator) -> Tensor:
+        """Augment a batch of RGB images."""
+        x_NCHW = random_flip(x_NCHW, generator).to(torch.float32)  # random_flip has made a copy
+        colour_jitter_(x_NCHW, self.strength, generator)
+        lighting_(x_NCHW, self.lighting_std, generator)
+        return self.standardise.apply_(x_NCHW)
+
+
+def pad_and_crop(x_NCHW: Tensor, padding: int, generator: torch.Generator) -> Tensor:
+    """Zeros around every image, then a window of the old size at a random place."""
+    count, _, height, width = x_NCHW.shape
+    dy, dx = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(x_NCHW.device)
+    padded = F.pad(x_NCHW, (padding, padding, padding, padding))
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # N × C × places × places × H × W, a view
+    return windows[torch.arange(count, device=x_NCHW.device), :, dy, dx]
+
+
+def random_flip(x_NCHW: Tensor, generator: torch.Generator, probability: float = 0.5) -> Tensor:
+    """Left and right exchanged, for each image with this probability."""
+    flip_N = torch.rand(len(x_NCHW), generator=generator).to(x_NCHW.device) < probability
+    return torch.where(flip_N[:, None, None, None], x_NCHW.flip(3), x_NCHW)
+
+
+# What ITU-R 601-2 takes from red, green and blue for a grey value, as do Pillow and torchvision.
+_GREY = (0.299, 0.587, 0.114)
+_BRIGHTNESS, _CONTRAST, _SATURATION = range(3)
+
+
+def colour_jitter_(x_NCHW: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Brightness, contrast and saturation of RGB floats from 0 to 255, times factors from 1 − strength to 1 + strength.
+
+    Every image has its own factors and its own order of the three. Each of them blends the image with another one, by
+    factor · image + (1 − factor) · other: with black for brightness, with the mean of its grey values for contrast,
+    with its grey values for saturation. So one blend per turn serves the whole batch, whichever an image has then.
+    """
+    count, device = len(x_NCHW), x_NCHW.device
+    factors_N3 = (1 + strength * (2 * torch.rand(count, 3, generator=generator) - 1)).to(device)
+    order_N3 = torch.rand(count, 3, generator=generator).argsort(1).to(device)
+    grey_C = torch.tensor(_GREY, device=device)
+    x_NCP = x_NCHW.view(count, 3, -1)
+    for turn_N1 in order_N3.split(1, dim=1):
+        grey_N1P = (grey_C @ x_NCP)[:, None]
+        mean_N11 = grey_N1P.mean(2, keepdim=True)
+        turn_N11 = turn_N1[:, :, None]
+        other_N1P = grey_N1P.mul_(turn_N11 == _SATURATION).add_(mean_N11 * (turn_N11 == _CONTRAST))
+        x_NCP.lerp_(other_N1P, 1 - factors_N3.gather(1, turn_N1)[:, :, None]).clamp_(0, 255)
+    return x_NCHW
+
+
+# Of the colours of ImageNet's pixels on a scale from 0 to 1 (AlexNet's; the figures are those of fb.resnet.torch).
+EIGENVALUES = (0.2175, 0.0188, 0.0045)
+EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
+"""Each is a column."""
+
+
+def lighting_(x_NCHW: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    """AlexNet's noise on RGB floats from 0 to 255: every image moves along the principal components of colour.
+
+    The increment is on the scale of its eigenvalues, 0 to 1, and so 255 times that here. (The code of slimmable
+    networks adds it to bytes as it is, where it all but vanishes.) Nothing is cut off at 0 or 255.
+    """
+    alpha_N3 = std * torch.randn(len(x_NCHW), 3, generator=generator)
+    shift_NC = (alpha_N3 * torch.tensor(EIGENVALUES)) @ torch.tensor(EIGENVECTORS).T
+    return x_NCHW.add_(255 * shift_NC.to(x_NCHW.device)[:, :, None, None])
+
+
+def random_boxes(
+    sizes_N2: Tensor,
+    generator: torch.Generator,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    aspect: tuple[float, float] = (3 / 4, 4 / 3),
+    tries: int = 10,
+) -> Tensor:
+    """Where to crop images of these sizes (width, height): left, top, right, bottom, whole pixels, N × 4.
+
+    A box has a share `scale` of the area, uniform, and a ratio `aspect` of width to height, uniform in its logarithm.
+    The first of ten tries that fits is taken; where none does, the largest box in the middle with an allowed aspect.
+    """
+    width_N, height_N = sizes_N2.double().unbind(1)
+    count = len(sizes_N2)
+    area_TN, log_aspect_TN, place_N2 = (
+        torch.rand(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((tries, count), (tries, count), (count, 2))
+    )
+    area_TN = (scale[0] + (scale[1] - scale[0]) * area_TN) * width_N * height_N
+    low, high = math.log(aspect[0]), math.log(aspect[1])
+    aspect_TN = (low + (high - low) * log_aspect_TN).exp()
+    tried_TN2 = torch.stack([(area_TN * aspect_TN).sqrt().round(), (area_TN / aspect_TN).sqrt().round()], dim=2)
+    fits_TN = ((tried_TN2 >= 1) & (tried_TN2 <= sizes_N2)).all(2)
+
+    largest_N2 = torch.stack([(height_N * aspect[1]).round(), (width_N / aspect[0]).round()], dim=1)
+    largest_N2 = largest_N2.clamp_min(1).minimum(sizes_N2.double())
+    found_N = fits_TN.any(0)
+    first_N = fits_TN.int().argmax(0)
+    box_N2 = torch.where(found_N[:, None], tried_TN2[first_N, torch.arange(count)], largest_N2)
+
+    room_N2 = sizes_N2 - box_N2
+    corner_N2 = torch.where(found_N[:, None], place_N2 * (room_N2 + 1), room_N2 / 2).floor()
+    return torch.cat([corner_N2, corner_N2 + box_N2], dim=1).long()
+
+
+def central_box(width: int, height: int, *, resize: int, size: int) -> tuple[float, float, float, float]:
+    """What remains of an image whose short side becomes `resize` pixels, of which the middle `size` × `size` is cut.
+
+    In pixels of the image as it is: left, top, right, bottom.
+
+    >>> central_box(512, 256, resize=256, size=224)
+    (144.0, 16.0, 368.0, 240.0)
+    """
+    short = min(width, height)
+    resized = [int(resize * side / short) for side in (width, height)]  # cut off as torchvision does
+    left, top = (round((side - size) / 2) for side in resized)
+    per_x, per_y = width / resized[0], height / resized[1]
+    return left * per_x, top * per_y, (left + size) * per_x, (top + size) * per_y

@@ -1,0 +1,215 @@
+"""What training needs from a data set: any batch of it, by number, with random numbers that are handed in.
+
+Nothing here has a state. Which images make up batch k of a training, and how they are augmented, follows from the seed
+and k alone, so that a run which was cut off goes on exactly where it was, with any number of worker processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from decomposable.errors import InvalidArgumentError
+
+Batch = tuple[Tensor, Tensor]
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+Prepare = Callable[[Tensor], Tensor]
+
+
+class Data(Protocol):
+    """Labelled images in two parts; labels are 0 … classes − 1. Must be picklable where worker processes are used."""
+
+    @property
+    def classes(self) -> int:
+        """How many there are."""
+
+    @property
+    def train_count(self) -> int:
+        """Images to train with."""
+
+    @property
+    def test_count(self) -> int:
+        """Images to test with."""
+
+    def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        """These training images, augmented, as the network takes them; all that is random is from the generator."""
+
+    def test_batch(self, indices: Tensor) -> Batch:
+        """These test images, as the network takes them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images (N × C × H × W, bytes or floats) and their labels (N), in memory."""
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InMemory:
+    """A data set that fits into memory."""
+
+    classes: int
+    train: Images
+    test: Images
+    augment: Augment
+    prepare: Prepare
+
+    @property
+    def train_count(self) -> int:
+        """Images to train with."""
+        return len(self.train)
+
+    @property
+    def test_count(self) -> int:
+        """Images to test with."""
+        return len(self.test)
+
+    def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        """These training images, augmented."""
+        return self.augment(self.train.pixels[indices], generator), self.train.labels[indices]
+
+    def test_batch(self, indices: Tensor) -> Batch:
+        """These test images, prepared."""
+        return self.prepare(self.test.pixels[indices]), self.test.labels[indices]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FromDatasets:
+    """Two map-style PyTorch data sets of (input, label) pairs, with whatever transforms they have.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> pairs = TensorDataset(torch.zeros(6, 3), torch.arange(6) % 2)
+    >>> data = FromDatasets(classes=2, train=pairs, test=pairs)
+    >>> data.test_batch(torch.tensor([0, 1]))[1]
+    tensor([0, 1])
+    """
+
+    classes: int
+    train: Dataset[Any]
+    test: Dataset[Any]
+
+    @property
+    def train_count(self) -> int:
+        """Images to train with."""
+        return len(self.train)  # type: ignore[arg-type]
+
+    @property
+    def test_count(self) -> int:
+        """Images to test with."""
+        return len(self.test)  # type: ignore[arg-type]
+
+    def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        """These training samples. Transforms draw from global generators, so those are seeded, and put back after."""
+        seed = int(torch.randint(2**31, (), generator=generator))
+        python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)  # torch.manual_seed would set those of GPUs too, for good
+                random.seed(seed)
+                np.random.seed(seed)  # noqa: NPY002
+                return _collate(self.train, indices)
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+
+    def test_batch(self, indices: Tensor) -> Batch:
+        """These test samples."""
+        return _collate(self.test, indices)
+
+
+def _collate(dataset: Dataset[Any], indices: Tensor) -> Batch:
+    x, y = default_collate([dataset[i] for i in indices.tolist()])
+    return x, torch.as_tensor(y)
+
+
+def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
+    """A generator of its own for every purpose and number, such as the augmentation of batch 7."""
+    digest = hashlib.sha256(f"{seed} {purpose} {number}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+class TrainBatches(Dataset[Batch]):
+    """The batches of a whole training by number: every epoch has each image once, in an order of its own.
+
+    What is left over at the end of an epoch is left out, so that all batches are of one size.
+    """
+
+    def __init__(self, data: Data, *, batch_size: int, epochs: int, seed: int) -> None:
+        if not 1 <= batch_size <= data.train_count:
+            raise InvalidArgumentError(
+                f"batch_size={batch_size}; allowed: an int from 1 to {data.train_count:,}, the count of training images"
+            )
+        self.data, self.batch_size, self.epochs, self.seed = data, batch_size, epochs, seed
+        self.per_epoch = data.train_count // batch_size
+        self._order: tuple[int, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return self.epochs * self.per_epoch
+
+    def __getitem__(self, number: int) -> Batch:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        epoch, place = divmod(number, self.per_epoch)
+        indices = self._order_of(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
+        return self.data.train_batch(indices, generator_for(self.seed, "augmentation", number))
+
+    def _order_of(self, epoch: int) -> Tensor:
+        if self._order is None or self._order[0] != epoch:
+            self._order = (
+                epoch,
+                torch.randperm(self.data.train_count, generator=generator_for(self.seed, "order", epoch)),
+            )
+        return self._order[1]
+
+    def loader(self, start: int = 0, *, workers: int = 0) -> DataLoader[Batch]:
+        """The batches from number `start` on, made ahead in `workers` processes."""
+        return _loader(self, range(start, len(self)), workers)
+
+
+class TestBatches(Dataset[Batch]):
+    """The test images in order; the last batch may be smaller."""
+
+    __test__ = False  # not a test case
+
+    def __init__(self, data: Data, *, batch_size: int) -> None:
+        self.data, self.batch_size = data, batch_size
+
+    def __len__(self) -> int:
+        return -(-self.data.test_count // self.batch_size)
+
+    def __getitem__(self, number: int) -> Batch:
+        start = number * self.batch_size
+        if not 0 <= start < self.data.test_count:
+            raise IndexError(number)
+        return self.data.test_batch(torch.arange(start, min(start + self.batch_size, self.data.test_count)))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[number] for number in range(len(self)))
+
+    def loader(self, *, workers: int = 0) -> DataLoader[Batch]:
+        """All batches, made ahead in `workers` processes."""
+        return _loader(self, range(len(self)), workers)
+
+
+def _loader(batches: Dataset[Batch], numbers: Sequence[int], workers: int) -> DataLoader[Batch]:
+    return DataLoader(
+        batches,
+        batch_size=None,  # a number stands for a whole batch
+        sampler=numbers,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # else starting an iterator would advance the global one
+    )

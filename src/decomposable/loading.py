@@ -1,0 +1,196 @@
+"""From a file and the model's code to a network: `load`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.container import read_container
+from decomposable.errors import InvalidArgumentError
+from decomposable.layers import Decomposable, Layer, TwoFactors, avoid_fast_paths_
+from decomposable.network import DecomposedNet
+from decomposable.parsing import Size, kind_of, naming, network_from, size_from
+from decomposable.skeleton import Skeleton, join
+from decomposable.tracing import call_with_first
+from decomposable.tree import deep_copy, rewire, unwrap
+
+
+@torch.inference_mode(False)  # weights made in that mode could not be trained
+def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
+    """The network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``.
+
+    The decomposed network is as it was saved, with the same size in force, mode, types and statistics; nothing is
+    decomposed again. The plain module is what ``extract()`` returned for that size, to be run or trained on.
+
+    Args:
+        path: the file.
+        model: gives the architecture, and the buffers that a state dict leaves out. It stays as it is; its weights do
+            not matter, but the network is made where they are (on a CPU if they are on the meta device).
+
+    Example:
+        >>> import tempfile, pathlib, decomposable as dn
+        >>> build = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder) / "net.safetensors"
+        ...     dn.decompose(build()).save(path, info={"accuracy": 0.9})
+        ...     net = load(path, model=build())
+        >>> net.plan.is_full, net.info
+        (True, {'accuracy': 0.9})
+    """
+    description, tensors = read_container(path)
+    kind = kind_of(path, description)
+    if model is None:
+        raise InvalidArgumentError(
+            f"model= is needed: {path} holds weights but not the code that uses them; "
+            "allowed: a model built as the one that was saved, of any weights"
+        )
+    base = deep_copy(rewire(unwrap(model), {}))
+    device = next((p.device for p in base.parameters() if not p.is_meta), torch.device("cpu"))
+    with naming(path):
+        content = network_from(description, tensors) if kind == "network" else size_from(description, tensors)
+    if isinstance(content, Size):
+        return _plain_module(path, base, content, device)
+    artifact = content.to(device)
+    _fit_(path, base, artifact.skeleton, artifact.state, {key: t.shape for key, t in artifact.state.items()})
+    return DecomposedNet(base=base, layers=_layers_of(base, artifact.skeleton), parts=artifact, forward=call_with_first)
+
+
+def _plain_module(path: str | os.PathLike[str], base: nn.Module, size: Size, device: torch.device) -> nn.Module:
+    """The model with pairs in place of the layers that have become pairs."""
+    moved: dict[int, Tensor] = {}  # what is one tensor stays one
+    state = {key: None if t is None else moved.setdefault(id(t), t.to(device)) for key, t in size.state.items()}
+    dense_shapes = {join(path, "weight"): layer.shape for layer in size.skeleton.layers for path in layer.paths}
+    shapes = {key: dense_shapes.get(key) if t is None else t.shape for key, t in state.items()}
+    _fit_(path, base, size.skeleton, state, shapes)
+    replacements: dict[nn.Module, nn.Module] = {}
+    for layer, stored in zip(_layers_of(base, size.skeleton), size.skeleton.layers, strict=True):
+        if layer.name in size.pairs:
+            pair = size.pairs[layer.name]
+            is_trainable = size.skeleton.trainable.get(stored.key, True)
+            weights = [nn.Parameter(t.to(device), requires_grad=is_trainable) for t in (pair.first, pair.second)]
+            for module in layer.modules:
+                replacements[module] = TwoFactors(module, layer.form).build(*weights)
+    network = rewire(base, replacements)
+    avoid_fast_paths_(network)
+    return network
+
+
+class _Slot(NamedTuple):
+    """A place in the module tree that holds a parameter or a buffer."""
+
+    module: nn.Module
+    name: str
+    is_parameter: bool
+
+    @property
+    def tensor(self) -> Tensor:
+        tensor = (self.module._parameters if self.is_parameter else self.module._buffers)[self.name]
+        assert tensor is not None
+        return tensor
+
+    def put(self, tensor: Tensor) -> None:
+        """Give the tensor there another content; it stays the same object, because modules may refer to it elsewhere
+        (an LSTM does), unless its kind of memory forbids that.
+        """
+        if torch._has_compatible_shallow_copy_type(self.tensor, tensor):
+            self.tensor.data = tensor
+        elif self.is_parameter:
+            setattr(self.module, self.name, nn.Parameter(tensor, requires_grad=False))
+        else:
+            setattr(self.module, self.name, tensor)
+
+
+def _slots(model: nn.Module, *, persistent: bool) -> dict[str, _Slot]:
+    return {
+        join(path, name): _Slot(module, name, held is module._parameters)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for held in (module._parameters, module._buffers)
+        for name, tensor in held.items()
+        if tensor is not None and persistent == (name not in module._non_persistent_buffers_set)
+    }
+
+
+def _fit_(
+    path: str | os.PathLike[str],
+    base: nn.Module,
+    skeleton: Skeleton,
+    state: Mapping[str, Tensor | None],
+    shapes: Mapping[str, tuple[int, ...] | None],
+) -> None:
+    """Give the model the file's parameters, buffers, flags and modes, or say in what it is another model."""
+    slots = _slots(base, persistent=True)
+    _check_same_architecture(path, slots, skeleton, shapes)
+    first_keys: dict[int, str] = {}
+    for key, tensor in state.items():
+        if tensor is None:
+            continue
+        first = first_keys.setdefault(id(tensor), key)
+        if first == key:
+            slots[key].put(tensor)
+        elif slots[key].tensor is not slots[first].tensor:  # one in the file, two in the model
+            setattr(slots[key].module, slots[key].name, slots[first].tensor)
+    for key, slot in slots.items():
+        tensor = state[key]
+        if tensor is not None and slot.tensor.data_ptr() != tensor.data_ptr():
+            raise _misfit(path, key, "a tensor of its own", "one that it shares with another layer")
+        if slot.is_parameter:
+            slot.tensor.requires_grad_(skeleton.trainable[key])
+    for key, slot in _slots(base, persistent=False).items():
+        if slot.tensor.is_meta:
+            raise InvalidArgumentError(f"model: its buffer '{key}' is on the meta device and not in {path}")
+        if key in skeleton.dtypes and skeleton.dtypes[key] != slot.tensor.dtype:
+            slot.put(slot.tensor.to(skeleton.dtypes[key]))
+    others = set(skeleton.other_mode)
+    for name, module in base.named_modules():
+        module.training = skeleton.training != (name in others)
+
+
+def _check_same_architecture(
+    path: str | os.PathLike[str],
+    slots: Mapping[str, _Slot],
+    skeleton: Skeleton,
+    shapes: Mapping[str, tuple[int, ...] | None],
+) -> None:
+    """Raise for the first layer, in the file's order, that the model has not or has in another shape."""
+    for key in [*shapes, *slots]:
+        in_file = in_model = "nothing"
+        if key in shapes:
+            in_file = _in_words(key in skeleton.trainable, shapes[key])
+        if key in slots:
+            tensor = slots[key].tensor
+            in_model = _in_words(slots[key].is_parameter, None if nn.parameter.is_lazy(tensor) else tensor.shape)
+        is_replaced = key in shapes and shapes[key] is None and key in slots  # its shape is not known any more
+        if in_file != in_model and not is_replaced:
+            raise _misfit(path, key, in_file, in_model)
+    for layer in skeleton.layers:
+        for name in layer.paths:
+            module = slots[join(name, "weight")].module
+            expected = nn.Linear if len(layer.shape) == 2 else nn.Conv2d
+            if not isinstance(module, expected):
+                raise _misfit(path, join(name, "weight"), f"a {expected.__name__}", f"a {type(module).__name__}")
+
+
+def _in_words(is_parameter: bool, shape: tuple[int, ...] | None) -> str:
+    size = "no shape yet" if shape is None else f"shape {tuple(shape)}"
+    return f"{'a parameter' if is_parameter else 'a buffer'} of {size}"
+
+
+def _misfit(path: str | os.PathLike[str], key: str, in_file: str, in_model: str) -> InvalidArgumentError:
+    layer, _, name = key.rpartition(".")
+    return InvalidArgumentError(
+        f"model: it is not the one of {path}: for '{name}' of layer '{layer}' the file has {in_file}, "
+        f"the model {in_model}"
+    )
+
+
+def _layers_of(base: nn.Module, skeleton: Skeleton) -> tuple[Layer, ...]:
+    layers = []
+    for stored in skeleton.layers:
+        modules = dict.fromkeys(base.get_submodule(name) for name in stored.paths)
+        members: tuple[Decomposable, ...] = tuple(modules)  # type: ignore[arg-type]
+        layers.append(Layer(stored.name, members, stored.form, stored.shape))
+    return tuple(layers)

@@ -1,0 +1,42 @@
+"""Decomposable-Net: the full network and a low-rank network of random size together (`joint.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from decomposable.joint import JointObjective
+from decomposable.settings import Settings
+
+
+class DecomposableMethod:
+    """The joint objective with the settings of a training."""
+
+    def __init__(self, model: nn.Module, settings: Settings) -> None:
+        self.joint = JointObjective(
+            model,
+            form=settings.form,
+            ratio=settings.ratio,
+            balance=settings.balance,
+            criterion=settings.criterion,
+            min_rank=settings.min_rank,
+            refresh=settings.refresh,
+            seed=settings.seed,
+        )
+
+    def backward(self, closure: Callable[[nn.Module], Tensor]) -> dict[str, Tensor | float]:
+        """Add the joint gradient."""
+        losses = self.joint.backward(closure)
+        if self.joint.balance == 0:  # there was no low-rank pass
+            return {"loss": losses.full}
+        return {"loss": losses.full, "loss_low": losses.low, "ratio": losses.ratio}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator of Z, and the bases where they are kept."""
+        return self.joint.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.joint.load_state_dict(state)

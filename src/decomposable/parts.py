@@ -1,0 +1,111 @@
+"""What a decomposed network consists of, apart from its modules; and the tensors of each of its sizes.
+
+`decompose` makes `Parts`; a file holds them with everything else that the modules hold. Both the network and the
+functions that do without a model take a size's tensors from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from decomposable.calibration import Statistics
+from decomposable.errors import InvalidArgumentError
+from decomposable.factors import Factors, memory_format_of
+from decomposable.forms import Form, to_factors, to_weight
+from decomposable.ranks import Ints, RankPlan, RankSelector
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """The factors of every layer, and all that choosing and setting a size depends on.
+
+    Attributes:
+        plan: the size in force.
+        feeders: for every normalisation layer that a decomposed layer feeds, the latter's name.
+        skipped: the layers left alone, each with the reason.
+        not_counted: modules with weights of their own that no MAC formula counts, with their type.
+        info: what else its maker wanted to be stored with it, as JSON knows it.
+    """
+
+    factors: Mapping[str, Factors]
+    selector: RankSelector
+    plan: RankPlan
+    statistics: Statistics | None = None
+    feeders: Mapping[str, str]
+    skipped: Mapping[str, str]
+    not_counted: Mapping[str, str]
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShrunkSelector(RankSelector):
+    """The choice of sizes where not all bases of the original are there any more: `stored` says how many are."""
+
+    stored: Ints
+
+    def full_plan(self) -> RankPlan:
+        """The largest size that there is."""
+        return self._literal(self.stored)
+
+    def _check_ranks(self, ranks: Mapping[str, int]) -> Ints:
+        """As ever, but at most what is stored; layers not named stay as large as they can be."""
+        checked = super()._check_ranks(ranks)
+        for cost, rank, most in zip(self.costs, checked.tolist(), self.stored.tolist(), strict=True):
+            if cost.name in ranks and rank > most:
+                raise InvalidArgumentError(f"ranks: layer '{cost.name}' got {rank}; allowed: an int, 1 to {most}")
+        return np.minimum(checked, self.stored)
+
+
+def with_stored(selector: RankSelector, stored: Ints) -> RankSelector:
+    """The same choice of sizes where so many bases of each layer are there."""
+    if (stored == selector.full_ranks).all():
+        return selector
+    return ShrunkSelector(
+        costs=selector.costs,
+        scores=selector.scores,
+        fixed_macs=selector.fixed_macs,
+        fixed_params=selector.fixed_params,
+        lower=selector.lower,
+        upper=selector.upper,
+        stored=stored,
+    )
+
+
+def plan_of(selector: RankSelector, ranks: Sequence[int], dense: Sequence[bool]) -> RankPlan:
+    """The plan with these ranks, and these layers dense."""
+    return selector._plan(np.asarray(ranks, dtype=np.int64), np.asarray(dense, dtype=bool))
+
+
+def stored_ranks(factors: Mapping[str, Factors]) -> Ints:
+    """How many bases of every layer there are."""
+    return np.array([len(pair.first) for pair in factors.values()], dtype=np.int64)
+
+
+def sliced(factors: Factors, rank: int) -> Factors:
+    """The first r bases. The first factor is a view. The second one of a convolution is copied: its bases lie
+    along the second axis, and every forward pass would make it contiguous again.
+    """
+    second = factors.second[:, :rank]
+    if second.dim() == 4:
+        second = second.contiguous(memory_format=memory_format_of(factors.second))
+    return Factors(factors.first[:rank], second)
+
+
+def truncated(weight: Tensor, factors: Factors, form: Form, rank: int, full_rank: int) -> Tensor:
+    """W̃ as one dense weight, from the bases kept or, where they are fewer, from those dropped."""
+    p_MK, q_KN = to_factors(factors.first, factors.second, form)
+    if 2 * rank <= full_rank:
+        kept = to_weight(p_MK[:, :rank] @ q_KN[:rank], weight.shape, form)
+        return kept.contiguous(memory_format=memory_format_of(weight))
+    dropped = to_weight(p_MK[:, rank:] @ q_KN[rank:], weight.shape, form)
+    return weight.detach() - dropped
+
+
+def mapped(function: Callable[[Tensor], Tensor], factors: Mapping[str, Factors]) -> dict[str, Factors]:
+    """The factors with a function applied to each tensor, such as a move to another device."""
+    return {name: Factors(function(f.first), function(f.second)) for name, f in factors.items()}

@@ -1,0 +1,101 @@
+"""Ready trainings. A recipe is a function from a data folder and settings to a `Task`: a model and data.
+
+    def flowers(data: Path | None, settings: Settings = Settings(epochs=30)) -> Task:
+        return Task(build_model=lambda: MyNet(classes=5), load_data=lambda: FromDatasets(...))
+
+The default of `settings` is what the recipe runs with; `--set key=value` replaces single values. A recipe of your own is
+used in place of a built-in name as `package.module:function`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from decomposable.data.base import Batch, Data
+from decomposable.errors import InvalidArgumentError
+from decomposable.settings import Settings
+
+Recipe = Callable[..., "Task"]
+
+BUILT_IN = {
+    "digits": "decomposable.recipes.small:digits",
+    "fashion-mnist": "decomposable.recipes.small:fashion",
+    "cifar10-resnet20": "decomposable.recipes.small:cifar10_resnet20",
+    "cifar10-vgg15": "decomposable.recipes.paper:cifar10_vgg15",
+    "cifar100-resnet34": "decomposable.recipes.paper:cifar100_resnet34",
+    "imagenet-resnet50": "decomposable.recipes.paper:imagenet_resnet50",
+}
+
+
+def cross_entropy(net: nn.Module, batch: Batch) -> Tensor:
+    """The loss of a classifier."""
+    x, y = batch
+    return F.cross_entropy(net(x), y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained on what. Both are made when they are needed: choosing a size needs the model and no data."""
+
+    build_model: Callable[[], nn.Module]
+    load_data: Callable[[], Data]
+    loss: Callable[[nn.Module, Batch], Tensor] = cross_entropy
+
+
+def find(name: str) -> Recipe:
+    """A built-in recipe by its name, or any function as ``package.module:function``."""
+    if name in BUILT_IN:
+        return _imported(BUILT_IN[name])
+    if ":" in name:
+        return _imported(name)
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), BUILT_IN, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise InvalidArgumentError(
+        f"unknown recipe {name}; {hint}allowed: {', '.join(BUILT_IN)}, or your own as package.module:function"
+    )
+
+
+def _imported(address: str) -> Recipe:
+    module_name, _, function_name = address.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder one is in, as `python -m` has it
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InvalidArgumentError(f"recipe {address}: {module_name} cannot be imported ({error})") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise InvalidArgumentError(f"recipe {address}: {module_name} has no function called {function_name}")
+    return function
+
+
+def default_settings(recipe: Recipe) -> Settings:
+    """The settings that a recipe has of its own."""
+    parameter = inspect.signature(recipe).parameters.get("settings")
+    if parameter is not None and isinstance(parameter.default, Settings):
+        return parameter.default
+    return Settings()
+
+
+def make_task(recipe: Recipe, data: Path | None, settings: Settings) -> Task:
+    """Call the recipe with those of the two arguments that it takes."""
+    arguments = {"data": data, "settings": settings}
+    parameters = inspect.signature(recipe).parameters
+    unknown = [
+        n for n, p in parameters.items() if n not in arguments and p.default is p.empty and p.kind < p.VAR_KEYWORD
+    ]
+    if unknown:
+        raise InvalidArgumentError(f"recipe: it takes an argument {unknown[0]}; allowed: data, settings")
+    task = recipe(**{name: value for name, value in arguments.items() if name in parameters})
+    if not isinstance(task, Task):
+        raise InvalidArgumentError(f"recipe: it returned {type(task).__name__}; allowed: a decomposable.recipes.Task")
+    return task

@@ -1,0 +1,68 @@
+"""The three set-ups of the paper, with every hyperparameter of section 4 and appendix D."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from decomposable import models
+from decomposable.data import cifar, imagenet
+from decomposable.recipes import Task
+from decomposable.settings import Settings
+
+CIFAR = Settings(
+    epochs=200,
+    batch_size=128,
+    learning_rate=0.1,
+    schedule="steps",
+    milestones=(0.3, 0.6, 0.8),  # epochs 60, 120 and 160
+    decay=0.2,
+    momentum=0.9,
+    nesterov=True,
+    weight_decay=5e-4,
+    balance=0.5,
+    channels_last=True,
+)
+CIFAR10 = replace(CIFAR, ratio=(0.01, 0.25), mean=cifar.CIFAR10_MEAN, std=cifar.CIFAR10_STD)
+CIFAR100 = replace(CIFAR, ratio=(0.01, 0.5), mean=cifar.CIFAR100_MEAN, std=cifar.CIFAR100_STD)
+IMAGENET = Settings(
+    epochs=100,
+    batch_size=256,
+    learning_rate=0.1,
+    schedule="steps",
+    milestones=(0.3, 0.6, 0.9),  # epochs 30, 60 and 90
+    decay=0.1,
+    momentum=0.9,
+    nesterov=True,
+    weight_decay=1e-4,
+    ratio=(0.01, 0.8),
+    balance=0.5,
+    mean=imagenet.MEAN,
+    std=imagenet.STD,
+    channels_last=True,
+    workers=8,
+)
+
+
+def cifar10_vgg15(data: Path | None, settings: Settings = CIFAR10) -> Task:
+    """VGG-15 on CIFAR-10."""
+    return Task(
+        build_model=lambda: models.vgg15(num_classes=10),
+        load_data=lambda: cifar.load_cifar10(data, mean=settings.mean, std=settings.std),
+    )
+
+
+def cifar100_resnet34(data: Path | None, settings: Settings = CIFAR100) -> Task:
+    """ResNet-34 (64-128-256-512 channels, 3 × 3 stem) on CIFAR-100."""
+    return Task(
+        build_model=lambda: models.resnet34(num_classes=100),
+        load_data=lambda: cifar.load_cifar100(data, mean=settings.mean, std=settings.std),
+    )
+
+
+def imagenet_resnet50(data: Path | None, settings: Settings = IMAGENET) -> Task:
+    """ResNet-50 on ImageNet: folders `train` and `val`, in each a folder for every class."""
+    return Task(
+        build_model=lambda: models.resnet50(num_classes=1000),
+        load_data=lambda: imagenet.load(data, mean=settings.mean, std=settings.std),
+    )

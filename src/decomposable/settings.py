@@ -1,0 +1,197 @@
+"""The settings of a training: typed, validated where they are made, and set from text on the command line."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from decomposable.errors import InvalidArgumentError
+
+SCHEDULES = ("steps", "cosine", "constant")
+PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a training depends on. The defaults are the paper's for CIFAR (section 4 and appendix D).
+
+    A recipe is a function whose parameter `settings` has one of these as its default; `decomposable train RECIPE --set
+    key=value` replaces single values. A subclass may add fields of its own.
+    """
+
+    method: str = "decomposable"  # or "plain": the same loop without the low-rank network
+    epochs: int = 200
+    seed: int = 0  # of the initial weights, the order of the images, their augmentation, dropout and Z
+    batch_size: int = 128
+
+    learning_rate: float = 0.1
+    fine_tune_learning_rate: float = 0.01  # in its place where training starts from weights that are given
+    schedule: str = "steps"  # of the learning rate: "steps", "cosine" or "constant"
+    milestones: tuple[float, ...] = (0.3, 0.6, 0.8)  # for "steps", parts of the training: epochs 60, 120, 160 of 200
+    decay: float = 0.2  # for "steps", what the rate is multiplied with at each milestone
+    warmup_epochs: float = 0.0  # in which the rate rises from zero
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4  # η, for the kernels of convolutions and linear layers only
+    clip_norm: float = 0.0  # the largest norm of the gradient; 0 is no limit
+
+    form: str = "spatial"
+    ratio: tuple[float, float] = (0.01, 0.5)  # α_l and α_u, between which Z is drawn
+    balance: float = 0.5  # λ
+    criterion: str = "singular_value"
+    min_rank: int = 1
+    refresh: int = 1  # steps from one SVD to the next
+
+    mean: tuple[float, ...] = ()  # of the pixels per channel, as parts of white
+    std: tuple[float, ...] = ()
+    workers: int = 0  # processes that make batches ahead
+    precision: str = "float32"  # or "bfloat16", under autocast
+    channels_last: bool = False  # the layout in memory: faster for most convolutional networks
+
+    evaluate_every: int = 1  # epochs from one test to the next
+    calibration_images: int = 1000  # for the batch normalisation statistics of all sizes
+    calibrated_sizes: tuple[float, ...] = ()  # empty: a dense grid from the smallest size to the full one
+    sizes: tuple[float, ...] = (
+        1.0,
+        0.9,
+        0.8,
+        0.7,
+        0.6,
+        0.5,
+        0.4,
+        0.35,
+        0.3,
+        0.25,
+        0.2,
+        0.15,
+        0.1,
+    )  # measured at the end
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _typed(type(self), field.name, getattr(self, field.name)))
+        for names, allowed, is_right in _CHECKS:
+            for name in names:
+                if not is_right(getattr(self, name)):
+                    raise InvalidArgumentError(f"{name}={_as_text(getattr(self, name))}; allowed: {allowed}")
+        if len(self.mean) != len(self.std):
+            raise InvalidArgumentError(
+                f"std={_as_text(self.std)}; allowed: as many numbers as mean has, {len(self.mean)}"
+            )
+
+
+def _is_one_of(allowed: Iterable[str]) -> Callable[[Any], bool]:
+    return lambda value: value in allowed
+
+
+_CHECKS: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
+    (("epochs", "batch_size", "min_rank", "refresh", "evaluate_every"), "an int of at least 1", lambda v: v >= 1),
+    (("calibration_images",), "an int of at least 2", lambda v: v >= 2),
+    (("workers",), "an int of at least 0", lambda v: v >= 0),
+    (("seed",), f"an int from 0 to {2**31 - 1}", lambda v: 0 <= v < 2**31),
+    (("learning_rate", "fine_tune_learning_rate", "decay"), "a number above 0", lambda v: 0 < v < float("inf")),
+    (("weight_decay", "clip_norm", "warmup_epochs"), "a number of at least 0", lambda v: 0 <= v < float("inf")),
+    (("momentum",), "a number from 0 to below 1", lambda v: 0 <= v < 1),
+    (("balance",), "a number in [0, 1]", lambda v: 0 <= v <= 1),
+    (("ratio",), "two numbers with 0 < low <= high <= 1, as in 0.01,0.5", lambda v: 0 < v[0] <= v[1] <= 1),
+    (("milestones",), "parts of the training, as in 0.3,0.6,0.8", lambda v: all(0 < m < 1 for m in v)),
+    (("std",), "numbers above 0", lambda v: all(s > 0 for s in v)),
+    (("calibrated_sizes",), "parts of the MACs, as in 0.25,0.5,1", lambda v: all(0 < s <= 1 for s in v)),
+    (("sizes",), "parts of the MACs, as in 0.25,0.5,1", lambda v: v and all(0 < s <= 1 for s in v)),
+    (("schedule",), ", ".join(SCHEDULES), _is_one_of(SCHEDULES)),
+    (("precision",), ", ".join(PRECISIONS), _is_one_of(PRECISIONS)),
+    (("form",), "spatial, channel", _is_one_of(("spatial", "channel"))),
+    (("criterion",), "singular_value, energy, uniform", _is_one_of(("singular_value", "energy", "uniform"))),
+    (("method",), "a name", bool),
+)
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+def with_overrides(settings: AnySettings, overrides: Mapping[str, Any]) -> AnySettings:
+    """The settings with some values replaced; an unknown name is refused with the nearest one.
+
+    >>> with_overrides(Settings(), {"epochs": 3}).epochs
+    3
+    """
+    known = [field.name for field in fields(settings)]
+    for name in overrides:
+        if name not in known:
+            near = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
+            raise InvalidArgumentError(f"no setting is called {name}; {hint}")
+    return replace(settings, **overrides)
+
+
+def from_text(settings: AnySettings, assignments: Iterable[str]) -> AnySettings:
+    """The settings with values replaced as a command line gives them.
+
+    >>> from_text(Settings(), ["epochs=3", "ratio=0.05,0.8", "nesterov=false"]).ratio
+    (0.05, 0.8)
+    """
+    overrides = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise InvalidArgumentError(f"--set {assignment}: there is no '='; allowed: key=value, as in epochs=10")
+        overrides[name.strip()] = _Text(text.strip())
+    return with_overrides(settings, overrides)
+
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+class _Text(str):
+    """A value as it was typed, to be read as what its setting is."""
+
+    __slots__ = ()
+
+
+def _typed(settings: type, name: str, value: Any) -> Any:
+    """The value as the type that its field has, or an error that says what came and what is allowed."""
+    kind = get_type_hints(settings)[name]
+    try:
+        return _convert(kind, value)
+    except (ValueError, TypeError, KeyError):
+        raise InvalidArgumentError(f"{name}={_as_text(value)}; allowed: {_describe(kind)}") from None
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is tuple:
+        arguments = get_args(kind)
+        if isinstance(value, _Text):
+            value = [_Text(part) for part in value.strip("()[]").split(",") if part.strip()]
+        elif isinstance(value, str) or not isinstance(value, Iterable):
+            raise TypeError
+        entries = tuple(_convert(arguments[0], entry) for entry in value)
+        if Ellipsis not in arguments and len(entries) != len(arguments):
+            raise ValueError
+        return entries
+    if get_origin(kind) in (Union, types.UnionType):
+        if value is None or (isinstance(value, _Text) and value.lower() == "none"):
+            return None
+        return _convert(next(k for k in get_args(kind) if k is not type(None)), value)
+    if isinstance(value, _Text):
+        if kind is bool:
+            return _BOOLEANS[value.lower()]
+        return kind(str(value))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        raise TypeError
+    return value
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        arguments = get_args(kind)
+        one = _describe(arguments[0]).split(" ")[-1]
+        return f"{one}s, separated by commas" if Ellipsis in arguments else f"{len(arguments)} {one}s, as in 0.01,0.5"
+    return {int: "an int", float: "a number", bool: "true or false", str: "a text"}.get(kind, str(kind))
+
+
+def _as_text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

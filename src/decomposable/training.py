@@ -1,0 +1,384 @@
+"""One plain loop for every method: watched, stopped and resumed without a trace.
+
+Whatever a step depends on is either in the checkpoint (weights, optimiser, the method's own state, the global
+generators) or follows from the settings and the step's number (the batch, its augmentation, the learning rate). A run
+that is killed anywhere therefore ends, once resumed, with the very bits of one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from decomposable.checkpoint import CheckpointError, Checkpoints, set_random_state
+from decomposable.data.base import Batch, TrainBatches
+from decomposable.errors import DecomposableError
+from decomposable.methods import Method
+from decomposable.metrics import MetricsLog
+from decomposable.settings import Settings
+
+Loss = Callable[[nn.Module, Batch], Tensor]
+Say = Callable[[str], None]
+STEPS_PER_LINE = 50  # how often a step gets a line of its own in the metrics
+
+
+class Interrupted(DecomposableError):
+    """A signal asked the run to stop; it is at a checkpoint now."""
+
+
+class DivergedError(DecomposableError):
+    """A loss or gradient is NaN or infinite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watchers:
+    """Whom the loop tells what: a line that is written over, a line that stays, and the metrics."""
+
+    log: MetricsLog
+    progress: Say = lambda text: None
+    say: Say = lambda text: None
+
+
+@dataclass
+class Position:
+    """Where a run is: updates made, seconds spent, and the sums for the line of the epoch that is under way."""
+
+    step: int = 0
+    seconds: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    count: int = 0
+    commits: list[str] = field(default_factory=list)  # of the code that made the steps
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Count one step's values."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        """The mean over the epoch's steps; starts the next epoch's."""
+        means = {name: total / self.count for name, total in self.sums.items()}
+        self.sums, self.count = {}, 0
+        return means
+
+
+def train(
+    model: nn.Module,
+    batches: TrainBatches,
+    method: Method,
+    settings: Settings,
+    *,
+    loss: Loss,
+    evaluate: Callable[[nn.Module], float],
+    checkpoints: Checkpoints,
+    watchers: Watchers,
+    run_identity: Mapping[str, Any],
+    peak_learning_rate: float,
+    commit: str | None = None,
+) -> Position:
+    """Train in place, from the last checkpoint or from the start; `run_identity` must be that of the checkpoint."""
+    optimizer = torch.optim.SGD(
+        parameter_groups(model, settings.weight_decay),
+        lr=peak_learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov and settings.momentum > 0,
+    )
+    position = _restore(checkpoints, model, optimizer, method, run_identity)
+    if commit is not None and commit not in position.commits:
+        position.commits.append(commit)
+    device = next(model.parameters()).device
+
+    def checkpoint() -> None:
+        checkpoints.write(
+            {
+                "run": dict(run_identity),
+                "position": vars(position).copy(),
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "method": method.state_dict(),
+                "threads": torch.get_num_threads(),
+                "torch_version": str(torch.__version__),
+            }
+        )
+
+    clock = _Clock(position, total=len(batches))
+    with _signals() as stop:
+        for batch in batches.loader(position.step, workers=settings.workers) if position.step < len(batches) else ():
+            model.train()
+            set_learning_rate_(optimizer, peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch))
+            optimizer.zero_grad()
+            watched = _Watched(loss, _moved(batch, device, settings), settings)
+            values = {name: float(value) for name, value in method.backward(watched).items()}
+            norm = _gradient_norm(model, settings.clip_norm)
+            _check_finite(model, values, norm, watched, position.step, checkpoints)
+            optimizer.step()
+            position.step += 1
+            position.add({**values, "gradient_norm": norm})
+            position.seconds += clock.lap()
+            watchers.progress(clock.line(position, batches.per_epoch, values))
+            if position.step % STEPS_PER_LINE == 0:
+                rate = optimizer.param_groups[0]["lr"]
+                watchers.log.write("step", position.step, {**values, "gradient_norm": norm, "learning_rate": rate})
+            if position.step % batches.per_epoch == 0:
+                _end_epoch(model, position, batches, settings, evaluate, watchers)
+                position.seconds += clock.lap()
+            if checkpoints.is_due:
+                checkpoint()
+            if stop.is_set():
+                checkpoint()
+                raise Interrupted(
+                    f"stopped at step {position.step:,} of {len(batches):,}; --resume goes on from {checkpoints.path}"
+                )
+        checkpoint()
+    model.eval()
+    return position
+
+
+def _end_epoch(
+    model: nn.Module,
+    position: Position,
+    batches: TrainBatches,
+    settings: Settings,
+    evaluate: Callable[[nn.Module], float],
+    watchers: Watchers,
+) -> None:
+    epoch = position.step // batches.per_epoch
+    values: dict[str, Any] = {"epoch": epoch, **position.means()}
+    if epoch % settings.evaluate_every == 0 or epoch == batches.epochs:
+        watchers.progress(f"testing after epoch {epoch}")
+        values["accuracy"] = evaluate(model)
+    values["seconds"] = round(position.seconds, 2)
+    watchers.log.write("epoch", position.step, values)
+    parts = [f"epoch {epoch:{len(str(batches.epochs))}}/{batches.epochs}", f"loss {values['loss']:.4f}"]
+    if "loss_low" in values:
+        parts.append(f"low-rank loss {values['loss_low']:.4f}")
+    if "accuracy" in values:
+        parts.append(f"test accuracy {values['accuracy']:.2f}%")
+    watchers.say("  ".join([*parts, as_duration(position.seconds)]))
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay for the kernels of convolutions and linear layers, none for biases and normalisation."""
+    kernels: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, _ConvNd | nn.Linear):
+            kernels.add(id(module.weight))
+        elif isinstance(module, nn.MultiheadAttention):  # packed linear layers
+            packed = (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+            kernels.update(map(id, packed))
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trainable if id(p) in kernels], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if id(p) not in kernels], "weight_decay": 0.0},
+    ]
+
+
+def rate_factor(settings: Settings, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of a step as a part of the highest one.
+
+    >>> [rate_factor(Settings(epochs=10), step, 1) for step in (0, 3, 6, 9)] == [1.0, 0.2, 0.2**2, 0.2**3]
+    True
+    """
+    total, warmup = settings.epochs * steps_per_epoch, settings.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if settings.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
+    if settings.schedule == "steps":
+        passed = sum(step >= round(m * settings.epochs) * steps_per_epoch for m in settings.milestones)
+        return float(settings.decay**passed)
+    return 1.0
+
+
+def set_learning_rate_(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """For all groups; a function of the step's number needs no scheduler, and no state of one."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _restore(
+    checkpoints: Checkpoints,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    method: Method,
+    run_identity: Mapping[str, Any],
+) -> Position:
+    state = checkpoints.read()
+    if state is None:
+        return Position()
+    _check_identity(checkpoints, state["run"], run_identity)
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        method.load_state_dict(state["method"])
+        set_random_state(state["random"])
+        return Position(**state["position"])
+    except (KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise CheckpointError(f"{checkpoints.path} does not fit this run: {str(error).splitlines()[0]}") from error
+
+
+def _check_identity(checkpoints: Checkpoints, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    for key in {**theirs, **ours}:
+        if theirs.get(key) != ours.get(key):
+            raise CheckpointError(
+                f"{checkpoints.path}: the run has {key}={theirs.get(key)}, now it is {ours.get(key)}; "
+                "resume with what it was started with, or choose another folder"
+            )
+
+
+class _Watched:
+    """The loss of one batch as a closure that remembers the networks it was called with, to ask them afterwards."""
+
+    def __init__(self, loss: Loss, batch: Batch, settings: Settings) -> None:
+        self.loss, self.batch, self.settings = loss, batch, settings
+        self.networks: list[nn.Module] = []
+
+    def __call__(self, network: nn.Module) -> Tensor:
+        self.networks.append(network)
+        return self.on(network)
+
+    def on(self, network: nn.Module) -> Tensor:
+        """The loss of a network."""
+        kind = self.batch[0].device.type
+        low = self.settings.precision == "bfloat16"
+        with torch.autocast(kind, dtype=torch.bfloat16) if low else nullcontext():
+            return self.loss(network, self.batch)
+
+
+def _gradient_norm(model: nn.Module, limit: float) -> float:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if not gradients:
+        return 0.0
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if limit > 0:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
+    return float(norm)
+
+
+def _check_finite(
+    model: nn.Module,
+    values: Mapping[str, float],
+    gradient_norm: float,
+    watched: _Watched,
+    step: int,
+    checkpoints: Checkpoints,
+) -> None:
+    """Stop before the weights are spoilt, and say where it began."""
+    losses = [(name, value) for name, value in values.items() if name.startswith("loss")]
+    bad = next(((i, name, value) for i, (name, value) in enumerate(losses) if not math.isfinite(value)), None)
+    if bad is None and math.isfinite(gradient_norm):
+        return
+    if bad is not None:
+        index, name, value = bad
+        network = watched.networks[min(index, len(watched.networks) - 1)]
+        what = f"{'the low-rank loss' if name == 'loss_low' else 'the loss'} is {value}"
+        where = _first_non_finite_layer(network, watched)
+    else:
+        what = f"the gradient's norm is {gradient_norm}"
+        names = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        where = f"first in the gradient of '{names[0]}'" if names else "every entry is finite, their squares are not"
+    kept = (
+        f"the last good checkpoint is {checkpoints.path}" if checkpoints.path.exists() else "there is no checkpoint yet"
+    )
+    raise DivergedError(f"step {step + 1:,}: {what}, {where}; {kept}; a smaller learning rate may help")
+
+
+@torch.no_grad()
+def _first_non_finite_layer(network: nn.Module, watched: _Watched) -> str:
+    """Run the batch through the network once more and name the first layer with NaN or infinity in its output."""
+    if not watched.batch[0].isfinite().all():
+        return "already in the batch"
+    for name, tensor in network.named_parameters():
+        if not tensor.isfinite().all():
+            return f"the weight '{name}' is not finite"
+    found: list[str] = []
+
+    def look(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not found and isinstance(output, Tensor) and not output.isfinite().all():
+                found.append(name)
+
+        return hook
+
+    leaves = [(name, m) for name, m in network.named_modules() if not any(m.children())]
+    hooks = [module.register_forward_hook(look(name)) for name, module in leaves]
+    try:
+        watched.on(network)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return f"first in the output of layer '{found[0]}'" if found else "in the loss itself, no layer's output is"
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """SIGINT and SIGTERM set the event, so that the step under way is finished; a second one stops at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread receives signals
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Clock:
+    """Seconds per step, as they were lately, and the time that is left."""
+
+    def __init__(self, position: Position, *, total: int) -> None:
+        self.total = total
+        self._last = self._start = time.perf_counter()
+        self._first_step = position.step
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return seconds
+
+    def line(self, position: Position, per_epoch: int, values: Mapping[str, float]) -> str:
+        """Epoch, step, loss, rate and time left."""
+        done = position.step - self._first_step
+        per_step = (time.perf_counter() - self._start) / done  # tests between epochs included, as in what is to come
+        epoch, place = divmod(position.step - 1, per_epoch)
+        left = as_duration(per_step * (self.total - position.step))
+        losses = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items() if "loss" in name)
+        return f"epoch {epoch + 1}: step {place + 1}/{per_epoch}, {losses}, {1 / per_step:.2f} steps/s, {left} left"
+
+
+def as_duration(seconds: float) -> str:
+    """Seconds as people say it.
+
+    >>> as_duration(42.2), as_duration(3600 * 27 + 120)
+    ('42 s', '27 h 2 min')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _moved(batch: Batch, device: torch.device, settings: Settings) -> Batch:
+    x, y = batch
+    layout = torch.channels_last if settings.channels_last and x.dim() == 4 else torch.preserve_format
+    return x.to(device, non_blocking=True, memory_format=layout), y.to(device, non_blocking=True)

@@ -1,0 +1,105 @@
+"""Starting from weights that somebody else trained: a state dict in any of the files it comes in."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from decomposable import artifact
+from decomposable.errors import DecomposableError
+
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
+_PREFIXES = ("module.", "_orig_mod.")
+
+
+class WeightsError(DecomposableError):
+    """A file holds no weights, or not those of this model."""
+
+
+def load_weights_(model: nn.Module, path: Path) -> None:
+    """Put the weights of a file into the model, all of them or none.
+
+    The file is a `.safetensors` state dict, a network of ours (its full size), or what `torch.save` wrote, read
+    without running code from it; keys may start with the ``module.`` of data parallelism.
+    """
+    state = read_weights(path)
+    _check(model, state, path)
+    model.load_state_dict(state)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file."""
+    if not path.is_file():
+        raise WeightsError(
+            f"{path}: no such file; allowed: a state dict (.safetensors, .pt, .pth) or a network of ours"
+        )
+    state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    while state and all(any(name.startswith(p) for p in _PREFIXES) for name in state):
+        state = {name.partition(".")[2]: value for name, value in state.items()}
+    return state
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            is_ours = "decomposable" in (file.metadata() or {})
+            if not is_ours:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise WeightsError(f"{path} is not a whole safetensors file ({error})") from error
+    return dict(artifact.read(path).state)
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:150]
+        raise WeightsError(f"{path} is damaged, or holds more than weights ({reason})") from error
+    for wrapper in _WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+            break
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        came = f"a {type(content).__name__}" if not isinstance(content, Mapping) else "a dict of other things"
+        raise WeightsError(f"{path} holds {came}; allowed: a state dict, which maps names to tensors")
+    return dict(content)
+
+
+def _check(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Say what is different in one line; torch would list every key."""
+    ours = model.state_dict()
+    shared = [name for name in ours if name in state]
+    for name in shared:
+        if ours[name].shape != state[name].shape:
+            theirs, wanted = tuple(state[name].shape), tuple(ours[name].shape)
+            classes = " (another number of classes?)" if name == _last_weight(model) else ""
+            raise WeightsError(f"{path}: '{name}' has shape {theirs}, the model's {wanted}{classes}")
+    missing = [name for name in ours if name not in state and not name.endswith("num_batches_tracked")]
+    extra = [name for name in state if name not in ours]
+    if missing or extra:
+        parts = [f"{len(missing)} weights are missing, such as '{missing[0]}'"] if missing else []
+        parts += [f"{len(extra)} are not the model's, such as '{extra[0]}'"] if extra else []
+        raise WeightsError(f"{path} is of another model: {'; '.join(parts)}")
+    for name in ours:  # files from before PyTorch 0.4 do not count batches
+        if name not in state and isinstance(state, dict):
+            state[name] = ours[name]
+
+
+def _last_weight(model: nn.Module) -> str | None:
+    names = [name for name, p in model.named_parameters() if p.dim() == 2]
+    return names[-1] if names else None
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,395 @@
+"""The loop by itself: what is logged, when it stops, and that it goes on exactly where it was."""
+
+import math
+import os
+import random
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from decomposable import methods
+from decomposable.checkpoint import CheckpointError, Checkpoints, random_state, seed_everything, set_random_state
+from decomposable.data.base import Images, InMemory, TrainBatches
+from decomposable.metrics import MetricsLog, read_metrics
+from decomposable.settings import Settings
+from decomposable.training import (
+    DivergedError,
+    Interrupted,
+    Watchers,
+    as_duration,
+    parameter_groups,
+    rate_factor,
+    train,
+)
+
+SETTINGS = Settings(epochs=2, batch_size=10, ratio=(0.2, 0.6), learning_rate=0.05, schedule="cosine")
+
+
+def jitter(x, generator):
+    return x + 0.1 * torch.randn(x.shape, generator=generator)
+
+
+def keep(x):
+    return x
+
+
+def data(count=60):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 1, 6, 6, generator=generator)
+    y = (x.mean(dim=(1, 2, 3)) > 0).long()
+    return InMemory(classes=2, train=Images(x, y), test=Images(x, y), augment=jitter, prepare=keep)
+
+
+def build(seed=0):
+    seed_everything(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Conv2d(8, 8, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 16, 2),
+    )
+
+
+def cross_entropy(net, batch):
+    return F.cross_entropy(net(batch[0]), batch[1])
+
+
+class Run:
+    """A training in a folder; `loss` may do harm at some step."""
+
+    def __init__(self, folder, settings=SETTINGS, every_seconds=0.0, loss=cross_entropy, identity="a"):
+        self.folder, self.settings, self.every_seconds = folder, settings, every_seconds
+        self.loss, self.identity = loss, {"name": identity, **vars(settings)}
+        self.lines, self.progress = [], []
+
+    def __call__(self):
+        model = build(self.settings.seed)
+        batches = TrainBatches(data(), batch_size=self.settings.batch_size, epochs=self.settings.epochs, seed=1)
+        checkpoints = Checkpoints(self.folder / "checkpoint.pt", every_seconds=self.every_seconds)
+        saved = checkpoints.read()
+        with MetricsLog(self.folder / "metrics.jsonl", after_step=saved["position"]["step"] if saved else 0) as log:
+            self.position = train(
+                model,
+                batches,
+                methods.build(model, self.settings),
+                self.settings,
+                loss=self.loss,
+                evaluate=lambda net: 50.0,
+                checkpoints=checkpoints,
+                watchers=Watchers(log=log, progress=self.progress.append, say=self.lines.append),
+                run_identity=self.identity,
+                peak_learning_rate=self.settings.learning_rate,
+            )
+        return model
+
+
+def harm_at(step, do):
+    calls = []
+
+    def loss(net, batch):
+        calls.append(net)
+        if len(calls) == step:
+            do()
+        return cross_entropy(net, batch)
+
+    return loss
+
+
+class Killed(BaseException):
+    """As abrupt as it gets inside a process."""
+
+
+def kill():
+    raise Killed
+
+
+@pytest.mark.parametrize("method", ["decomposable", "plain"])
+@pytest.mark.parametrize("refresh", [1, 3])
+@pytest.mark.parametrize("call", [1, 2, 7, 13, 22])
+def test_a_run_that_is_cut_off_anywhere_ends_with_the_same_bits(tmp_path, method, refresh, call):
+    settings = replace(SETTINGS, method=method, refresh=refresh)
+    whole = Run(tmp_path / "whole", settings)
+    expected = whole()
+    (tmp_path / "cut").mkdir()
+    try:
+        Run(tmp_path / "cut", settings, loss=harm_at(call, kill))()
+        assert method == "plain"  # it calls the loss once per step, and there are but 12 steps
+    except Killed:
+        pass
+    random.random(), np.random.rand(), torch.rand(1)  # noqa: NPY002  whatever happens to the generators meanwhile
+    resumed = Run(tmp_path / "cut", settings)()
+    for name, value in expected.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    logs = [_without_times(read_metrics(tmp_path / folder / "metrics.jsonl")) for folder in ("whole", "cut")]
+    assert logs[0] == logs[1]
+
+
+def _without_times(lines):
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def test_checkpoints_hold_everything_even_between_writes(tmp_path):
+    """Killed long after the last checkpoint: the steps since then are made again."""
+    expected = Run(tmp_path / "whole")()
+    run = Run(tmp_path / "cut", every_seconds=1e9, loss=harm_at(9, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    with pytest.raises(Interrupted, match=r"stopped at step 5 of 12; --resume"):
+        run()
+    with pytest.raises(Killed):
+        Run(tmp_path / "cut", every_seconds=1e9, loss=harm_at(6, kill))()
+    resumed = Run(tmp_path / "cut")()
+    assert all(
+        torch.equal(a, b) for a, b in zip(expected.state_dict().values(), resumed.state_dict().values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_and_writes_a_checkpoint(tmp_path, number):
+    before = signal.getsignal(number)
+    run = Run(tmp_path, every_seconds=1e9, loss=harm_at(3, lambda: os.kill(os.getpid(), number)))
+    with pytest.raises(Interrupted, match="step 2 of 12"):
+        run()
+    assert Checkpoints(tmp_path / "checkpoint.pt", every_seconds=0).read()["position"]["step"] == 2
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_stops_at_once(tmp_path):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        Run(tmp_path, loss=harm_at(3, twice))()
+
+
+def test_it_learns_and_says_so(tmp_path):
+    run = Run(tmp_path, replace(SETTINGS, epochs=12))
+    run()
+    epochs = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "epoch"]
+    assert [line["epoch"] for line in epochs] == list(range(1, 13))
+    assert epochs[-1]["loss"] < 0.6 * epochs[0]["loss"]
+    assert {"loss", "loss_low", "ratio", "gradient_norm", "accuracy", "seconds", "step"} <= epochs[0].keys()
+    steps = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "step"]
+    assert [line["step"] for line in steps] == [50]
+    assert steps[0]["learning_rate"] == pytest.approx(0.05 * rate_factor(run.settings, 49, 6))
+    assert len(run.lines) == 12
+    assert "epoch  1/12" in run.lines[0]
+    assert "test accuracy 50.00%" in run.lines[0]
+    assert "steps/s" in run.progress[0]
+    assert "left" in run.progress[0]
+
+
+def test_plain_training_is_torchs_own(tmp_path):
+    """The loop adds nothing: the same steps by hand end with the same weights."""
+    settings = replace(SETTINGS, method="plain", schedule="constant", weight_decay=0.01, nesterov=True)
+    trained = Run(tmp_path, settings)()
+    model = build(settings.seed)
+    kernels = [model[0].weight, model[4].weight, model[7].weight]
+    others = [model[1].weight, model[1].bias, model[4].bias, model[7].bias]
+    optimizer = torch.optim.SGD(
+        [{"params": kernels, "weight_decay": 0.01}, {"params": others}], lr=0.05, momentum=0.9, nesterov=True
+    )
+    batches = TrainBatches(data(), batch_size=10, epochs=2, seed=1)
+    model.train()
+    for i in range(12):
+        optimizer.zero_grad()
+        cross_entropy(model, batches[i]).backward()
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, trained.state_dict()[name]), name
+
+
+def test_weight_decay_is_for_kernels_only():
+    model = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(1, 2, 3),
+            "transposed": nn.ConvTranspose1d(1, 2, 3),
+            "norm": nn.BatchNorm2d(2),
+            "linear": nn.Linear(2, 2),
+            "attention": nn.MultiheadAttention(4, 2),
+            "embedding": nn.Embedding(3, 4),
+            "prelu": nn.PReLU(),
+        }
+    )
+    decayed, others = parameter_groups(model, 0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    kernels = {"conv.weight", "transposed.weight", "linear.weight", "attention.in_proj_weight"}
+    assert {names[id(p)] for p in decayed["params"]} == kernels | {"attention.out_proj.weight"}
+    assert len(decayed["params"]) + len(others["params"]) == len(names)
+
+
+def test_the_rate_follows_the_papers_steps():
+    settings = Settings()  # 200 epochs
+    epochs = {0: 1.0, 59: 1.0, 60: 0.2, 119: 0.2, 120: 0.04, 159: 0.04, 160: 0.008, 199: 0.008}
+    for epoch, factor in epochs.items():
+        assert rate_factor(settings, epoch * 390, 390) == pytest.approx(factor)
+        assert rate_factor(settings, epoch * 390 + 389, 390) == pytest.approx(factor)
+
+
+def test_the_rate_warms_up_and_falls_as_a_cosine():
+    settings = Settings(epochs=11, schedule="cosine", warmup_epochs=1.0)
+    factors = [rate_factor(settings, step, 100) for step in range(1100)]
+    assert factors[0] == pytest.approx(1 / 101)
+    assert factors[100] == 1
+    assert factors[600] == pytest.approx(0.5)
+    assert factors[:101] == sorted(factors[:101])
+    assert factors[100:] == sorted(factors[100:], reverse=True)
+    assert 0 < factors[-1] < 1e-4
+    assert {rate_factor(replace(settings, schedule="constant", warmup_epochs=0.0), s, 100) for s in (0, 500)} == {1.0}
+
+
+def test_a_nan_in_a_layer_is_named_with_step_and_checkpoint(tmp_path):
+    class Root(nn.Module):
+        def forward(self, x):
+            return torch.sqrt(x - 1e6)
+
+    def build_bad():
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 4), Root(), nn.Linear(4, 2))
+
+    model = build_bad()
+    settings = replace(SETTINGS, method="plain")
+    checkpoints = Checkpoints(tmp_path / "checkpoint.pt", every_seconds=0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with (
+        MetricsLog(tmp_path / "metrics.jsonl", after_step=0) as log,
+        pytest.raises(DivergedError, match=r"step 1: the loss is nan, first in the output of layer '2'; there is no"),
+    ):
+        train(
+            model,
+            TrainBatches(data(), batch_size=10, epochs=1, seed=1),
+            methods.build(model, settings),
+            settings,
+            loss=cross_entropy,
+            evaluate=lambda net: 0.0,
+            checkpoints=checkpoints,
+            watchers=Watchers(log=log),
+            run_identity={},
+            peak_learning_rate=0.1,
+        )
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def spoil_low_rank(step):
+    calls = []
+
+    def loss(net, batch):
+        calls.append(net)
+        value = cross_entropy(net, batch)
+        return value * math.nan if len(calls) == step else value
+
+    return loss
+
+
+def test_a_nan_in_the_low_rank_loss_keeps_the_last_good_checkpoint(tmp_path):
+    with pytest.raises(DivergedError, match=r"step 3: the low-rank loss is nan, in the loss itself") as caught:
+        Run(tmp_path, loss=spoil_low_rank(6))()
+    assert str(tmp_path / "checkpoint.pt") in str(caught.value)
+    saved = Checkpoints(tmp_path / "checkpoint.pt", every_seconds=0).read()
+    assert saved["position"]["step"] == 2
+    assert all(value.isfinite().all() for value in saved["model"].values())
+
+
+def test_an_infinite_gradient_stops_before_the_weights_are_spoilt(tmp_path):
+    def steep(net, batch):
+        return (net(batch[0]).sum() * 0).abs().sqrt()  # finite, with a slope that is not
+
+    with pytest.raises(DivergedError, match=r"step 1: the gradient's norm is nan, first in the gradient of '0.weight'"):
+        Run(tmp_path, replace(SETTINGS, method="plain"), loss=steep)()
+
+
+def test_a_bad_batch_is_named(tmp_path):
+    def loss(net, batch):
+        batch[0][0] = math.inf
+        return cross_entropy(net, batch)
+
+    with pytest.raises(DivergedError, match="already in the batch"):
+        Run(tmp_path, replace(SETTINGS, method="plain"), loss=loss)()
+
+
+def test_the_gradient_is_clipped(tmp_path):
+    run = Run(tmp_path, replace(SETTINGS, method="plain", clip_norm=1e-9, weight_decay=0.0))
+    trained, initial = run(), build(0)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(trained.parameters(), initial.parameters(), strict=True))
+
+
+def test_bfloat16_and_channels_last_train_as_well(tmp_path):
+    for name, changes in (("a", {"precision": "bfloat16"}), ("b", {"channels_last": True})):
+        Run(tmp_path / name, replace(SETTINGS, **changes))()
+        epochs = [line for line in read_metrics(tmp_path / name / "metrics.jsonl") if line["kind"] == "epoch"]
+        assert math.isfinite(epochs[-1]["loss_low"])
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    Run(tmp_path, loss=cross_entropy)()
+    other = Run(tmp_path, identity="b")
+    with pytest.raises(CheckpointError, match=r"the run has name=a, now it is b; resume with what"):
+        other()
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut"])
+def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, content):
+    (tmp_path / "checkpoint.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match="is damaged or no checkpoint") as caught:
+        Run(tmp_path)()
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == content
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    torch.save({"format": 1, "x": Attack()}, tmp_path / "checkpoint.pt")
+    with pytest.raises(CheckpointError):
+        Run(tmp_path)()
+    assert not (tmp_path / "owned").exists()
+
+
+def test_writing_a_checkpoint_is_all_or_nothing(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path / "checkpoint.pt", every_seconds=0)
+    checkpoints.write({"a": 1})
+
+    def fail(state, path):
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError, match="no space"):
+        checkpoints.write({"a": 2})
+    monkeypatch.undo()
+    assert checkpoints.read()["a"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_all_global_generators_are_restored():
+    seed_everything(3)
+    random.gauss(0, 1)  # leaves a second value behind
+    state = random_state()
+    first = (random.gauss(0, 1), random.random(), np.random.randn(), torch.rand(1).item())  # noqa: NPY002
+    seed_everything(4)
+    set_random_state(state)
+    assert first == (random.gauss(0, 1), random.random(), np.random.randn(), torch.rand(1).item())  # noqa: NPY002
+
+
+def test_metrics_survive_a_torn_last_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n{"kind": "st')
+    with MetricsLog(path, after_step=1) as log:
+        log.write("step", 2, {"loss": 0.5})
+        assert path.read_text().count("\n") == 2  # flushed line by line
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+    assert read_metrics(path)[1]["loss"] == 0.5
+
+
+def test_durations_read_well():
+    assert [as_duration(s) for s in (3, 99, 600, 7200, 90061)] == ["3 s", "99 s", "10 min", "2 h 0 min", "25 h 1 min"]
