@@ -28,23 +28,25 @@ def lines(text):
     return text.rstrip("\n").split("\n")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"]])
-def test_help_names_the_verb_and_gives_an_example(arguments):
-    result = call(*arguments)
+@pytest.mark.parametrize("verb", ["", *(verb.name for verb in cli.VERBS)])
+def test_help_names_the_verb_and_gives_an_example(verb):
+    result = call(*filter(None, [verb, "--help"]))
     assert result.returncode == 0
     assert result.stderr == ""
-    assert "example:\n  decomposable demo" in result.stdout
+    assert f"example:\n  decomposable {verb or 'demo'}" in result.stdout
 
 
 def test_the_example_of_every_verb_is_a_call_that_parses():
     for verb in cli.VERBS:
-        program, *arguments = verb.example.split()
-        assert program == "decomposable"
-        assert cli.build_parser().parse_args(arguments).verb is verb
+        for example in verb.example.splitlines():
+            program, *arguments = example.split()
+            assert program == "decomposable"
+            assert cli.build_parser().parse_args(arguments).verb is verb
 
 
-def test_help_imports_nothing_heavy():
-    code = "import sys; from decomposable.cli import main; main(['demo', '--help']); print(*sys.modules)"
+@pytest.mark.parametrize("verb", [verb.name for verb in cli.VERBS])
+def test_help_imports_nothing_heavy(verb):
+    code = f"import sys; from decomposable.cli import main; main(['{verb}', '--help']); print(*sys.modules)"
     loaded = set(lines(call(code=code).stdout)[-1].split())
     assert "decomposable.cli" in loaded
     assert not loaded & {"torch", "numpy", "sklearn", "matplotlib"}
@@ -134,3 +136,15 @@ def test_progress_is_one_line_in_a_terminal_and_one_per_task_elsewhere(is_termin
         assert "\n" not in err
     else:
         assert err == "joint training\nmeasuring\n"
+
+
+def test_without_a_terminal_a_long_task_says_where_it_is_once_a_minute(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    progress = ProgressLine()
+    for i in range(5):
+        progress(f"training: step {i}")
+        now[0] += 25
+    progress.say("epoch 1")
+    progress("training: step 5")
+    assert capsys.readouterr().err == "training\ntraining: step 3\nepoch 1\n"

@@ -97,8 +97,8 @@ def save_size(
 def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
     """The network with this size as its largest: the bases that this size does not use are gone, smaller sizes stay.
 
-    The weight of a layer that loses bases becomes W̃, their statistics those of this size. Fractions of MACs and of
-    parameters keep counting from the original network.
+    The weight of a layer that loses bases becomes W̃. Fractions of MACs and of parameters keep counting from the
+    original network.
     """
     check_plan(artifact, plan)
     selector = artifact.selector
@@ -115,26 +115,24 @@ def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
             factors[layer.name] = Factors(part.first.clone(), part.second.clone())  # lets go of the rest
     upper = np.where(ranks < selector.full_ranks, ranks, selector.upper)
     smaller = with_stored(replace(selector, lower=np.minimum(selector.lower, upper), upper=upper), ranks)
-    statistics = artifact.statistics and _up_to(artifact.statistics, plan, smaller.full_plan())
+    statistics = artifact.statistics and _up_to(artifact.statistics, plan)
     return replace(artifact, state=state, factors=factors, selector=smaller, plan=plan, statistics=statistics)
 
 
-def _up_to(statistics: Statistics, plan: RankPlan, largest: RankPlan) -> Statistics:
-    """The statistics of the sizes that are not larger than this one, and of this one."""
-    here = statistics.at(plan)
-    assert here is not None  # the original's own are kept for the full size only
-    mean_C, var_C = (torch.cat([here[name][i] for name in statistics.names]) for i in (0, 1))
-    place, plans = position(plan), statistics.plans
-    kept = [i for i, p in enumerate(statistics.positions) if p <= place and plans[i].ranks != plan.ranks]
+def _up_to(statistics: Statistics, plan: RankPlan) -> Statistics:
+    """The statistics of the sizes that are not larger than this one, and of the next, the end of interpolation."""
+    next_larger = int(np.searchsorted(statistics.positions, position(plan), side="right"))
+    kept = [
+        i
+        for i, calibrated in enumerate(statistics.plans)
+        if i <= next_larger or all(rank <= plan.ranks[name] for name, rank in calibrated.ranks.items())
+    ]
     return replace(
         statistics,
-        positions=(*(statistics.positions[i] for i in kept), place),
-        plans=(*(plans[i] for i in kept), plan),
-        mean_SC=torch.cat([statistics.mean_SC[kept], mean_C[None]]),
-        var_SC=torch.cat([statistics.var_SC[kept], var_C[None]]),
-        has_explicit_full=False,
-        full_plan=largest,
-        original=(mean_C, var_C),
+        positions=tuple(statistics.positions[i] for i in kept),
+        plans=tuple(statistics.plans[i] for i in kept),
+        mean_SC=statistics.mean_SC[kept],
+        var_SC=statistics.var_SC[kept],
     )
 
 

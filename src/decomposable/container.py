@@ -76,7 +76,13 @@ def write_container(
     if len(text) > _MOST_HEADER_BYTES // 2:
         raise InvalidArgumentError(f"info: the description takes {len(text):,} bytes; allowed: 50 million")
     with replacing(Path(path)) as unfinished:
-        save_file(_each_in_memory_of_its_own(tensors), unfinished, metadata={_ENTRY: text})
+        unfinished.touch()
+        usual_mode = stat.S_IMODE(unfinished.stat().st_mode)
+        try:
+            save_file(_each_in_memory_of_its_own(tensors), unfinished, metadata={_ENTRY: text})
+        except SafetensorError as error:
+            raise OSError(f"{path}: it could not be written: {_first_line(error)}") from error
+        unfinished.chmod(usual_mode)  # safetensors makes files that nobody else can read
         with unfinished.open("r+b") as file:
             digest, position = _digest_of(file, _NO_DIGEST)
             file.seek(position)

@@ -124,9 +124,10 @@ def _skeleton_entries(
 
 
 def _statistics_tensors(statistics: Statistics, names: Sequence[str]) -> dict[str, Tensor]:
+    plans = (*statistics.plans, statistics.full_plan)  # the last row is the end of every interpolation
     return {
-        "statistics/ranks": torch.tensor([[plan.ranks[name] for name in names] for plan in statistics.plans]),
-        "statistics/dense": torch.tensor([[name in plan.dense for name in names] for plan in statistics.plans]),
+        "statistics/ranks": torch.tensor([[plan.ranks[name] for name in names] for plan in plans]),
+        "statistics/dense": torch.tensor([[name in plan.dense for name in names] for plan in plans]),
         "statistics/positions": torch.tensor(statistics.positions, dtype=torch.float64),
         "statistics/mean": statistics.mean_SC,
         "statistics/var": statistics.var_SC,

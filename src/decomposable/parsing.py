@@ -253,10 +253,11 @@ def _read_statistics(
     means = [state.get(join(name, "running_mean")) for name in names]
     require(all(mean is not None and mean.dim() == 1 for mean in means), "statistics are of layers that are not there")
     channels = tuple(len(mean) for mean in means if mean is not None)
-    rows, total = unused.get("statistics/ranks", torch.empty(0)).numel() // len(selector.costs), sum(channels)
+    rows = unused.get("statistics/ranks", torch.empty(0)).numel() // len(selector.costs) - 1  # the last is the end
+    total = sum(channels)
     require(bool(names) and rows > 0, "statistics are empty")
-    ranks = _array(unused, "statistics/ranks", torch.int64, (rows, len(selector.costs)))
-    dense = _array(unused, "statistics/dense", torch.bool, (rows, len(selector.costs)))
+    ranks = _array(unused, "statistics/ranks", torch.int64, (rows + 1, len(selector.costs)))
+    dense = _array(unused, "statistics/dense", torch.bool, (rows + 1, len(selector.costs)))
     is_full = ranks == selector.full_ranks
     require(bool(((ranks >= 1) & (ranks <= selector.full_ranks)).all()), "statistics are of ranks that cannot be")
     require(bool((dense | ~is_full).all()), "statistics are of a full rank that is not dense")
@@ -265,16 +266,17 @@ def _read_statistics(
     tensors = [_take(unused, f"statistics/{name}") for name in ("mean", "var", "original_mean", "original_var")]
     for tensor, shape in zip(tensors, [(rows, total)] * 2 + [(total,)] * 2, strict=True):
         require(tuple(tensor.shape) == shape and tensor.is_floating_point(), "statistics have the wrong shape or type")
+    plans = [plan_of(selector, r, d) for r, d in zip(ranks, dense, strict=True)]
     return Statistics(
         names=names,
         channels=channels,
         feeders=tuple(map(feeders.get, names)),
         positions=tuple(places.tolist()),
-        plans=tuple(plan_of(selector, r, d) for r, d in zip(ranks, dense, strict=True)),
+        plans=tuple(plans[:-1]),
         mean_SC=tensors[0],
         var_SC=tensors[1],
         has_explicit_full=record.flag("has_explicit_full"),
-        full_plan=selector.full_plan(),
+        full_plan=plans[-1],
         original=(tensors[2], tensors[3]),
     )
 

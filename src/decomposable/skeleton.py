@@ -87,8 +87,6 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
                 "(extra state, or a hook); allowed: models whose state is their parameters and buffers"
             )
     for key, tensor in own.items():
-        if nn.parameter.is_lazy(tensor):
-            raise InvalidArgumentError(f"save: '{key}' is of a lazy layer that has seen no input yet")
         if tensor.layout is not torch.strided or tensor.dtype not in DTYPES.values() or tensor.is_meta:
             kind = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
             raise InvalidArgumentError(f"save: '{key}' is {kind}; allowed: plain tensors of a usual type")

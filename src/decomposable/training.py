@@ -156,7 +156,7 @@ def _end_epoch(
     epoch = position.step // batches.per_epoch
     values: dict[str, Any] = {"epoch": epoch, **position.means()}
     if epoch % settings.evaluate_every == 0 or epoch == batches.epochs:
-        watchers.progress(f"testing after epoch {epoch}")
+        watchers.progress(f"training: testing after epoch {epoch}")
         values["accuracy"] = evaluate(model)
     values["seconds"] = round(position.seconds, 2)
     watchers.log.write("epoch", position.step, values)
@@ -363,7 +363,8 @@ class _Clock:
         epoch, place = divmod(position.step - 1, per_epoch)
         left = as_duration(per_step * (self.total - position.step))
         losses = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items() if "loss" in name)
-        return f"epoch {epoch + 1}: step {place + 1}/{per_epoch}, {losses}, {1 / per_step:.2f} steps/s, {left} left"
+        where = f"epoch {epoch + 1}/{self.total // per_epoch}, step {place + 1}/{per_epoch}"
+        return f"training: {where}, {losses}, {1 / per_step:.2f} steps/s, {left} left"
 
 
 def as_duration(seconds: float) -> str:

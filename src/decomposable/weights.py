@@ -101,5 +101,8 @@ def _last_weight(model: nn.Module) -> str | None:
 
 def sha256(path: Path) -> str:
     """The checksum of a file."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -99,7 +99,9 @@ def drawn(count, strength, seed):
 
 
 @few
-@given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 0.4, 1.0]), st.integers(0, 2**31))
+@given(
+    st.integers(1, 12), st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 0.4, 1.0]), st.integers(0, 2**31)
+)
 def test_colour_jitter_is_the_published_formula_image_by_image(count, height, width, strength, seed):
     x = images(count, height, width, seed=seed).float()
     factors, orders = drawn(count, strength, seed)
@@ -166,7 +168,9 @@ def test_all_of_imagenets_in_one():
     torch.testing.assert_close(still, standardise(augment.random_flip(x, seeded(2))))
 
 
-@pytest.mark.parametrize("augmentation", [PadCropFlip(CIFAR), FlipJitterLighting(CIFAR)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "augmentation", [PadCropFlip(CIFAR), FlipJitterLighting(CIFAR)], ids=lambda a: type(a).__name__
+)
 def test_only_the_generator_that_is_handed_in_counts(augmentation):
     x = images(10, 8, 8)
     before = torch.get_rng_state()

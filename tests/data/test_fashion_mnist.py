@@ -163,10 +163,12 @@ def test_a_gzip_bomb_is_not_inflated(write):
 def test_any_bytes_give_an_array_or_one_line(tmp_path, content, compress):
     file = tmp_path / "file"
     file.write_bytes(gzip.compress(content) if compress else content)
+    line = ""
     try:
         assert len(idx.read(file, shape=(), most=100)) <= 100
     except DataError as error:
-        assert str(error).startswith(f"{file}: ")
+        line = str(error)
+    assert not line or line.startswith(f"{file}: ")
 
 
 @few

@@ -33,7 +33,7 @@ def _run(options: argparse.Namespace) -> None:
     from decomposable.errors import InvalidArgumentError
     from decomposable.evaluation import Row, accuracy
     from decomposable.experiment import choose_device
-    from decomposable.network import DecomposedNet
+    from decomposable.loading import load
 
     if options.sizes is not None and options.params is not None:
         raise InvalidArgumentError("--sizes and --params: got both; allowed: one of them")
@@ -44,10 +44,8 @@ def _run(options: argparse.Namespace) -> None:
     contents = artifact.read(options.file)
     plans = [contents.selector.of_size(size, measure) for size in sizes]  # an impossible one is refused here
     task = networks.find_task(contents.info, options.recipe, options.data)
-    net = artifact.load(options.file, model=task.build_model())
-    if not isinstance(net, DecomposedNet):
-        raise InvalidArgumentError(f"{options.file} holds one size only; allowed: a network of all sizes")
-    net = net.to(device)
+    net = load(options.file, model=task.build_model())
+    net.to(device)
     data = task.load_data()
     rows = []
     progress = ProgressLine()

@@ -65,7 +65,11 @@ def choose_plan(selector: RankSelector, options: argparse.Namespace) -> tuple[st
         raise InvalidArgumentError(f"a size is given by exactly one of --macs, --params and --ratio; got {came}")
     [(name, text)] = given.items()
     size = parse_size(f"--{name}", text)
-    plan = selector.choose(ratio=size) if name == "ratio" else selector.of_size(size, "macs" if name == "macs" else "params")
+    plan = (
+        selector.choose(ratio=size)
+        if name == "ratio"
+        else selector.of_size(size, "macs" if name == "macs" else "params")
+    )
     return f"{name}={text}", plan
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
 from decomposable.commands.verb import Verb
+
+if TYPE_CHECKING:
+    from decomposable.ranks import RankPlan
 
 KINDS = ("state-dict", "artifact")
 
@@ -22,7 +26,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         choices=KINDS,
         default=KINDS[0],
-        help="state-dict: the plain layers of this size; artifact: this size and all smaller ones (default: state-dict)",
+        help="state-dict: this size, as plain layers; artifact: this size and all smaller ones (default: state-dict)",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
 
@@ -37,7 +41,7 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .safetensors")
     if options.out.exists() and not options.force:
         raise InvalidArgumentError(f"-o {options.out}: it exists; allowed: another name, or --force to replace it")
-    info = {**contents.info, "resized": asked}
+    info = {**contents.info, "resized": asked, "sizes": _up_to(contents.info.get("sizes"), plan)}
     if options.kind == "artifact":
         artifact.shrink(contents, plan).save(options.out, info)
     else:
@@ -61,12 +65,21 @@ def _run(options: argparse.Namespace) -> None:
     print(f"\n{options.out}: {written:,} bytes; load it with decomposable.load({str(options.out)!r}, model=...)")
 
 
+def _up_to(rows: object, plan: RankPlan) -> list[Any]:
+    """The measured sizes that are still there."""
+    return [
+        row
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, dict) and isinstance(row.get("params"), int) and row["params"] <= plan.params
+    ]
+
+
 VERB = Verb(
     name="resize",
     summary="write one size of a network as a file of its own",
     description=(
-        "Write one size of a network file: as the plain state dict of a network of that size, or as a network file whose\n"
-        "largest size it is. decomposable.load(OUT, model=...) reads both, ready to be run or trained further."
+        "Write one size of a network file: as the plain state dict of a network of that size, or as a network file\n"
+        "whose largest size it is. decomposable.load(OUT, model=...) reads both, ready to be run or trained further."
     ),
     example="decomposable resize runs/cifar/network.safetensors --macs 0.25 -o small.safetensors",
     add_options=_options,

@@ -32,7 +32,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--accuracy-drop",
         metavar="POINTS",
         type=float,
-        help="show only the smallest size that loses at most this many points against the full size",
+        help="show only the smallest size that loses at most this many points against the largest one",
     )
     parser.add_argument(
         "--data", metavar="DIR", type=Path, help="with --accuracy-drop: measure between the sizes that the file knows"
@@ -63,11 +63,13 @@ def _rows(contents: Artifact) -> list[dict[str, Any]]:
     measured = measured_sizes(contents.info)
     selector = contents.selector
     sizes = [size for size in (measured or SHOWN) if size >= selector.smallest_size]
-    rows = [_row(size, selector.of_size(size), measured.get(size)) for size in sizes]
+    by_ranks = {}  # a file that was resized has the same largest size for many budgets: the smallest of them counts
+    for size in sizes:
+        plan = selector.of_size(size)
+        by_ranks[plan.ranks] = _row(size, plan, measured.get(size))
     smallest = selector.smallest_plan()
-    if all(row["plan"].ranks != smallest.ranks for row in rows):
-        rows.append(_row(round(selector.smallest_size, 4), smallest, None))
-    return rows
+    by_ranks.setdefault(smallest.ranks, _row(round(selector.smallest_size, 4), smallest, None))
+    return list(by_ranks.values())
 
 
 def _row(size: float, plan: RankPlan, accuracy: float | None) -> dict[str, Any]:
@@ -111,10 +113,10 @@ def _has_own_data(contents: Artifact) -> bool:
 
 def _searched(options: argparse.Namespace, contents: Artifact) -> dict[str, Any]:
     """Halve the interval between a size that is good enough and a smaller one that is not."""
-    from decomposable import artifact
+    from decomposable.loading import load
 
     task = networks.find_task(contents.info, options.recipe, options.data)
-    net = artifact.load(options.file, model=task.build_model())
+    net = load(options.file, model=task.build_model())
     data = task.load_data()
     progress = ProgressLine()
     try:
@@ -160,15 +162,16 @@ def _closing(contents: Artifact) -> str:
     statistics = f"batch normalisation statistics for {count} sizes" if count else "no batch normalisation statistics"
     recipe = contents.info.get("recipe")
     trained = f"; trained with {recipe}" if isinstance(recipe, str) else ""
-    return f"\nAny size between the first and the last can be taken. {len(contents.selector.costs)} layers decomposed; {statistics}{trained}."
+    layers = f"{len(contents.selector.costs)} layers decomposed"
+    return f"\nAny size between the first and the last can be taken. {layers}; {statistics}{trained}."
 
 
 VERB = Verb(
     name="sizes",
     summary="what sizes a network file holds, and which one is accurate enough",
     description=(
-        "List sizes of a network file: MACs, parameters, the range of the ranks, and the accuracy where it was measured.\n"
-        "--accuracy-drop takes the smallest that is accurate enough: of those measured in training or, with --data, of any."
+        "List sizes of a network file: MACs, parameters, the range of the ranks, the accuracy where it was measured.\n"
+        "--accuracy-drop takes the smallest that is accurate enough: of those measured or, with --data, of any."
     ),
     example=(
         "decomposable sizes runs/cifar/network.safetensors\n"

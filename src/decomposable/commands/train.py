@@ -73,9 +73,7 @@ def _run(options: argparse.Namespace) -> None:
         print(json.dumps(record))
         return
     print(_as_text(record))
-    print(
-        f"\n{options.out / experiment.NETWORK} holds every size; try: decomposable sizes {options.out}/network.safetensors"
-    )
+    print(f"\nEvery size is in one file; see: decomposable sizes {options.out / experiment.NETWORK}")
 
 
 def _show_settings(options: argparse.Namespace, settings: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,11 +25,15 @@ class Verb:
 
 
 class ProgressLine:
-    """One line on stderr that is written over; where stderr is no terminal, a line only when the task changes."""
+    """One line on stderr that is written over; where stderr is no terminal, a line now and then.
+
+    That is when the task changes, and otherwise once a minute.
+    """
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._task = ""
+        self._shown = time.monotonic()
 
     def __call__(self, text: str) -> None:
         """Show `text`, "task: detail"."""
@@ -36,14 +41,15 @@ class ProgressLine:
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
             print(f"\r{text[:width]:<{width}}", end="", file=sys.stderr, flush=True)
-        elif task != self._task:
-            print(task, file=sys.stderr, flush=True)
+        elif task != self._task or time.monotonic() - self._shown > 60:
+            print(task if task != self._task else text, file=sys.stderr, flush=True)
+            self._shown = time.monotonic()
         self._task = task
 
     def say(self, text: str) -> None:
         """A line that stays, above the one that is written over."""
         self.close()
-        self._task = ""
+        self._shown = time.monotonic()
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
@@ -58,8 +64,8 @@ _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
 def parse_size(option: str, text: str) -> float:
     """A budget as it is typed: a part (0.25, 25%) or a count (45M, 45000000).
 
-    >>> parse_size("--macs", "25%"), parse_size("--macs", "45M"), parse_size("--macs", "0.25"), parse_size("--macs", "1")
-    (0.25, 45000000, 0.25, 1)
+    >>> [parse_size("--macs", text) for text in ("25%", "0.25", "45M", "1")]
+    [0.25, 0.25, 45000000, 1]
     """
     stripped = text.strip()
     try:

@@ -35,7 +35,8 @@ _ADMITTED = frozenset(
     }
 )
 _CONSTANTS = frozenset(
-    "BININT BININT1 BININT2 LONG1 BINSTRING SHORT_BINSTRING BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES".split()
+    {"BININT", "BININT1", "BININT2", "LONG1", "BINSTRING", "SHORT_BINSTRING"}  # Python 2's, then Python 3's
+    | {"BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES"}
 )
 _KINDS = frozenset(kind + size for kind in "iu" for size in "1248")
 _BYTE_ORDERS = frozenset("<>=|")
@@ -216,26 +217,29 @@ class _Machine:
             case "dtype", (str(code), 0 | 1, 0 | 1) if code in _KINDS:
                 return _DType(code)
             case "encode", (str(text), "latin1" | "latin-1"):
-                self.bytes_left -= len(text)
-                if self.bytes_left < 0:
-                    raise _Refused("strings that are encoded again and again")
-                return text.encode("latin-1")
+                return self.encode(text)
         raise _Refused(f"{token.name} of {_shown(arguments)}")
+
+    def encode(self, text: str) -> bytes:
+        self.bytes_left -= len(text)
+        if self.bytes_left < 0:
+            raise _Refused("strings that are encoded again and again")
+        return text.encode("latin-1")
 
     def build(self, target: Any, state: Any) -> None:
         match target, state:
             case _DType(), (3, str(order), None, None, None, -1, -1, 0) if order in _BYTE_ORDERS:
                 target.order = order
             case _Array(array=None), (1, tuple(shape), _DType() as dtype, bool(is_fortran), str() | bytes() as content):
-                target.array = _make_array(shape, np.dtype(dtype.order + dtype.code), is_fortran, content)
+                raw = self.encode(content) if isinstance(content, str) else content  # Python 2's strings are bytes
+                target.array = _make_array(shape, np.dtype(dtype.order + dtype.code), is_fortran, raw)
             case _:
                 raise _Refused(f"a state of {_kind(target)} that is {_shown(state)}")
 
 
-def _make_array(shape: tuple[Any, ...], dtype: np.dtype, is_fortran: bool, content: str | bytes) -> np.ndarray:
+def _make_array(shape: tuple[Any, ...], dtype: np.dtype, is_fortran: bool, raw: bytes) -> np.ndarray:
     if len(shape) > _MOST_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
         raise _Refused(f"an array of shape {_shown(shape)}")
-    raw = content.encode("latin-1") if isinstance(content, str) else content  # Python 2's strings are bytes
     if math.prod(shape) * dtype.itemsize != len(raw):
         raise _Refused(f"an array of shape {_shown(shape)} and type {dtype} with {len(raw):,} bytes")
     return np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if is_fortran else "C")

@@ -3,8 +3,8 @@
     def flowers(data: Path | None, settings: Settings = Settings(epochs=30)) -> Task:
         return Task(build_model=lambda: MyNet(classes=5), load_data=lambda: FromDatasets(...))
 
-The default of `settings` is what the recipe runs with; `--set key=value` replaces single values. A recipe of your own is
-used in place of a built-in name as `package.module:function`.
+The default of `settings` is what the recipe runs with; `--set key=value` replaces single values. A recipe of your own
+is used in place of a built-in name as `package.module:function`.
 """
 
 from __future__ import annotations
