@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import decomposable as dn
-from decomposable import artifact, container, decompose, models, network
+from decomposable import artifact, decompose, models, network
 from decomposable.artifact import read, save_size, shrink, size_state_dict
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
+from decomposable.storage import container
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
 

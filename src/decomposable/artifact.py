@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from decomposable.calibration import Statistics, position
-from decomposable.container import read_container, write_container
-from decomposable.contents import Artifact, describe_size
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.factors import Factors
 from decomposable.loading import load
 from decomposable.network import DecomposedNet
-from decomposable.parsing import kind_of, naming, network_from
 from decomposable.parts import sliced, stored_ranks, truncated, with_stored
 from decomposable.ranks import RankPlan
-from decomposable.skeleton import join, pair_around
+from decomposable.storage.container import read_container, write_container
+from decomposable.storage.contents import Artifact, describe_size
+from decomposable.storage.parsing import kind_of, naming, network_from
+from decomposable.storage.skeleton import join, pair_around
 
 __all__ = ["Artifact", "load", "read", "save_size", "shrink", "size_state_dict"]
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from decomposable.container import read_container
 from decomposable.errors import InvalidArgumentError
 from decomposable.layers import Decomposable, Layer, TwoFactors, avoid_fast_paths_
 from decomposable.network import DecomposedNet
-from decomposable.parsing import Size, kind_of, naming, network_from, size_from
-from decomposable.skeleton import Skeleton, join
+from decomposable.storage.container import read_container
+from decomposable.storage.parsing import Size, kind_of, naming, network_from, size_from
+from decomposable.storage.skeleton import Skeleton, join
 from decomposable.tracing import call_with_first
 from decomposable.tree import deep_copy, rewire, unwrap
 

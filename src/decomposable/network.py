@@ -18,6 +18,7 @@ from warnings import warn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from decomposable.calibration import (
     CalibrationReport,
@@ -27,7 +28,6 @@ from decomposable.calibration import (
     default_grid,
     tracked_batch_norms,
 )
-from decomposable.contents import Artifact
 from decomposable.criteria import Criterion, find_criterion
 from decomposable.errors import InvalidArgumentError
 from decomposable.factors import factors_in_order
@@ -43,7 +43,8 @@ from decomposable.layers import (
 )
 from decomposable.parts import Parts, mapped, sliced, truncated
 from decomposable.ranks import Limits, Measure, RankPlan, RankSelector, rank_limits
-from decomposable.skeleton import skeleton_of, state_of
+from decomposable.storage.contents import Artifact
+from decomposable.storage.skeleton import skeleton_of, state_of
 from decomposable.svd import svd
 from decomposable.taylor import Taylor
 from decomposable.tracing import (
@@ -107,7 +108,7 @@ def decompose(
         costs=layer_costs(layers, seen),
         scores=scores,
         fixed_macs=None if example_input is None else other_macs(base, layers, seen),
-        fixed_params=sum(p.numel() for p in base.parameters()) - decomposed_params,
+        fixed_params=sum(p.numel() for p in base.parameters() if not is_lazy(p)) - decomposed_params,
         lower=lower,
         upper=upper,
     )

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from decomposable.calibration import Statistics
-from decomposable.container import DTYPES
-from decomposable.contents import Artifact
 from decomposable.cost import LayerCost, dense_size, factor_sizes
 from decomposable.errors import ArtifactError
 from decomposable.factors import Factors
-from decomposable.fields import MOST, Damaged, Fields, require
 from decomposable.forms import FORMS, Form, form_for, matrix_shape
 from decomposable.parts import plan_of, stored_ranks, with_stored
 from decomposable.ranks import Ints, RankPlan, RankSelector
-from decomposable.skeleton import Skeleton, StoredLayer, join, name_in_size
+from decomposable.storage.container import DTYPES
+from decomposable.storage.contents import Artifact
+from decomposable.storage.fields import MOST, Damaged, Fields, require
+from decomposable.storage.skeleton import Skeleton, StoredLayer, join, name_in_size
 
 Tensors = dict[str, Tensor]
 StateTensor = TypeVar("StateTensor", Tensor, Tensor | None)

@@ -25,7 +25,7 @@ class Fields:
     3
     >>> Fields({"rank": "3"}, "layer 1").integer("rank")
     Traceback (most recent call last):
-    decomposable.fields.Damaged: 'rank' of layer 1 is '3', not a whole number from 0
+    decomposable.storage.fields.Damaged: 'rank' of layer 1 is '3', not a whole number from 0
     """
 
     def __init__(self, value: object, where: str) -> None:

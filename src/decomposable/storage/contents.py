@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from decomposable.calibration import Statistics
-from decomposable.container import as_json, write_container
 from decomposable.parts import Parts, mapped
 from decomposable.ranks import RankPlan
-from decomposable.skeleton import Skeleton, name_in_size
+from decomposable.storage.container import as_json, write_container
+from decomposable.storage.skeleton import Skeleton, name_in_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

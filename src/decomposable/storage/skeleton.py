@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from decomposable.container import DTYPES
 from decomposable.errors import InvalidArgumentError
 from decomposable.forms import Form
 from decomposable.layers import Layer
+from decomposable.storage.container import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from decomposable.errors import ArtifactError, InvalidArgumentError
-from decomposable.fields import Damaged
 from decomposable.files import replacing
+from decomposable.storage.fields import Damaged
 
 FORMAT = 1
 """The version of the format that is written; a file of a larger one is refused."""

@@ -1,0 +1,8 @@
+"""How a decomposed network lies in a file: `artifact.py` and `loading.py` are what users see of it.
+
+container  safetensors, a description in JSON, a checksum
+fields     reading JSON that nobody vouches for
+skeleton   what is known of a model's modules without its code
+contents   what a file holds, described and written
+parsing    the same read back, every claim checked
+"""
