@@ -124,6 +124,8 @@ def prepare(
         checkpoint_seconds=checkpoint_seconds,
         command=command,
     )
+    if not checkpoint_seconds >= 0:
+        raise InvalidArgumentError(f"--checkpoint-seconds {checkpoint_seconds:g}; allowed: a number of at least 0")
     if out.exists() and not out.is_dir():
         raise InvalidArgumentError(f"--out {out}: it is a file; allowed: a folder")
     if not resume and any((out / file).exists() for file in (CHECKPOINT, METRICS, NETWORK, RECORD)):

@@ -1,0 +1,392 @@
+"""The verbs that train and use a network file, called as users call them; and everything that can be wrong."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import decomposable as dn
+from decomposable import artifact, cli, models, recipes
+from decomposable.commands.verb import as_table, parse_size, parse_sizes
+from decomposable.errors import InvalidArgumentError
+from decomposable.recipes import small
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+SETTINGS = ["epochs=2", "train_images=300", "calibration_images=100", "calibrated_sizes=0.3,0.5", "sizes=1,0.5,0.3,0.2"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "digits"
+    assert cli.main(["train", "digits", "--out", str(out), "--set", *SETTINGS]) == 0
+    return out
+
+
+@pytest.fixture
+def file(run, tmp_path):
+    """A network file that may be spoilt."""
+    return shutil.copy(run / "network.safetensors", tmp_path / "network.safetensors")
+
+
+@pytest.fixture
+def call(capsys):
+    def call(*arguments):
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def build():
+    return models.small_cnn()
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_lists_what_was_measured_and_the_smallest_possible(file, call):
+    code, out, _ = call("sizes", file)
+    assert code == 0
+    rows = out.split("\n\n")[0].split("\n")
+    assert rows[0].split() == ["size", "MACs", "of", "all", "parameters", "of", "all", "ranks", "test", "accuracy"]
+    assert [row.split()[0] for row in rows[1:5]] == ["1", "0.5", "0.3", "0.2"]
+    assert all(row.endswith("%") for row in rows[1:5])
+    assert not rows[5].endswith("%")
+    assert "1-1" in rows[5]
+    assert len(rows) == 6
+    assert "statistics for 2 sizes" in out
+    assert "trained with digits" in out
+
+
+def test_sizes_as_json_agrees_with_the_network(file, call):
+    code, out, _ = call("sizes", file, "--json")
+    assert code == 0
+    net = dn.load(file, model=build())
+    for row in json.loads(out)["sizes"][:-1]:
+        plan = net.resize_(macs=row["size"])
+        assert (row["macs"], row["params"]) == (plan.macs, plan.params)
+        assert row["ranks"] == [min(plan.ranks.values()), max(plan.ranks.values())]
+
+
+def with_accuracies(file, accuracies):
+    net = dn.load(file, model=build())
+    rows = [{"size": size, "accuracy": accuracy} for size, accuracy in accuracies.items()]
+    net.save(file, info={**net.info, "sizes": rows})
+
+
+@pytest.mark.parametrize(
+    ("drop", "size"), [("0", "1"), ("0.5", "0.5"), ("1.0", "0.5"), ("1.1", "0.25"), ("5", "0.25"), ("100", "0.1")]
+)
+def test_the_smallest_size_within_a_drop(file, call, drop, size):
+    with_accuracies(file, {1.0: 90.0, 0.5: 89.5, 0.35: 88.95, 0.25: 88.9, 0.1: 30.0})
+    code, out, _ = call("sizes", file, "--accuracy-drop", drop)
+    assert code == 0
+    assert out.split("\n")[1].split()[0] == size
+    assert out.count("\n") == 2
+
+
+def test_a_drop_without_accuracies_is_measured_where_the_data_is_at_hand(file, call):
+    net = dn.load(file, model=build())
+    net.save(file, info={k: v for k, v in net.info.items() if k != "sizes"})
+    code, out, _ = call("sizes", file, "--accuracy-drop", "3", "--json")
+    assert code == 0
+    [row] = json.loads(out)["sizes"]
+    task = recipes.make_task(small.digits, None, small.DigitsSettings(train_images=300))
+    net.resize_(macs=1.0)
+    full = dn.evaluation.accuracy(net, task.load_data())
+    net.resize_(macs=row["size"])
+    assert dn.evaluation.accuracy(net, task.load_data()) == pytest.approx(row["accuracy"])
+    assert row["accuracy"] >= full - 3
+    net.save(file, info={"settings": {}})
+    code, _, err = call("sizes", file, "--accuracy-drop", "3")
+    assert code == 1
+    assert "has no accuracies" in err
+
+
+# --- evaluate ------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_gives_the_accuracies_of_the_record(run, file, call):
+    code, out, _ = call("evaluate", file, "--sizes", "1,50%,0.3", "--json")
+    assert code == 0
+    record = {row["size"]: row["accuracy"] for row in json.loads((run / "record.json").read_text())["sizes"]}
+    rows = json.loads(out)["sizes"]
+    assert [row["asked"] for row in rows] == ["1", "50%", "0.3"]
+    assert [row["accuracy"] for row in rows] == pytest.approx([record[1], record[0.5], record[0.3]])
+
+
+def test_evaluate_takes_any_budget(file, call):
+    full = artifact.read(file).selector.full_cost("macs")
+    code, out, _ = call("evaluate", file, "--sizes", f"0.123,{full // 2},0.5M")
+    assert code == 0
+    assert [line.split()[0] for line in out.split("\n")[1:4]] == ["0.123", str(full // 2), "0.5M"]
+    code, out, _ = call("evaluate", file, "--params", "20%", "--json")
+    assert code == 0
+    assert json.loads(out)["sizes"][0]["params_fraction"] <= 0.2
+
+
+def test_only_a_built_in_recipe_is_taken_from_a_file(file, call, tmp_path, monkeypatch):
+    (tmp_path / "hostile_module.py").write_text("open('owned', 'w')\ndef f(): pass\n")
+    monkeypatch.chdir(tmp_path)
+    net = dn.load(file, model=build())
+    net.save(file, info={**net.info, "recipe": "hostile_module:f"})
+    code, _, err = call("evaluate", file)
+    assert code == 2
+    assert "--recipe is needed" in err
+    assert not (tmp_path / "owned").exists()
+    assert call("evaluate", file, "--recipe", "digits", "--sizes", "0.5")[0] == 0
+
+
+# --- resize --------------------------------------------------------------------------------------------------------
+
+
+def test_resize_writes_a_plain_state_dict(file, call, tmp_path):
+    code, out, _ = call("resize", file, "--macs", "0.25", "-o", tmp_path / "small.safetensors")
+    assert code == 0
+    assert "two factors" in out
+    net = dn.load(file, model=build())
+    plan = net.resize_(macs=0.25)
+    expected = net.extract().state_dict()
+    state = load_file(tmp_path / "small.safetensors")
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
+    assert sum(v.numel() for n, v in state.items() if "running" not in n and "num_batches" not in n) == plan.params
+    small_file = tmp_path / "small.safetensors"
+    assert small_file.stat().st_size < 0.5 * (tmp_path / "network.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("kind", ["state-dict", "artifact"])
+def test_what_resize_wrote_is_loaded_and_trained_further(file, call, tmp_path, kind):
+    out = tmp_path / "small.safetensors"
+    assert call("resize", file, "--macs", "25%", "-o", out, "--as", kind)[0] == 0
+    loaded = dn.load(out, model=build())
+    module = loaded.extract() if kind == "artifact" else loaded
+    net = dn.load(file, model=build())
+    net.resize_(macs=0.25)
+    x = torch.randn(8, 1, 8, 8)
+    assert torch.allclose(module.eval()(x), net.eval()(x), atol=1e-5)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    y = torch.randint(0, 10, (8,))
+    losses = []
+    module.train()
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(module(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_an_artifact_of_one_size_goes_down_and_not_up(file, call, tmp_path):
+    out = tmp_path / "small.safetensors"
+    assert call("resize", file, "--macs", "0.3", "-o", out, "--as", "artifact")[0] == 0
+    code, text, _ = call("sizes", out)
+    assert code == 0
+    assert [line.split()[0] for line in text.split("\n")[1:3]] == ["0.3", "0.2"]
+    code, text, _ = call("evaluate", out, "--sizes", "1,0.2", "--json")
+    rows = json.loads(text)["sizes"]
+    assert rows[0]["macs_fraction"] <= 0.3
+    assert rows[1]["macs_fraction"] <= 0.2
+    code, text, _ = call("evaluate", file, "--sizes", "0.2", "--json")
+    assert json.loads(text)["sizes"][0]["accuracy"] == pytest.approx(rows[1]["accuracy"])
+
+
+def test_resize_replaces_a_file_only_when_told_to(file, call, tmp_path):
+    out = tmp_path / "small.safetensors"
+    out.write_bytes(b"precious")
+    code, _, err = call("resize", file, "--macs", "0.25", "-o", out)
+    assert (code, out.read_bytes()) == (2, b"precious")
+    assert "--force" in err
+    assert call("resize", file, "--macs", "0.25", "-o", out, "--force")[0] == 0
+    assert out.stat().st_size > 100
+
+
+def test_ratio_and_params_are_sizes_as_well(file, call, tmp_path):
+    for i, option in enumerate((("--ratio", "0.2"), ("--params", "30%"), ("--params", "20K"))):
+        code, out, _ = call("resize", file, *option, "-o", tmp_path / f"{i}.safetensors", "--json")
+        assert code == 0
+        assert json.loads(out)["bytes"] > 0
+    assert json.loads(out)["params"] <= 20_000
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+VERBS = {
+    "sizes": lambda file, out: ("sizes", file),
+    "evaluate": lambda file, out: ("evaluate", file),
+    "resize": lambda file, out: ("resize", file, "--macs", "0.5", "-o", out),
+}
+
+
+def _truncate(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+SPOILT = {
+    "absent": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "noise": lambda file: file.write_bytes(b"\x93nonsense" * 1000),
+    "truncated": _truncate,
+    "one bit flipped": _flip,
+    "of something else": lambda file: save_file({"x": torch.zeros(3)}, file),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_spoilt_network_file_is_one_clear_line(file, call, tmp_path, verb, how):
+    SPOILT[how](file)
+    before = contents(tmp_path)
+    code, out, err = call(*VERBS[verb](file, tmp_path / "out.safetensors"))
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert err.startswith(f"decomposable {verb}: error: ")
+    assert "network.safetensors" in err
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["resize", "FILE", "-o", "OUT"], ["exactly one of --macs, --params and --ratio", "none"]),
+        (["resize", "FILE", "--macs", "0.5", "--ratio", "0.5", "-o", "OUT"], ["--macs and --ratio"]),
+        (["resize", "FILE", "--macs", "0.001", "-o", "OUT"], ["macs=0.001 is too small", "smallest possible is"]),
+        (["resize", "FILE", "--macs", "0", "-o", "OUT"], ["macs=0", "(0, 1]"]),
+        (["resize", "FILE", "--macs", "-3", "-o", "OUT"], ["macs=-3", "(0, 1]"]),
+        (["resize", "FILE", "--macs", "1.5", "-o", "OUT"], ["macs=1.5", "(0, 1]"]),
+        (["resize", "FILE", "--macs", "nan", "-o", "OUT"], ["macs=nan", "(0, 1]"]),
+        (["resize", "FILE", "--macs", "lots", "-o", "OUT"], ["--macs lots", "0.25, 25%", "45M"]),
+        (["resize", "FILE", "--ratio", "2", "-o", "OUT"], ["ratio=2", "(0, 1]"]),
+        (["resize", "FILE", "--macs", "0.5", "-o", "OUT.txt"], [".txt", ".safetensors"]),
+        (["resize", "FILE", "--macs", "0.5"], ["-o"]),
+        (["resize", "FILE", "--macs", "0.5", "-o", "OUT", "--as", "pickle"], ["pickle", "state-dict", "artifact"]),
+        (["sizes", "FILE", "--accuracy-drop", "-1"], ["--accuracy-drop -1", "0 to 100"]),
+        (["sizes", "FILE", "--accuracy-drop", "nan"], ["--accuracy-drop nan", "0 to 100"]),
+        (["sizes", "FILE", "--accuracy-drop", "much"], ["--accuracy-drop", "much"]),
+        (["evaluate", "FILE", "--sizes", ","], ["--sizes", "no size"]),
+        (["evaluate", "FILE", "--sizes", "1,x"], ["--sizes x"]),
+        (["evaluate", "FILE", "--sizes", "1,0.0001"], ["macs=0.0001 is too small"]),
+        (["evaluate", "FILE", "--sizes", "1", "--params", "1"], ["--sizes and --params", "one of them"]),
+        (["evaluate", "FILE", "--recipe", "digit"], ["did you mean digits"]),
+        (["evaluate", "FILE", "--recipe", "cifar10-resnet20"], ["layer '0'", "network.safetensors"]),
+        (["evaluate", "FILE", "--device", "abacus"], ["--device abacus", "cpu"]),
+        (["train", "digit", "--out", "NEW"], ["unknown recipe digit", "did you mean digits"]),
+        (["train", "digits"], ["--out is needed"]),
+        (
+            ["train", "digits", "--out", "NEW", "--set", "epoch=1"],
+            ["no setting is called epoch", "did you mean epochs"],
+        ),
+        (["train", "digits", "--out", "NEW", "--set", "epochs=x"], ["epochs=x", "an int"]),
+        (["train", "digits", "--out", "NEW", "--set", "method=magic"], ["method=magic", "decomposable, plain"]),
+        (["train", "digits", "--out", "NEW", "--set", "batch_size=5000"], ["batch_size=5000", "1 to 1,000"]),
+        (["train", "digits", "--out", "NEW", "--set", "train_images=3"], ["train_images=3", "from 10"]),
+        (["train", "digits", "--out", "NEW", "--device", "abacus"], ["--device abacus"]),
+        (["train", "digits", "--out", "FILE"], ["--out", "it is a file"]),
+        (["train", "cifar10-resnet20", "--out", "NEW"], ["--data", "https://www.cs.toronto.edu"]),
+        (["train", "no_such_module:f", "--out", "NEW"], ["no_such_module cannot be imported"]),
+        (["train", "digits", "--out", "NEW", "--checkpoint-seconds", "x"], ["--checkpoint-seconds"]),
+        (["train", "digits", "--out", "NEW", "--checkpoint-seconds", "-1"], ["--checkpoint-seconds -1", "at least 0"]),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_changes_nothing(file, call, tmp_path, arguments, words):
+    places = {
+        "FILE": file,
+        "OUT": tmp_path / "out.safetensors",
+        "OUT.txt": tmp_path / "out.txt",
+        "NEW": tmp_path / "new",
+    }
+    before = contents(tmp_path)
+    code, out, err = call(*(places.get(argument, argument) for argument in arguments))
+    assert (code, out) == (2, ""), err
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "EMPTY"], ["EMPTY", "CIFAR-10"]),
+        (["--data", "ABSENT"], ["ABSENT"]),
+        (["--init", "ABSENT", "--data", "GOOD"], ["ABSENT", "no such file"]),
+        (["--init", "NOISE", "--data", "GOOD"], ["NOISE"]),
+        (["--init", "OTHER", "--data", "GOOD"], ["OTHER", "another model"]),
+        (["--init", "CLASSES", "--data", "GOOD"], ["CLASSES", "'linear.weight' has shape (7, 64)", "classes"]),
+    ],
+)
+def test_a_training_that_cannot_start_leaves_nothing_behind(call, tmp_path, arguments, words):
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "NOISE.pt").write_bytes(b"nonsense")
+    torch.save(models.small_cnn().state_dict(), tmp_path / "OTHER.pt")
+    torch.save(models.resnet20(num_classes=7).state_dict(), tmp_path / "CLASSES.pt")
+    good = tmp_path / "GOOD" / "cifar-10-batches-bin"
+    good.mkdir(parents=True)
+    record = bytes(3073)
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        (good / name).write_bytes(record * 2)
+    paths = {name: tmp_path / name for name in ("EMPTY", "ABSENT", "GOOD")}
+    paths |= {name: tmp_path / f"{name}.pt" for name in ("NOISE", "OTHER", "CLASSES")}
+    before = contents(tmp_path)
+    options = [paths.get(argument, argument) for argument in arguments]
+    code, out, err = call("train", "cifar10-resnet20", *options, "--out", tmp_path / "run", "--set", "batch_size=5")
+    assert (code, out) == (1, ""), err
+    assert err.count("\n") == 1, err
+    assert all(word in err for word in words), err
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_another_number_of_classes_than_the_data(call, tmp_path, monkeypatch):
+    (tmp_path / "wrong_classes_recipe.py").write_text(
+        "from decomposable import Task, models\n"
+        "from decomposable.recipes.small import digits\n"
+        "def f():\n"
+        "    return Task(build_model=lambda: models.small_cnn(num_classes=3), load_data=digits().load_data)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("train", "wrong_classes_recipe:f", "--out", "run", "--set", "batch_size=50")
+    assert code == 1
+    assert "the network has 3 classes, the data has 10" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_dry_run_shows_every_setting_and_writes_nothing(call, tmp_path):
+    code, out, _ = call("train", "cifar10-vgg15", "--dry-run", "--out", tmp_path / "run", "--set", "epochs=3")
+    assert code == 0
+    assert "epochs=3\n" in out
+    assert "ratio=0.01,0.25\n" in out
+    assert not (tmp_path / "run").exists()
+    code, out, _ = call("train", "cifar10-vgg15", "--dry-run", "--json")
+    assert json.loads(out)["weight_decay"] == 5e-4
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_as_they_are_typed():
+    typed = ["0.25", "25%", "1", "45M", "1.5k", "2G", "45000000", " 0.5 "]
+    assert [parse_size("--macs", t) for t in typed] == [0.25, 0.25, 1, 45_000_000, 1500, 2 * 10**9, 45_000_000, 0.5]
+    assert parse_sizes("--sizes", "1, 50%,") == [1, 0.5]
+    for wrong in ("", "%", "M", "a", "1,5", "0x10"):
+        with pytest.raises(InvalidArgumentError, match="not a size"):
+            parse_size("--macs", wrong)
+
+
+def test_a_table_is_aligned():
+    assert as_table(("a", "bb"), [("10", "x")]) == " a  bb\n10   x"
