@@ -1,5 +1,6 @@
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import decomposable as dn
+from decomposable import cli
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((CHECKOUT / "examples").glob("*.py"))
@@ -53,6 +55,17 @@ def test_python_of_a_page_runs(path):
         first_line = text.count("\n", 0, block.start(1))
         code = compile("\n" * first_line + block[1], str(path), "exec")  # so that an error names the page's line
         exec(code, namespace)
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if "```sh" in p.read_text(encoding="utf-8")], ids=lambda p: p.name)
+def test_commands_of_a_page_work(path, tmp_path, monkeypatch, capsys):
+    """The lines of ```sh blocks one after the other in one folder; a plain ``` block is for what cannot run here."""
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"^```sh\n(.*?)^```$", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            program, *arguments = shlex.split(line)
+            assert program == "decomposable"
+            assert cli.main(arguments) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", [*PAGES, *READMES], ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -274,7 +274,7 @@ def _opening(job: Job, data: Data, batches: TrainBatches) -> str:
     start = f"from {job.init.name}" if job.init is not None else "from scratch"
     return (
         f"{job.recipe}: method {job.settings.method}, {start}; {data.train_count:,} training and "
-        f"{data.test_count:,} test images; {batches.epochs} epochs of {batches.per_epoch:,} steps, on {job.device}"
+        f"{data.test_count:,} test images; epochs: {batches.epochs}, of {batches.per_epoch:,} steps; on {job.device}"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -112,22 +113,29 @@ class FromDatasets:
         return len(self.test)  # type: ignore[arg-type]
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """These training samples. Transforms draw from global generators, so those are seeded, and put back after."""
-        seed = int(torch.randint(2**31, (), generator=generator))
-        python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-        try:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)  # torch.manual_seed would set those of GPUs too, for good
-                random.seed(seed)
-                np.random.seed(seed)  # noqa: NPY002
-                return _collate(self.train, indices)
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
+        """These training samples; what their transforms draw from global generators follows from the generator."""
+        with _seeded(int(torch.randint(2**31, (), generator=generator))):
+            return _collate(self.train, indices)
 
     def test_batch(self, indices: Tensor) -> Batch:
-        """These test samples."""
-        return _collate(self.test, indices)
+        """These test samples, the same every time even where a transform is random."""
+        with _seeded(int(indices[0])):
+            return _collate(self.test, indices)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators, from which transforms draw, and put them back afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would set those of GPUs too, for good
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def _collate(dataset: Dataset[Any], indices: Tensor) -> Batch:
