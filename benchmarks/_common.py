@@ -51,7 +51,9 @@ def record(name: str, figures: Mapping[str, Any]) -> None:
     line = {
         "benchmark": name,
         "date": records.now(),
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(records.without_folders, sys.argv[1:])]),
+        "command": " ".join(
+            ["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(records.without_folders, sys.argv[1:])]
+        ),
         "commit": COMMIT,
         "machine": records.machine(),
         "figures": figures,

@@ -94,11 +94,10 @@ def test_nothing_in_the_artifact_is_a_pickle(whole):
         assert len(list(file.keys())) > 10
 
 
-@pytest.mark.parametrize("method", ["decomposable", "plain"])
-@pytest.mark.parametrize("kills", [1, 3])
+@pytest.mark.parametrize(("method", "kills"), [("decomposable", 2), ("plain", 1)])
 def test_a_run_killed_mid_epoch_ends_with_the_same_bits(tmp_path, method, kills):
     """SIGKILL gives a process no chance to tidy up. The network is compared byte by byte."""
-    settings = [*QUICK, f"method={method}", "refresh=4", "epochs=4"]
+    settings = [*QUICK, f"method={method}", "refresh=4"]
     assert run(tmp_path / "whole", settings=settings).returncode == 0
     out = tmp_path / "killed"
     for k in range(kills):
@@ -108,12 +107,12 @@ def test_a_run_killed_mid_epoch_ends_with_the_same_bits(tmp_path, method, kills)
             stderr=subprocess.DEVNULL,
             env=environment(),
         )
-        _wait_for_step(out, 2 + 5 * k, process)
+        _wait_for_step(out, 2 + 6 * k, process)  # six steps are an epoch
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not (out / "record.json").exists()
     checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
-    assert 0 < checkpoint["position"]["step"] < 24
+    assert 0 < checkpoint["position"]["step"] < 18
     result = run(out, "--resume", settings=settings)
     assert result.returncode == 0, result.stderr
     assert "resuming at step" in result.stderr

@@ -4,6 +4,8 @@ import math
 import os
 import random
 import signal
+import sys
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -393,3 +395,38 @@ def test_metrics_survive_a_torn_last_line(tmp_path):
 
 def test_durations_read_well():
     assert [as_duration(s) for s in (3, 99, 600, 7200, 90061)] == ["3 s", "99 s", "10 min", "2 h 0 min", "25 h 1 min"]
+
+
+def test_tensorboard_gets_the_same_numbers_where_it_is_installed(tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    Run(tmp_path)()
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    epochs = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "epoch"]
+    assert [(s.step, s.value) for s in board.Scalars("epoch/loss")] == [
+        (line["step"], pytest.approx(line["loss"])) for line in epochs
+    ]
+
+
+def test_numbers_go_to_the_board_under_their_kind(tmp_path, monkeypatch):
+    """Without TensorBoard: what the log hands to a writer, and that a resumed run says where it goes on."""
+    made, scalars = [], []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            made.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            scalars.append((name, value, step))
+
+        def close(self):
+            made.append("closed")
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    with MetricsLog(tmp_path / "metrics.jsonl", after_step=7) as log:
+        log.write("epoch", 8, {"loss": 0.5, "text": "no number"})
+    assert made == [(str(tmp_path / "tensorboard"), 8), "closed"]
+    assert scalars == [("epoch/loss", 0.5, 8)]

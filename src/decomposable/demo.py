@@ -10,7 +10,6 @@ use of the library; the rest of this file is data, table, figure and record.
 from __future__ import annotations
 
 import copy
-import io
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from decomposable.data import digits
 from decomposable.errors import InvalidArgumentError, MissingExtraError
 from decomposable.files import write_atomically
 from decomposable.records import versions
+from decomposable.report.curve import Curve, draw_curves
 
 Report = Callable[[str], None]
 METHODS = ("joint", "plain")
@@ -220,46 +220,26 @@ def as_text(record: dict[str, Any]) -> str:
 
 
 def draw(record: dict[str, Any]) -> bytes:
-    """The accuracy of both networks against their size, as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure  # not pyplot: no window and no global state
-
-    figure = Figure(figsize=(8, 4.8), dpi=160, layout="constrained")
-    axes = figure.add_subplot()
-    # Blue and vermilion of Okabe and Ito, told apart by shape and dashes as well.
-    _draw_curve(axes, record, "joint", {"color": "#0072B2", "marker": "o", "linestyle": "-", "zorder": 3})
-    _draw_curve(axes, record, "plain", {"color": "#D55E00", "marker": "s", "linestyle": "--"})
-    axes.set_title("Train once, run at any size", loc="left", fontsize=15, fontweight="bold", pad=26)
-    message = "Cut by SVD and not retrained, the jointly trained network stays accurate at small sizes."
-    axes.text(0, 1.03, message, transform=axes.transAxes, fontsize=10.5, color="#444444")
-    axes.set_xlabel("MACs, as a fraction of the original network's", fontsize=11)
-    axes.set_ylabel("test accuracy (%)", fontsize=11)
-    axes.set_xscale("log")
-    axes.set_xlim(0.084, 1.05)
-    axes.set_ylim(top=100)
-    axes.set_xticks(TABLE_SIZES, [f"{size:g}" for size in TABLE_SIZES])
-    axes.minorticks_off()
-    axes.grid(color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False, fontsize=11, title=_caption(record), alignment="left")
-    png = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(png)
-    return png.getvalue()
+    """The accuracy of both networks over their size, as a PNG: the mean as a line, the range of the runs as a band."""
+    return draw_curves(
+        [_curve(record, method) for method in METHODS],
+        title="Train once, run at any size",
+        message="Cut by SVD and not retrained, the jointly trained network stays accurate at small sizes.",
+        caption=_caption(record),
+        ticks=TABLE_SIZES,
+    )
 
 
-def _draw_curve(axes: Any, record: dict[str, Any], method: str, style: dict[str, Any]) -> None:
-    """The mean as a line, marked at the sizes of the table; the range of the runs as a band."""
-    sizes = [row["size"] for row in record["curve"]]
-    means = [row[method]["accuracy"] for row in record["curve"]]
+def _curve(record: dict[str, Any], method: str) -> Curve:
     runs = [[row["accuracy"] for row in run[method]["rows"]] for run in record["runs"]]
     at_size = list(zip(*runs, strict=True))
-    axes.fill_between(sizes, list(map(min, at_size)), list(map(max, at_size)), color=style["color"], alpha=0.15, lw=0)
-    marked = [size in TABLE_SIZES for size in sizes]
-    style = {**style, "linewidth": 2.5, "markersize": 8, "markeredgecolor": "white"}
-    axes.plot(sizes, means, label=f"trained {method}ly", markevery=marked, **style)
-    end = {"xytext": (-9, 0), "textcoords": "offset points", "ha": "right", "va": "center", "fontweight": "bold"}
-    axes.annotate(f"{means[-1]:.0f}%", (sizes[-1], means[-1]), color=style["color"], **end)
+    return Curve(
+        label=f"trained {method}ly",
+        sizes=[row["size"] for row in record["curve"]],
+        accuracies=[row[method]["accuracy"] for row in record["curve"]],
+        lowest=list(map(min, at_size)),
+        highest=list(map(max, at_size)),
+    )
 
 
 def _caption(record: dict[str, Any]) -> str:
