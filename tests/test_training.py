@@ -340,7 +340,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut"])
 def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, content):
     (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is damaged or no checkpoint") as caught:
+    with pytest.raises(CheckpointError, match="is no checkpoint: it is damaged") as caught:
         Run(tmp_path)()
     assert "\n" not in str(caught.value)
     assert (tmp_path / "checkpoint.pt").read_bytes() == content

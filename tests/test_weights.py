@@ -99,7 +99,7 @@ def test_code_in_a_file_is_not_run(tmp_path):
             return os.mkdir, (str(tmp_path / "owned"),)
 
     torch.save({"state_dict": {"0.weight": Attack()}}, tmp_path / "weights.pt")
-    with pytest.raises(WeightsError, match="damaged, or holds more than weights"):
+    with pytest.raises(WeightsError, match="damaged, or holds more than tensors"):
         read_weights(tmp_path / "weights.pt")
     assert not (tmp_path / "owned").exists()
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import time
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 import torch
 
 from decomposable.errors import DecomposableError
-from decomposable.files import replacing
+from decomposable.files import load_plain, replacing
 
 FORMAT = 1
 
@@ -46,10 +44,9 @@ class Checkpoints:
         if not self.path.exists():
             return None
         try:
-            # weights_only: a checkpoint is a pickle, and anybody could have written it
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{self.path} is damaged or no checkpoint ({_first_line(error)})") from error
+            state = load_plain(self.path)  # a checkpoint is a pickle, and anybody could have written it
+        except ValueError as error:
+            raise CheckpointError(f"{self.path} is no checkpoint: {error}") from error
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise CheckpointError(f"{self.path} is no checkpoint of this version (format {FORMAT})")
         return state
@@ -82,7 +79,3 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]

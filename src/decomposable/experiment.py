@@ -138,6 +138,7 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
     if (job.out / RECORD).exists() and (job.out / NETWORK).exists():
         record: dict[str, Any] = json.loads((job.out / RECORD).read_text())
         _check_same_run(job, record)
+        (job.out / CHECKPOINT).unlink(missing_ok=True)  # where the run was killed in its very last moment
         say("this run is complete; nothing to do")
         return record
     settings, started = job.settings, records.now()

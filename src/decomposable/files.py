@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -20,6 +23,17 @@ def replacing(path: Path) -> Iterator[Path]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def load_plain(path: Path) -> Any:
+    """What `torch.save` wrote, read without running code from it; `ValueError` in one line where that cannot be."""
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"it is damaged, or holds more than tensors and plain values ({reason[:120]})") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -20,7 +20,8 @@ class MetricsLog:
     def __init__(self, path: Path, *, after_step: int) -> None:
         """Open the log; what a run that is resumed at `after_step` had logged beyond that is dropped."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in read_metrics(path) if line.get("step", 0) <= after_step]
+        lines = [line for line in read_metrics(path) if line.get("step", 0) <= after_step]
+        kept = [line for line in lines if line.get("kind") != "sizes"]  # measured again, after training
         if path.exists():
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = path.open("a")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from decomposable import artifact
 from decomposable.errors import DecomposableError
+from decomposable.files import load_plain
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = ("module.", "_orig_mod.")
@@ -60,10 +57,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:150]
-        raise WeightsError(f"{path} is damaged, or holds more than weights ({reason})") from error
+        content = load_plain(path)
+    except ValueError as error:
+        raise WeightsError(f"{path} holds no weights: {error}") from error
     for wrapper in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
