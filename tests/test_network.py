@@ -1247,3 +1247,9 @@ def test_a_model_that_calls_view_on_a_feature_map_keeps_the_usual_layout():
     net.resize_(ranks={"conv": 2, "fc": 1})
     assert net(torch.randn(3, 2, 8, 8)).shape == (3, 3)
     assert net.module.conv[0].weight.is_contiguous()
+
+
+def test_a_lazy_layer_is_left_alone_with_or_without_an_example():
+    net = decompose(nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2)))
+    assert "lazy layer" in net.skipped["1"]
+    assert net.plan.params == 4 * 4 + 4
