@@ -1249,7 +1249,8 @@ def test_a_model_that_calls_view_on_a_feature_map_keeps_the_usual_layout():
     assert net.module.conv[0].weight.is_contiguous()
 
 
-def test_a_lazy_layer_is_left_alone_with_or_without_an_example():
-    net = decompose(nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2)))
-    assert "lazy layer" in net.skipped["1"]
-    assert net.plan.params == 4 * 4 + 4
+def test_a_lazy_layer_needs_an_input():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
+    with pytest.raises(InvalidArgumentError, match=r"'1.weight' is lazy and has seen no input"):
+        decompose(model)
+    assert "lazy layer" in decompose(model, example_input=torch.zeros(1, 4)).skipped["1"]

@@ -101,6 +101,11 @@ def decompose(
     full_ranks = [layer.full_rank for layer in layers]
     lower, upper = rank_limits([layer.name for layer in layers], full_ranks, min_rank, limits)
     seen = Trace() if example_input is None else trace(base, _on_device_of(base, example_input), forward)
+    lazy = next((name for name, p in base.named_parameters() if is_lazy(p)), None)
+    if lazy is not None:
+        raise InvalidArgumentError(
+            f"model: '{lazy}' is lazy and has seen no input; allowed: a model that has run once, or an example_input"
+        )
     decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in layers})
     factors, scores = factors_in_order(base, layers, decompositions, criterion)
     decomposed_params = sum(layer.weight.numel() for layer in layers)
@@ -108,7 +113,7 @@ def decompose(
         costs=layer_costs(layers, seen),
         scores=scores,
         fixed_macs=None if example_input is None else other_macs(base, layers, seen),
-        fixed_params=sum(p.numel() for p in base.parameters() if not is_lazy(p)) - decomposed_params,
+        fixed_params=sum(p.numel() for p in base.parameters()) - decomposed_params,
         lower=lower,
         upper=upper,
     )
