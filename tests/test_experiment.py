@@ -116,10 +116,8 @@ def test_a_run_killed_mid_epoch_ends_with_the_same_bits(tmp_path, method, kills)
     result = run(out, "--resume", settings=settings)
     assert result.returncode == 0, result.stderr
     assert "resuming at step" in result.stderr
-    networks = [_tensors(folder / "network.safetensors") for folder in (tmp_path / "whole", out)]
-    assert networks[0].keys() == networks[1].keys()
-    for name, tensor in networks[0].items():
-        assert torch.equal(tensor, networks[1][name]), name
+    theirs, ours = ((folder / "network.safetensors").read_bytes() for folder in (tmp_path / "whole", out))
+    assert theirs == ours
     logs = [_without_times(read_metrics(folder / "metrics.jsonl")) for folder in (tmp_path / "whole", out)]
     assert logs[0] == logs[1]
 

@@ -211,13 +211,24 @@ def _finish(
         "sizes": [asdict(row) for row in rows],
         "epochs": [{k: v for k, v in line.items() if k not in ("kind", "step")} for line in epochs],
     }
-    x, _ = data.test_batch(torch.arange(1))
-    about = {"classes": data.classes, "input_shape": list(x.shape[1:])}
-    net.save(job.out / NETWORK, info={**{k: record[k] for k in record if k != "epochs"}, **about})
+    net.save(job.out / NETWORK, info=_about(record, data))
     record["network"] = {"file": NETWORK, "bytes": (job.out / NETWORK).stat().st_size}
     watchers.log.write("sizes", position.step, {"sizes": record["sizes"]})
     write_atomically(job.out / RECORD, (json.dumps(record, indent=1) + "\n").encode())
     return record
+
+
+def _about(record: Mapping[str, Any], data: Data) -> dict[str, Any]:
+    """What the artifact says of itself: nothing of when and where, so that the same run gives the same bytes."""
+    kept = ("recipe", "settings", "seed", "init", "commit", "steps", "test_images", "sizes")
+    x, _ = data.test_batch(torch.arange(1))
+    last = record["epochs"][-1] if record["epochs"] else {}
+    return {
+        **{key: record[key] for key in kept},
+        "metrics": {key: value for key, value in last.items() if key != "seconds"},
+        "classes": data.classes,
+        "input_shape": list(x.shape[1:]),
+    }
 
 
 def decomposed(model: nn.Module, data: Data, settings: Settings, progress: Say) -> DecomposedNet:

@@ -17,7 +17,7 @@ from typing import Any
 from warnings import warn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from decomposable.calibration import (
@@ -53,6 +53,7 @@ from decomposable.tracing import (
     call_with_first,
     layer_costs,
     not_counted,
+    on_device_of,
     other_macs,
     trace,
 )
@@ -100,7 +101,7 @@ def decompose(
     forward = forward or call_with_first
     full_ranks = [layer.full_rank for layer in layers]
     lower, upper = rank_limits([layer.name for layer in layers], full_ranks, min_rank, limits)
-    seen = Trace() if example_input is None else trace(base, _on_device_of(base, example_input), forward)
+    seen = Trace() if example_input is None else trace(base, on_device_of(base, example_input), forward)
     lazy = next((name for name, p in base.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
         raise InvalidArgumentError(
@@ -127,7 +128,7 @@ def decompose(
     )
     net = DecomposedNet(base=base, layers=layers, parts=parts, forward=forward)
     if example_input is not None:
-        net._prefer_channels_last(_on_device_of(base, example_input))
+        net._prefer_channels_last(on_device_of(base, example_input))
     return net
 
 
@@ -278,7 +279,7 @@ class DecomposedNet(nn.Module):
             self._build,
             plans,
             loader,
-            lambda net, batch: call(net, _on_device_of(self._base, batch)),
+            lambda net, batch: call(net, on_device_of(self._base, batch)),
             exact=exact,
             feeders=self._feeders,
             has_explicit_full=sizes is not None and any(plan.is_full for plan in plans),
@@ -415,18 +416,3 @@ def _dense_name(name: str) -> str:
     """The original's name of a parameter of a pair: ``conv.1.bias`` → ``conv.bias``."""
     *path, _, kind = name.split(".")
     return ".".join([*path, kind])
-
-
-def _on_device_of(module: nn.Module, batch: Any) -> Any:
-    """The batch where the module's weights are."""
-    tensor = next(module.parameters(), None)
-    if tensor is None:
-        return batch
-    if isinstance(batch, Tensor):
-        return batch.to(tensor.device)
-    if isinstance(batch, Mapping):
-        return {key: _on_device_of(module, value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        moved = [_on_device_of(module, value) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    return batch

@@ -44,6 +44,21 @@ def first_entry(batch: Any) -> Any:
     return batch[0] if isinstance(batch, tuple | list) else batch
 
 
+def on_device_of(module: nn.Module, batch: Any) -> Any:
+    """The batch where the module's weights are."""
+    tensor = next(module.parameters(), None)
+    if tensor is None:
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.to(tensor.device)
+    if isinstance(batch, Mapping):
+        return {key: on_device_of(module, value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        moved = [on_device_of(module, value) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    return batch
+
+
 @dataclass
 class Trace:
     """What a pass showed: the positions over all calls of every layer's output map and of the map between two spatial
