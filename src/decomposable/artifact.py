@@ -37,7 +37,10 @@ def read(path: str | os.PathLike[str]) -> Artifact:
     """What a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it."""
     description, tensors = read_container(path)
     if kind_of(path, description) != "network":
-        raise ArtifactError(f"{path}: holds one size of a network, not the network; load(path, model=...) takes it")
+        raise ArtifactError(
+            f"{path}: holds one size only: decomposable.load(path, model=...) takes it in Python; here it takes "
+            "the network file that it was made from"
+        )
     with naming(path):
         return network_from(description, tensors)
 

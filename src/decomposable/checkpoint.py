@@ -15,6 +15,7 @@ from decomposable.errors import DecomposableError
 from decomposable.files import load_plain, replacing
 
 FORMAT = 1
+_ENTRIES = {"random", "run", "position", "model", "optimizer", "method", "bits_depend_on"}
 
 
 class CheckpointError(DecomposableError):
@@ -47,7 +48,7 @@ class Checkpoints:
             state = load_plain(self.path)  # a checkpoint is a pickle, and anybody could have written it
         except ValueError as error:
             raise CheckpointError(f"{self.path} is no checkpoint: {error}") from error
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
+        if not isinstance(state, dict) or state.get("format") != FORMAT or not state.keys() >= _ENTRIES:
             raise CheckpointError(f"{self.path} is no checkpoint of this version (format {FORMAT})")
         return state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.verb.run(options)
     except InvalidArgumentError as error:
         return _fail(options.verb.name, error, CALLED_WRONG)
-    except (DecomposableError, OSError) as error:
+    except BrokenPipeError:  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        named = f"{error.filename}: {error.strerror}" if error.filename is not None else error
+        return _fail(options.verb.name, named, FAILED)
+    except DecomposableError as error:
         return _fail(options.verb.name, error, FAILED)
     except KeyboardInterrupt:
         return _fail(options.verb.name, "interrupted", FAILED)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decomposable.data.base import Data, TestBatches
 from decomposable.errors import DecomposableError
@@ -28,10 +29,10 @@ class Row:
     macs_fraction: float | None
     params_fraction: float
     ranks: tuple[int, int]  # the smallest and the largest
-    accuracy: float
+    accuracy: float | None  # percent; None where it was not measured
 
     @classmethod
-    def of(cls, size: float, plan: RankPlan, accuracy: float) -> Row:
+    def of(cls, size: float, plan: RankPlan, accuracy: float | None) -> Row:
         """The row of a plan."""
         return cls(
             size=size,
@@ -45,7 +46,7 @@ class Row:
 
 
 @torch.inference_mode()
-def accuracy(net: nn.Module, data: Data, *, batch_size: int = 500, workers: int = 0) -> float:
+def accuracy(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> float:
     """Percent of the test images whose class has the highest output (top-1)."""
     was_training = net.training
     net.eval()
@@ -54,14 +55,19 @@ def accuracy(net: nn.Module, data: Data, *, batch_size: int = 500, workers: int 
     right = 0
     for x, y in TestBatches(data, batch_size=batch_size).loader(workers=workers):
         outputs = net(x.to(device))
-        check_outputs(tuple(outputs.shape), data.classes)
+        check_outputs(outputs, data.classes)
         right += int((outputs.argmax(dim=1).cpu() == y).sum())
     net.train(was_training)
     return 100 * right / data.test_count
 
 
-def check_outputs(shape: tuple[int, ...], classes: int) -> None:
+def check_outputs(outputs: Any, classes: int) -> None:
     """Refuse a network whose outputs are not one number for each class."""
+    if not isinstance(outputs, Tensor):
+        raise WrongDataError(
+            f"the network gives a {type(outputs).__name__}; allowed: a tensor, one number for each class"
+        )
+    shape = tuple(outputs.shape)
     if len(shape) != 2 or shape[1] != classes:
         came = f"{shape[1]} classes" if len(shape) == 2 else f"outputs of shape {shape}"
         raise WrongDataError(f"the network has {came}, the data has {classes}; allowed: the same number")
@@ -72,6 +78,7 @@ def measure(
     data: Data,
     sizes: Iterable[float],
     *,
+    batch_size: int = 250,
     workers: int = 0,
     report: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
@@ -81,12 +88,16 @@ def measure(
     wanted = list(sizes)
     for i, size in enumerate(wanted):
         report(f"measuring sizes: {size:g} ({i + 1} of {len(wanted)})")
-        rows.append(Row.of(size, net.set_plan_(net.selector.of_size(size)), accuracy(net, data, workers=workers)))
+        plan = net.set_plan_(net.selector.of_size(size))
+        rows.append(Row.of(size, plan, accuracy(net, data, batch_size=batch_size, workers=workers)))
     net.set_plan_(before)
     return rows
 
 
 def smallest_within(rows: Sequence[Row], drop: float) -> Row | None:
     """The smallest measured size that loses at most `drop` points against the largest one measured."""
-    by_size = sorted(rows, key=lambda row: row.size)
-    return next((row for row in by_size if row.accuracy >= by_size[-1].accuracy - drop - 1e-9), None)
+    measured = sorted((row for row in rows if row.accuracy is not None), key=lambda row: row.size)
+    if not measured:
+        return None
+    least = (measured[-1].accuracy or 0.0) - drop - 1e-9  # rounding is no loss
+    return next(row for row in measured if (row.accuracy or 0.0) >= least)

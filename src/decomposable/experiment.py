@@ -1,18 +1,13 @@
-"""From a recipe to a network of any size: train, decompose, calibrate, measure, and keep everything in one folder.
-
-RUN/checkpoint.pt          to go on from; removed when all is done
-RUN/metrics.jsonl          a line per epoch, and per 50 steps
-RUN/network.safetensors    the artifact: every size, with batch normalisation statistics
-RUN/record.json            settings, seed, commit, machine, sizes and accuracies
-"""
+"""From a recipe to a network of any size: train, decompose, calibrate, measure, and keep everything in one folder."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +17,18 @@ from torch import Tensor, nn
 from decomposable import methods, recipes, records, training
 from decomposable.checkpoint import Checkpoints, seed_everything
 from decomposable.data.base import Data, TrainBatches
+from decomposable.devices import bits_depend_on, choose_device, make_deterministic
 from decomposable.errors import InvalidArgumentError
-from decomposable.evaluation import accuracy, check_outputs, measure
+from decomposable.evaluation import Row, WrongDataError, accuracy, check_outputs, measure
 from decomposable.files import write_atomically
+from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.metrics import MetricsLog, read_metrics
 from decomposable.network import DecomposedNet, decompose
+from decomposable.runs import RunFolder, check_same_run
 from decomposable.settings import Settings, with_overrides
 from decomposable.training import Position, Say, Watchers
 from decomposable.weights import load_weights_, sha256
 
-CHECKPOINT, METRICS, NETWORK, RECORD = "checkpoint.pt", "metrics.jsonl", "network.safetensors", "record.json"
 WITHOUT_EFFECT = ("workers", "evaluate_every", "calibration_images", "calibrated_sizes", "sizes")
 """Settings that do not change the weights, so that a run may be resumed with others."""
 
@@ -43,8 +40,9 @@ class Job:
     recipe: str
     settings: Settings
     task: recipes.Task
-    out: Path
+    folder: RunFolder
     init: Path | None = None
+    init_sha256: str | None = None
     device: str = "cpu"
     checkpoint_seconds: float = 60.0
     command: str = ""
@@ -52,11 +50,17 @@ class Job:
     @property
     def identity(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the one that was cut off."""
-        return {
-            "recipe": self.recipe,
-            "init": None if self.init is None else sha256(self.init),
-            **{k: v for k, v in asdict(self.settings).items() if k not in WITHOUT_EFFECT},
-        }
+        settings = {k: v for k, v in plain_settings(self.settings).items() if k not in WITHOUT_EFFECT}
+        return {"recipe": self.recipe, "init": self.init_sha256, **settings}
+
+
+def plain_settings(settings: Settings) -> dict[str, Any]:
+    """The settings as JSON gives them back, so that those of a record and of a checkpoint are the same."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(settings), default=str, allow_nan=False))
+    except ValueError as error:
+        raise InvalidArgumentError(f"settings: they cannot be stored ({error}); allowed: numbers and text") from error
+    return plain
 
 
 def train(
@@ -67,6 +71,7 @@ def train(
     init: Path | str | None = None,
     resume: bool = False,
     device: str = "auto",
+    checkpoint_seconds: float = 60.0,
     progress: Say = lambda text: None,
     say: Say = lambda text: None,
     **settings: Any,
@@ -80,6 +85,7 @@ def train(
         init: weights to start from.
         resume: go on where a run in `out` was cut off, or start it.
         device: "auto", "cpu", "cuda" …
+        checkpoint_seconds: from one checkpoint to the next.
         progress: called with a line about the step under way.
         say: called with a line for every epoch.
         **settings: of the recipe, to be replaced, such as ``epochs=10``.
@@ -91,6 +97,7 @@ def train(
         init=None if init is None else Path(init),
         resume=resume,
         device=device,
+        checkpoint_seconds=checkpoint_seconds,
         overrides=settings,
     )
     return run(job, progress=progress, say=say)
@@ -114,66 +121,87 @@ def prepare(
     name = recipe if isinstance(recipe, str) else f"{function.__module__}:{function.__qualname__}"
     chosen = with_overrides(settings or recipes.default_settings(function), overrides or {})
     methods.check(chosen.method)
+    if not checkpoint_seconds >= 0:
+        raise InvalidArgumentError(f"--checkpoint-seconds {checkpoint_seconds:g}; allowed: a number of at least 0")
+    folder = RunFolder(out)
+    folder.check(resume=resume)
     job = Job(
         recipe=name,
         settings=chosen,
         task=recipes.make_task(function, data, chosen),
-        out=out,
+        folder=folder,
         init=init,
+        init_sha256=None if init is None else sha256(init),  # now: the file may be gone or another when the run ends
         device=choose_device(device),
         checkpoint_seconds=checkpoint_seconds,
         command=command,
     )
-    if not checkpoint_seconds >= 0:
-        raise InvalidArgumentError(f"--checkpoint-seconds {checkpoint_seconds:g}; allowed: a number of at least 0")
-    if out.exists() and not out.is_dir():
-        raise InvalidArgumentError(f"--out {out}: it is a file; allowed: a folder")
-    if not resume and any((out / file).exists() for file in (CHECKPOINT, METRICS, NETWORK, RECORD)):
-        raise InvalidArgumentError(f"--out {out}: there is a run in it; allowed: --resume to go on, or another folder")
+    plain_settings(chosen)
     return job
 
 
 def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: None) -> dict[str, Any]:
-    """Train where that is not done yet, then make the artifact and the record; the record comes back."""
-    if (job.out / RECORD).exists() and (job.out / NETWORK).exists():
-        record: dict[str, Any] = json.loads((job.out / RECORD).read_text())
-        _check_same_run(job, record)
-        (job.out / CHECKPOINT).unlink(missing_ok=True)  # where the run was killed in its very last moment
+    """Train where that is not done yet, then make the artifact and the record; the record comes back.
+
+    First everything is read and compared, then built and tried; the folder is touched when a run can really begin.
+    """
+    record = job.folder.finished()
+    if record is not None:
+        check_same_run(job.folder.record, record["identity"], {**record["identity"], **job.identity})
+        job.folder.checkpoint.unlink(missing_ok=True)  # where the run was killed in its very last moment
         say("this run is complete; nothing to do")
         return record
+    make_deterministic()
     settings, started = job.settings, records.now()
     code = records.commit()  # before the run: it may end after the next commit
     data = job.task.load_data()
     batches = TrainBatches(data, batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
-    model = _build_model(job, data)
-    job.out.mkdir(parents=True, exist_ok=True)
-    checkpoints = Checkpoints(job.out / CHECKPOINT, every_seconds=job.checkpoint_seconds)
-    say(_opening(job, data, batches))
+    identity = {
+        **job.identity,
+        "train_images": data.train_count,
+        "test_images": data.test_count,
+        "classes": data.classes,
+    }
+    checkpoints = Checkpoints(job.folder.checkpoint, every_seconds=job.checkpoint_seconds)
     saved = checkpoints.read()
     if saved is not None:
-        say(f"resuming at step {saved['position']['step']:,} of {len(batches):,}{_other_machine(saved)}")
-    with MetricsLog(job.out / METRICS, after_step=0 if saved is None else saved["position"]["step"]) as log:
+        check_same_run(checkpoints.path, saved["run"], identity)
+    model = _build_model(job, batches)
+    method = methods.build(model, settings)
+    say(_opening(job, batches))
+    if saved is not None:
+        say(f"resuming at step {saved['position']['step']:,} of {len(batches):,}{_differences(saved, job)}")
+    step = 0 if saved is None else saved["position"]["step"]
+    with stop_signals() as stop, job.folder.locked(), MetricsLog(job.folder.metrics, after_step=step) as log:
         watchers = Watchers(log=log, progress=progress, say=say)
         position = training.train(
             model,
             batches,
-            methods.build(model, settings),
+            method,
             settings,
             loss=job.task.loss,
-            evaluate=lambda net: accuracy(net, data, workers=settings.workers),
+            evaluate=lambda net: accuracy(net, data, batch_size=settings.batch_size, workers=settings.workers),
             checkpoints=checkpoints,
+            saved=saved,
             watchers=watchers,
-            run_identity=job.identity,
+            stop=stop,
+            identity=identity,
             peak_learning_rate=settings.learning_rate if job.init is None else settings.fine_tune_learning_rate,
             commit=code,
         )
-        record = _finish(job, model, data, position, watchers, {"commit": code, "started": started})
-    checkpoints.path.unlink(missing_ok=True)
+        net, rows = _sizes(model, data, settings, _stopping(progress, stop))
+        origin = {"commit": code, "started": started, "identity": identity}
+        record = {**_record(job, position, rows), **origin}
+        net.save(job.folder.network, info=_about(record, data))
+        log.write("sizes", position.step, {"sizes": record["sizes"]})
+        write_atomically(job.folder.record, (json.dumps(record, indent=1) + "\n").encode())
+        checkpoints.path.unlink(missing_ok=True)
     return record
 
 
-def _build_model(job: Job, data: Data) -> nn.Module:
-    settings = job.settings
+def _build_model(job: Job, batches: TrainBatches) -> nn.Module:
+    """The initial model, where it computes; it has shown that it can run the data."""
+    settings, data = job.settings, batches.data
     seed_everything(settings.seed)
     model = job.task.build_model()
     if job.init is not None:
@@ -181,51 +209,66 @@ def _build_model(job: Job, data: Data) -> nn.Module:
     model.to(job.device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x, _ = data.test_batch(torch.arange(1))
-    with torch.inference_mode():
-        check_outputs(tuple(model.eval()(x.to(job.device)).shape), data.classes)
+    if data.test_count < 1:
+        raise WrongDataError("data: there are no test images; allowed: at least one")
+    x, _ = training.moved(batches[0], torch.device(job.device), settings)
+    try:
+        with torch.inference_mode():
+            outputs = model.eval()(x)
+    except Exception as error:  # whatever a model of somebody else raises
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        hint = "; channels_last=false may help" if settings.channels_last else ""
+        raise WrongDataError(f"the model cannot run a batch of shape {tuple(x.shape)}: {reason}{hint}") from error
+    check_outputs(outputs, data.classes)
     return model
 
 
-def _finish(
-    job: Job, model: nn.Module, data: Data, position: Position, watchers: Watchers, origin: Mapping[str, Any]
-) -> dict[str, Any]:
-    """After training: every size of the network, its accuracies, the artifact and the record."""
-    settings = job.settings
-    net = decomposed(model, data, settings, watchers.progress)
-    rows = measure(net, data, feasible(net, settings.sizes), workers=settings.workers, report=watchers.progress)
-    epochs = [line for line in read_metrics(job.out / METRICS) if line["kind"] == "epoch"]
-    record = {
+def _stopping(progress: Say, stop: threading.Event) -> Say:
+    """Progress that stops where it was asked to: after training, all that is lost is measured again."""
+
+    def report(text: str) -> None:
+        if stop.is_set():
+            raise Interrupted("stopped after training, before all sizes were measured; --resume does that again")
+        progress(text)
+
+    return report
+
+
+def _sizes(model: nn.Module, data: Data, settings: Settings, report: Say) -> tuple[DecomposedNet, list[Row]]:
+    """After training: the network at every size, and its accuracy at some."""
+    net = decomposed(model, data, settings, report)
+    sizes = [size for size in settings.sizes if size >= net.selector.smallest_size]
+    return net, measure(net, data, sizes, batch_size=settings.batch_size, workers=settings.workers, report=report)
+
+
+def _record(job: Job, position: Position, rows: list[Row]) -> dict[str, Any]:
+    """What was run and what came out."""
+    epochs = [line for line in read_metrics(job.folder.metrics) if line.get("kind") == "epoch"]
+    return {
         "command": shlex.join(map(records.without_folders, shlex.split(job.command))),
         "recipe": job.recipe,
-        "settings": asdict(settings),
-        "seed": settings.seed,
-        "init": None if job.init is None else {"file": job.init.name, "sha256": sha256(job.init)},
-        **origin,
+        "settings": plain_settings(job.settings),
+        "seed": job.settings.seed,
+        "init": None if job.init is None else {"file": job.init.name, "sha256": job.init_sha256},
         "finished": records.now(),
         "training_commits": position.commits,
         "training_seconds": round(position.seconds, 1),
         "steps": position.step,
         "machine": records.machine(),
-        "test_images": data.test_count,
         "sizes": [asdict(row) for row in rows],
         "epochs": [{k: v for k, v in line.items() if k not in ("kind", "step")} for line in epochs],
     }
-    net.save(job.out / NETWORK, info=_about(record, data))
-    record["network"] = {"file": NETWORK, "bytes": (job.out / NETWORK).stat().st_size}
-    watchers.log.write("sizes", position.step, {"sizes": record["sizes"]})
-    write_atomically(job.out / RECORD, (json.dumps(record, indent=1) + "\n").encode())
-    return record
 
 
 def _about(record: Mapping[str, Any], data: Data) -> dict[str, Any]:
     """What the artifact says of itself: nothing of when and where, so that the same run gives the same bytes."""
-    kept = ("recipe", "settings", "seed", "init", "commit", "steps", "test_images", "sizes")
+    kept = ("recipe", "settings", "seed", "init", "commit", "steps", "sizes")
     x, _ = data.test_batch(torch.arange(1))
     last = record["epochs"][-1] if record["epochs"] else {}
     return {
         **{key: record[key] for key in kept},
         "metrics": {key: value for key, value in last.items() if key != "seconds"},
+        "test_images": data.test_count,
         "classes": data.classes,
         "input_shape": list(x.shape[1:]),
     }
@@ -241,9 +284,9 @@ def decomposed(model: nn.Module, data: Data, settings: Settings, progress: Say) 
     count = min(settings.calibration_images, data.train_count)
     images = TrainBatches(data, batch_size=min(125, count), epochs=1, seed=settings.seed + 2**31)
     loader = _FirstBatches(images, count, progress)
-    sizes = feasible(net, settings.calibrated_sizes) or None
+    sizes = [size for size in settings.calibrated_sizes if size >= net.selector.smallest_size] or None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it takes long: progress says so
+        warnings.filterwarnings("ignore", message="calibrating")  # that it takes long: progress says so
         net.calibrate_(loader, sizes=sizes)
     return net
 
@@ -264,46 +307,17 @@ class _FirstBatches:
             yield self.batches[number][0]
 
 
-def feasible(net: DecomposedNet, sizes: tuple[float, ...]) -> list[float]:
-    """Those sizes that the network can have."""
-    return [size for size in sizes if size >= net.selector.smallest_size]
-
-
-def choose_device(name: str) -> str:
-    """The device by its name; auto is the GPU where there is one."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidArgumentError(
-            f"--device {name}: {str(error).splitlines()[0]}; allowed: auto, cpu, cuda …"
-        ) from error
-    return name
-
-
-def _opening(job: Job, data: Data, batches: TrainBatches) -> str:
+def _opening(job: Job, batches: TrainBatches) -> str:
     start = f"from {job.init.name}" if job.init is not None else "from scratch"
+    data = batches.data
     return (
         f"{job.recipe}: method {job.settings.method}, {start}; {data.train_count:,} training and "
         f"{data.test_count:,} test images; epochs: {batches.epochs}, of {batches.per_epoch:,} steps; on {job.device}"
     )
 
 
-def _other_machine(saved: Mapping[str, Any]) -> str:
-    """What makes the last bits differ."""
-    if saved["torch_version"] != torch.__version__:
-        return f" (begun with PyTorch {saved['torch_version']}: the last bits may differ)"
-    if saved["threads"] != torch.get_num_threads():
-        return f" (begun with {saved['threads']} threads, now {torch.get_num_threads()}: the last bits may differ)"
-    return ""
-
-
-def _check_same_run(job: Job, record: Mapping[str, Any]) -> None:
-    ours = json.loads(json.dumps(asdict(job.settings)))
-    for name in (f.name for f in fields(job.settings)):
-        if record["settings"].get(name) != ours[name]:
-            raise InvalidArgumentError(
-                f"--out {job.out}: it holds a finished run with {name}={record['settings'].get(name)}, "
-                f"now it is {ours[name]}; allowed: another folder"
-            )
+def _differences(saved: Mapping[str, Any], job: Job) -> str:
+    """What makes the last bits differ from those of a run that was not cut off."""
+    now = bits_depend_on(job.device)
+    different = [f"{k} {v}, now {now[k]}" for k, v in saved["bits_depend_on"].items() if k in now and v != now[k]]
+    return f" (begun with {', '.join(different)}: the last bits may differ)" if different else ""

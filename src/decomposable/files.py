@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +19,28 @@ def replacing(path: Path) -> Iterator[Path]:
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())  # else a power cut could leave the new name with no content
         unfinished.replace(path)
+        _sync_folder(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the new name on the disk as well, where the system can do that."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        except OSError:
+            pass  # some file systems cannot; the file itself is written
+        finally:
+            os.close(handle)
+
+
+def sweep(path: Path) -> None:
+    """Remove what a process that was killed left of this file; nobody else may be writing it."""
+    for unfinished in path.parent.glob(f".{path.name}.*"):
+        if unfinished.suffix[1:].isdigit():
+            unfinished.unlink(missing_ok=True)
 
 
 def load_plain(path: Path) -> Any:
@@ -31,9 +49,10 @@ def load_plain(path: Path) -> Any:
 
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"it is damaged, or holds more than tensors and plain values ({reason[:120]})") from error
+    except OSError:
+        raise
+    except Exception as error:  # on noise, the reader fails in any way there is
+        raise ValueError("it is damaged, or holds more than tensors and plain values") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

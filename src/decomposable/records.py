@@ -46,6 +46,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
+        "decomposable": __version__,
     }
 
 

@@ -108,6 +108,19 @@ _CHECKS: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
     (("method",), "a name", bool),
 )
 
+_USUAL_NAMES = {
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "bs": "batch_size",
+    "batch": "batch_size",
+    "num_workers": "workers",
+    "lambda": "balance",
+    "z": "ratio",
+    "grad_clip": "clip_norm",
+    "amp": "precision",
+    "num_classes": "classes",
+}
+
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
@@ -120,7 +133,9 @@ def with_overrides(settings: AnySettings, overrides: Mapping[str, Any]) -> AnySe
     known = [field.name for field in fields(settings)]
     for name in overrides:
         if name not in known:
-            near = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1)
+            plain = name.replace("-", "_").lower()
+            usual = [_USUAL_NAMES[plain]] if plain in _USUAL_NAMES else []
+            near = usual or difflib.get_close_matches(plain, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
             raise InvalidArgumentError(f"no setting is called {name}; {hint}")
     return replace(settings, **overrides)

@@ -8,13 +8,13 @@ that is killed anywhere therefore ends, once resumed, with the very bits of one 
 from __future__ import annotations
 
 import math
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from decomposable.checkpoint import CheckpointError, Checkpoints, set_random_state
 from decomposable.data.base import Batch, TrainBatches
+from decomposable.devices import bits_depend_on
 from decomposable.errors import DecomposableError
+from decomposable.interrupts import Interrupted
 from decomposable.methods import Method
 from decomposable.metrics import MetricsLog
 from decomposable.settings import Settings
@@ -31,10 +33,6 @@ from decomposable.settings import Settings
 Loss = Callable[[nn.Module, Batch], Tensor]
 Say = Callable[[str], None]
 STEPS_PER_LINE = 50  # how often a step gets a line of its own in the metrics
-
-
-class Interrupted(DecomposableError):
-    """A signal asked the run to stop; it is at a checkpoint now."""
 
 
 class DivergedError(DecomposableError):
@@ -82,19 +80,24 @@ def train(
     loss: Loss,
     evaluate: Callable[[nn.Module], float],
     checkpoints: Checkpoints,
+    saved: Mapping[str, Any] | None,
     watchers: Watchers,
-    run_identity: Mapping[str, Any],
+    stop: threading.Event,
+    identity: Mapping[str, Any],
     peak_learning_rate: float,
     commit: str | None = None,
 ) -> Position:
-    """Train in place, from the last checkpoint or from the start; `run_identity` must be that of the checkpoint."""
+    """Train in place, from the start or from the checkpoint that was `saved`, until it is done or asked to `stop`.
+
+    `identity` goes into the checkpoints: who resumes compares it.
+    """
     optimizer = torch.optim.SGD(
         parameter_groups(model, settings.weight_decay),
         lr=peak_learning_rate,
         momentum=settings.momentum,
         nesterov=settings.nesterov and settings.momentum > 0,
     )
-    position = _restore(checkpoints, model, optimizer, method, run_identity)
+    position = Position() if saved is None else _restore(saved, checkpoints.path, model, optimizer, method)
     if commit is not None and commit not in position.commits:
         position.commits.append(commit)
     device = next(model.parameters()).device
@@ -102,45 +105,43 @@ def train(
     def checkpoint() -> None:
         checkpoints.write(
             {
-                "run": dict(run_identity),
+                "run": dict(identity),
                 "position": vars(position).copy(),
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "method": method.state_dict(),
-                "threads": torch.get_num_threads(),
-                "torch_version": str(torch.__version__),
+                "bits_depend_on": bits_depend_on(str(device)),
             }
         )
 
-    clock = _Clock(position, total=len(batches))
-    with _signals() as stop:
-        for batch in batches.loader(position.step, workers=settings.workers) if position.step < len(batches) else ():
-            model.train()
-            set_learning_rate_(optimizer, peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch))
-            optimizer.zero_grad()
-            watched = _Watched(loss, _moved(batch, device, settings), settings)
-            values = {name: float(value) for name, value in method.backward(watched).items()}
-            norm = _gradient_norm(model, settings.clip_norm)
-            _check_finite(model, values, norm, watched, position.step, checkpoints)
-            optimizer.step()
-            position.step += 1
-            position.add({**values, "gradient_norm": norm})
+    clock = _Clock(total=len(batches))
+    for batch in batches.loader(position.step, workers=settings.workers) if position.step < len(batches) else ():
+        model.train()
+        set_learning_rate_(optimizer, peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch))
+        optimizer.zero_grad()
+        watched = _Watched(loss, moved(batch, device, settings), settings)
+        values = {name: float(value) for name, value in method.backward(watched).items()}
+        norm = _gradient_norm(model, settings.clip_norm)
+        _check_finite(model, values, norm, watched, position.step, checkpoints)
+        optimizer.step()
+        position.step += 1
+        position.add({**values, "gradient_norm": norm})
+        position.seconds += clock.lap()
+        watchers.progress(clock.line(position, batches.per_epoch, values))
+        if position.step % STEPS_PER_LINE == 0:
+            rate = optimizer.param_groups[0]["lr"]
+            watchers.log.write("step", position.step, {**values, "gradient_norm": norm, "learning_rate": rate})
+        if position.step % batches.per_epoch == 0:
+            _end_epoch(model, position, batches, settings, evaluate, watchers)
             position.seconds += clock.lap()
-            watchers.progress(clock.line(position, batches.per_epoch, values))
-            if position.step % STEPS_PER_LINE == 0:
-                rate = optimizer.param_groups[0]["lr"]
-                watchers.log.write("step", position.step, {**values, "gradient_norm": norm, "learning_rate": rate})
-            if position.step % batches.per_epoch == 0:
-                _end_epoch(model, position, batches, settings, evaluate, watchers)
-                position.seconds += clock.lap()
-            if checkpoints.is_due:
-                checkpoint()
-            if stop.is_set():
-                checkpoint()
-                raise Interrupted(
-                    f"stopped at step {position.step:,} of {len(batches):,}; --resume goes on from {checkpoints.path}"
-                )
-        checkpoint()
+        if checkpoints.is_due:
+            checkpoint()
+        if stop.is_set():
+            checkpoint()
+            raise Interrupted(
+                f"stopped at step {position.step:,} of {len(batches):,}; --resume goes on from {checkpoints.path}"
+            )
+    checkpoint()
     model.eval()
     return position
 
@@ -208,33 +209,16 @@ def set_learning_rate_(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _restore(
-    checkpoints: Checkpoints,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    method: Method,
-    run_identity: Mapping[str, Any],
+    saved: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, method: Method
 ) -> Position:
-    state = checkpoints.read()
-    if state is None:
-        return Position()
-    _check_identity(checkpoints, state["run"], run_identity)
     try:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        method.load_state_dict(state["method"])
-        set_random_state(state["random"])
-        return Position(**state["position"])
-    except (KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise CheckpointError(f"{checkpoints.path} does not fit this run: {str(error).splitlines()[0]}") from error
-
-
-def _check_identity(checkpoints: Checkpoints, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    for key in {**theirs, **ours}:
-        if theirs.get(key) != ours.get(key):
-            raise CheckpointError(
-                f"{checkpoints.path}: the run has {key}={theirs.get(key)}, now it is {ours.get(key)}; "
-                "resume with what it was started with, or choose another folder"
-            )
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        method.load_state_dict(saved["method"])
+        set_random_state(saved["random"])
+        return Position(**saved["position"])
+    except Exception as error:  # whatever does not fit
+        raise CheckpointError(f"{path} does not fit this run: {(str(error).splitlines() or [''])[0][:120]}") from error
 
 
 class _Watched:
@@ -291,7 +275,10 @@ def _check_finite(
     kept = (
         f"the last good checkpoint is {checkpoints.path}" if checkpoints.path.exists() else "there is no checkpoint yet"
     )
-    raise DivergedError(f"step {step + 1:,}: {what}, {where}; {kept}; a smaller learning rate may help")
+    advice = (
+        "a smaller learning rate may help: a new run with --init of that checkpoint, --set fine_tune_learning_rate=…"
+    )
+    raise DivergedError(f"step {step + 1:,}: {what}, {where}; {kept}; {advice}")
 
 
 @torch.no_grad()
@@ -321,34 +308,13 @@ def _first_non_finite_layer(network: nn.Module, watched: _Watched) -> str:
     return f"first in the output of layer '{found[0]}'" if found else "in the loss itself, no layer's output is"
 
 
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM set the event, so that the step under way is finished; a second one stops at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread receives signals
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class _Clock:
     """Seconds per step, as they were lately, and the time that is left."""
 
-    def __init__(self, position: Position, *, total: int) -> None:
+    def __init__(self, *, total: int) -> None:
         self.total = total
-        self._last = self._start = time.perf_counter()
-        self._first_step = position.step
+        self._last = time.perf_counter()
+        self._lately: deque[float] = deque([self._last], maxlen=200)  # when the last steps ended
 
     def lap(self) -> float:
         """Seconds since the last call."""
@@ -358,8 +324,8 @@ class _Clock:
 
     def line(self, position: Position, per_epoch: int, values: Mapping[str, float]) -> str:
         """Epoch, step, loss, rate and time left."""
-        done = position.step - self._first_step
-        per_step = (time.perf_counter() - self._start) / done  # tests between epochs included, as in what is to come
+        self._lately.append(time.perf_counter())
+        per_step = (self._lately[-1] - self._lately[0]) / (len(self._lately) - 1)
         epoch, place = divmod(position.step - 1, per_epoch)
         left = as_duration(per_step * (self.total - position.step))
         losses = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items() if "loss" in name)
@@ -379,7 +345,8 @@ def as_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def _moved(batch: Batch, device: torch.device, settings: Settings) -> Batch:
+def moved(batch: Batch, device: torch.device, settings: Settings) -> Batch:
+    """The batch where the model computes, in the layout that the settings ask for."""
     x, y = batch
     layout = torch.channels_last if settings.channels_last and x.dim() == 4 else torch.preserve_format
     return x.to(device, non_blocking=True, memory_format=layout), y.to(device, non_blocking=True)

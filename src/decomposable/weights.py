@@ -28,20 +28,26 @@ def load_weights_(model: nn.Module, path: Path) -> None:
     without running code from it; keys may start with the ``module.`` of data parallelism.
     """
     state = read_weights(path)
+    ours = model.state_dict()
     _check(model, state, path)
-    model.load_state_dict(state)
+    # Files from before PyTorch 0.4 do not count batches.
+    model.load_state_dict({name: state.get(name, value) for name, value in ours.items()})
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The state dict in a file."""
-    if not path.is_file():
-        raise WeightsError(
-            f"{path}: no such file; allowed: a state dict (.safetensors, .pt, .pth) or a network of ours"
-        )
+    _require_file(path)
     state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     while state and all(any(name.startswith(p) for p in _PREFIXES) for name in state):
         state = {name.partition(".")[2]: value for name, value in state.items()}
     return state
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise WeightsError(
+            f"{path}: no such file; allowed: a state dict (.safetensors, .pt, .pth) or a network of ours"
+        )
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -85,9 +91,6 @@ def _check(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
         parts = [f"{len(missing)} weights are missing, such as '{missing[0]}'"] if missing else []
         parts += [f"{len(extra)} are not the model's, such as '{extra[0]}'"] if extra else []
         raise WeightsError(f"{path} is of another model: {'; '.join(parts)}")
-    for name in ours:  # files from before PyTorch 0.4 do not count batches
-        if name not in state and isinstance(state, dict):
-            state[name] = ours[name]
 
 
 def _last_weight(model: nn.Module) -> str | None:
@@ -96,7 +99,8 @@ def _last_weight(model: nn.Module) -> str | None:
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file."""
+    """The checksum of a file with weights."""
+    _require_file(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

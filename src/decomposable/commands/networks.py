@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from decomposable.commands.verb import as_table, parse_size
 from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from decomposable.evaluation import Row
     from decomposable.ranks import RankPlan, RankSelector
     from decomposable.recipes import Task
 
@@ -19,6 +21,19 @@ HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks", "test accur
 def add_file(parser: argparse.ArgumentParser) -> None:
     """The network file, as the first argument."""
     parser.add_argument("file", metavar="FILE", type=Path, help="a network.safetensors, of any training")
+
+
+def add_computing(parser: argparse.ArgumentParser) -> None:
+    """Where accuracies are measured."""
+    parser.add_argument("--device", metavar="NAME", default="auto", help="auto (cuda or cpu), cpu, cuda:1 …")
+    parser.add_argument("--workers", metavar="N", type=_count, default=0, help="processes that read data (default: 0)")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text}; allowed: an int of at least 0")
+    return number
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -55,10 +70,16 @@ def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) ->
     return recipes.make_task(function, data, settings)
 
 
+def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
+    """Whether measuring takes a folder of data, as far as one can know."""
+    from decomposable import recipes
+
+    name = recipe or info.get("recipe")
+    return not (isinstance(name, str) and name in recipes.BUILT_IN) or recipes.needs_data(recipes.find(name))
+
+
 def choose_plan(selector: RankSelector, options: argparse.Namespace) -> tuple[str, RankPlan]:
     """The plan for whichever of --macs, --params and --ratio was given, and how it was asked for."""
-    from decomposable.commands.verb import parse_size
-
     given = {name: getattr(options, name) for name in ("macs", "params", "ratio") if getattr(options, name) is not None}
     if len(given) != 1:
         came = " and ".join(f"--{name}" for name in given) or "none"
@@ -80,15 +101,18 @@ def add_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ratio", metavar="Z", help="this part of all bases: the paper's Z")
 
 
-def cells(size: str, plan: RankPlan, accuracy: float | None) -> tuple[str, ...]:
-    """A line of the table of sizes."""
-    ranks = sorted(plan.ranks.values())
-    return (
-        size,
-        "" if plan.macs is None else f"{plan.macs:,}",
-        "" if plan.macs_fraction is None else f"{plan.macs_fraction:.3f}",
-        f"{plan.params:,}",
-        f"{plan.params_fraction:.3f}",
-        f"{ranks[0]}-{ranks[-1]}",
-        "" if accuracy is None else f"{accuracy:.2f}%",
-    )
+def table(rows: Sequence[tuple[str, Row]]) -> str:
+    """Sizes as they were asked for, and what they come to."""
+    lines = [
+        (
+            asked,
+            "" if row.macs is None else f"{row.macs:,}",
+            "" if row.macs_fraction is None else f"{row.macs_fraction:.3f}",
+            f"{row.params:,}",
+            f"{row.params_fraction:.3f}",
+            f"{row.ranks[0]}-{row.ranks[1]}",
+            "" if row.accuracy is None else f"{row.accuracy:.2f}%",
+        )
+        for asked, row in rows
+    ]
+    return as_table(HEADER, lines)

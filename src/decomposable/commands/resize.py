@@ -39,6 +39,10 @@ def _run(options: argparse.Namespace) -> None:
     asked, plan = networks.choose_plan(contents.selector, options)
     if options.out.suffix != ".safetensors":
         raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .safetensors")
+    if not options.out.parent.is_dir():
+        raise InvalidArgumentError(
+            f"-o {options.out}: there is no folder {options.out.parent}; allowed: one that exists"
+        )
     if options.out.exists() and not options.force:
         raise InvalidArgumentError(f"-o {options.out}: it exists; allowed: another name, or --force to replace it")
     info = {**contents.info, "resized": asked, "sizes": _up_to(contents.info.get("sizes"), plan)}
@@ -81,7 +85,7 @@ VERB = Verb(
         "Write one size of a network file: as the plain state dict of a network of that size, or as a network file\n"
         "whose largest size it is. decomposable.load(OUT, model=...) reads both, ready to be run or trained further."
     ),
-    example="decomposable resize runs/cifar/network.safetensors --macs 0.25 -o small.safetensors",
+    example="decomposable resize runs/digits/network.safetensors --macs 0.25 -o small.safetensors",
     add_options=_options,
     run=_run,
 )

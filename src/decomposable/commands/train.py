@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from decomposable.commands.verb import ProgressLine, Verb, as_table
+from decomposable.commands import networks
+from decomposable.commands.verb import ProgressLine, Verb
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "rate is then fine_tune_learning_rate",
     )
     parser.add_argument("--resume", action="store_true", help="go on where the run in RUN was cut off, or start it")
-    parser.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    parser.add_argument("--device", metavar="NAME", default="auto", help="auto (cuda or cpu), cpu, cuda:1 …")
     parser.add_argument(
         "--checkpoint-seconds",
         metavar="N",
@@ -43,11 +44,13 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from decomposable import experiment, recipes
+    from decomposable import experiment, methods, recipes
     from decomposable.errors import InvalidArgumentError
+    from decomposable.evaluation import Row
     from decomposable.settings import from_text
 
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
+    methods.check(settings.method)
     if options.dry_run:
         _show_settings(options, settings)
         return
@@ -72,8 +75,8 @@ def _run(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(record))
         return
-    print(_as_text(record))
-    print(f"\nEvery size is in one file; see: decomposable sizes {options.out / experiment.NETWORK}")
+    print(networks.table([(f"{row['size']:g}", Row(**row)) for row in record["sizes"]]))
+    print(f"\nEvery size is in one file; see: decomposable sizes {job.folder.network}")
 
 
 def _show_settings(options: argparse.Namespace, settings: Any) -> None:
@@ -84,20 +87,6 @@ def _show_settings(options: argparse.Namespace, settings: Any) -> None:
     for name, value in values.items():
         text = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else value
         print(f"{name}={text}")
-
-
-def _as_text(record: dict[str, Any]) -> str:
-    rows = [
-        (
-            f"{row['size']:g}",
-            "" if row["macs"] is None else f"{row['macs']:,}",
-            f"{row['params']:,}",
-            f"{row['ranks'][0]}-{row['ranks'][1]}",
-            f"{row['accuracy']:.2f}%",
-        )
-        for row in record["sizes"]
-    ]
-    return as_table(("size", "MACs", "parameters", "ranks", "test accuracy"), rows)
 
 
 VERB = Verb(

@@ -80,9 +80,9 @@ def parse_size(option: str, text: str) -> float:
         ) from None
 
 
-def parse_sizes(option: str, text: str) -> list[float]:
-    """Several of them, separated by commas."""
-    sizes = [parse_size(option, part) for part in text.split(",") if part.strip()]
+def parse_sizes(option: str, text: str) -> list[tuple[str, float]]:
+    """Several of them, separated by commas; each as it was typed, and what that is."""
+    sizes = [(part.strip(), parse_size(option, part)) for part in text.split(",") if part.strip()]
     if not sizes:
         raise InvalidArgumentError(f"{option} {text!r}: no size; allowed: sizes separated by commas, as in 1,0.5,25%")
     return sizes

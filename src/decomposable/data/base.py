@@ -7,18 +7,20 @@ and k alone, so that a run which was cut off goes on exactly where it was, with 
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import DataError, DecomposableError, InvalidArgumentError
+from decomposable.interrupts import leave_signals_to_the_parent
 
 Batch = tuple[Tensor, Tensor]
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -149,6 +151,17 @@ def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
+def _with_checked_labels(batch: Batch, classes: int) -> Batch:
+    """The batch; in training, a label that is no class would end in an error that nobody can read."""
+    labels = batch[1]
+    if labels.dim() == 1 and not labels.is_floating_point() and len(labels):
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            wrong = low if low < 0 else high
+            raise DataError(f"data: a label is {wrong}; allowed: 0 to {classes - 1}, as there are {classes} classes")
+    return batch
+
+
 class TrainBatches(Dataset[Batch]):
     """The batches of a whole training by number: every epoch has each image once, in an order of its own.
 
@@ -172,7 +185,8 @@ class TrainBatches(Dataset[Batch]):
             raise IndexError(number)
         epoch, place = divmod(number, self.per_epoch)
         indices = self._order_of(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-        return self.data.train_batch(indices, generator_for(self.seed, "augmentation", number))
+        batch = self.data.train_batch(indices, generator_for(self.seed, "augmentation", number))
+        return _with_checked_labels(batch, self.data.classes)
 
     def _order_of(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:
@@ -182,9 +196,9 @@ class TrainBatches(Dataset[Batch]):
             )
         return self._order[1]
 
-    def loader(self, start: int = 0, *, workers: int = 0) -> DataLoader[Batch]:
+    def loader(self, start: int = 0, *, workers: int = 0) -> _Loader:
         """The batches from number `start` on, made ahead in `workers` processes."""
-        return _loader(self, range(start, len(self)), workers)
+        return _Loader(self, range(start, len(self)), workers)
 
 
 class TestBatches(Dataset[Batch]):
@@ -202,22 +216,57 @@ class TestBatches(Dataset[Batch]):
         start = number * self.batch_size
         if not 0 <= start < self.data.test_count:
             raise IndexError(number)
-        return self.data.test_batch(torch.arange(start, min(start + self.batch_size, self.data.test_count)))
+        batch = self.data.test_batch(torch.arange(start, min(start + self.batch_size, self.data.test_count)))
+        return _with_checked_labels(batch, self.data.classes)
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[number] for number in range(len(self)))
 
-    def loader(self, *, workers: int = 0) -> DataLoader[Batch]:
+    def loader(self, *, workers: int = 0) -> _Loader:
         """All batches, made ahead in `workers` processes."""
-        return _loader(self, range(len(self)), workers)
+        return _Loader(self, range(len(self)), workers)
 
 
-def _loader(batches: Dataset[Batch], numbers: Sequence[int], workers: int) -> DataLoader[Batch]:
-    return DataLoader(
-        batches,
-        batch_size=None,  # a number stands for a whole batch
-        sampler=numbers,
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # else starting an iterator would advance the global one
-    )
+class _Failure(NamedTuple):
+    """An error of ours on its way out of a worker: raised there, it would arrive wrapped in the worker's traceback."""
+
+    error: DecomposableError
+
+
+class _Loader:
+    """Batches by number, made ahead by worker processes."""
+
+    def __init__(self, batches: TrainBatches | TestBatches, numbers: Sequence[int], workers: int) -> None:
+        self.batches, self.numbers = batches, numbers
+        self.workers = min(workers, os.cpu_count() or 1)  # more would only wait for each other
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Batch]:
+        loader: DataLoader[Any] = DataLoader(
+            _Shielded(self.batches),
+            batch_size=None,  # a number stands for a whole batch
+            sampler=self.numbers,
+            num_workers=self.workers,
+            worker_init_fn=leave_signals_to_the_parent,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # else starting an iterator would advance the global one
+        )
+        for batch in loader:
+            if isinstance(batch, _Failure):
+                raise batch.error
+            yield batch
+
+
+class _Shielded(Dataset[Any]):
+    """Batches, or why there is none."""
+
+    def __init__(self, batches: TrainBatches | TestBatches) -> None:
+        self.batches = batches
+
+    def __getitem__(self, number: int) -> Batch | _Failure:
+        try:
+            return self.batches[number]
+        except DecomposableError as error:
+            return _Failure(error)

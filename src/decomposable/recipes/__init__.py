@@ -66,12 +66,16 @@ def find(name: str) -> Recipe:
 
 def _imported(address: str) -> Recipe:
     module_name, _, function_name = address.partition(":")
+    if not module_name or not function_name or module_name.endswith(".py"):
+        example = f"{module_name.removesuffix('.py') or 'package.module'}:{function_name or 'function'}"
+        raise InvalidArgumentError(f"recipe {address}: not a module and a function; allowed: as in {example}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # the folder one is in, as `python -m` has it
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InvalidArgumentError(f"recipe {address}: {module_name} cannot be imported ({error})") from error
+    except Exception as error:  # code of somebody else
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
+        raise InvalidArgumentError(f"recipe {address}: {module_name} cannot be imported ({reason})") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise InvalidArgumentError(f"recipe {address}: {module_name} has no function called {function_name}")
@@ -95,7 +99,14 @@ def make_task(recipe: Recipe, data: Path | None, settings: Settings) -> Task:
     ]
     if unknown:
         raise InvalidArgumentError(f"recipe: it takes an argument {unknown[0]}; allowed: data, settings")
+    if data is not None and "data" not in parameters:
+        raise InvalidArgumentError(f"--data {data}: this recipe brings its own data; allowed: no --data")
     task = recipe(**{name: value for name, value in arguments.items() if name in parameters})
     if not isinstance(task, Task):
         raise InvalidArgumentError(f"recipe: it returned {type(task).__name__}; allowed: a decomposable.recipes.Task")
     return task
+
+
+def needs_data(recipe: Recipe) -> bool:
+    """Whether it takes a folder of data."""
+    return "data" in inspect.signature(recipe).parameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decomposable import models
@@ -25,7 +25,16 @@ CIFAR = Settings(
 )
 CIFAR10 = replace(CIFAR, ratio=(0.01, 0.25), mean=cifar.CIFAR10_MEAN, std=cifar.CIFAR10_STD)
 CIFAR100 = replace(CIFAR, ratio=(0.01, 0.5), mean=cifar.CIFAR100_MEAN, std=cifar.CIFAR100_STD)
-IMAGENET = Settings(
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageNetSettings(Settings):
+    """ImageNet's folders may hold other images, of any number of classes."""
+
+    classes: int = 1000
+
+
+IMAGENET = ImageNetSettings(
     epochs=100,
     batch_size=256,
     learning_rate=0.1,
@@ -60,9 +69,9 @@ def cifar100_resnet34(data: Path | None, settings: Settings = CIFAR100) -> Task:
     )
 
 
-def imagenet_resnet50(data: Path | None, settings: Settings = IMAGENET) -> Task:
+def imagenet_resnet50(data: Path | None, settings: ImageNetSettings = IMAGENET) -> Task:
     """ResNet-50 on ImageNet: folders `train` and `val`, in each a folder for every class."""
     return Task(
-        build_model=lambda: models.resnet50(num_classes=1000),
+        build_model=lambda: models.resnet50(num_classes=settings.classes),
         load_data=lambda: imagenet.load(data, mean=settings.mean, std=settings.std),
     )
