@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -61,7 +63,7 @@ def test_sizes_lists_what_was_measured_and_the_smallest_possible(file, call):
     assert not rows[5].endswith("%")
     assert "1-1" in rows[5]
     assert len(rows) == 6
-    assert "statistics for 2 sizes" in out
+    assert "statistics of 2 calibrated sizes" in out
     assert "trained with digits" in out
 
 
@@ -110,6 +112,37 @@ def test_a_drop_without_accuracies_is_measured_where_the_data_is_at_hand(file, c
     assert "has no accuracies" in err
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "drop", "expected"),
+    [
+        ({}, 1, 0.1),  # nothing is lost anywhere
+        ({0.5: 80.0}, 1, 0.1),  # one bad size does not hide the good ones below it
+        (dict.fromkeys((0.3, 0.25, 0.2, 0.15, 0.1), 50.0), 1, 0.325),
+    ],
+)
+def test_the_search_looks_below_a_size_that_is_not_good(run, accuracies, drop, expected):
+    from decomposable.commands.sizes import search
+    from decomposable.evaluation import Row
+
+    selector = artifact.read(run / "network.safetensors").selector
+
+    def measure(size):
+        lowest = max((s for s in accuracies if s != 0.5), default=0)
+        points = accuracies.get(size, 90.0 if size > lowest + 0.01 else 50.0)
+        return Row.of(size, selector.of_size(size), points)
+
+    found = search(measure, selector.smallest_size, drop)
+    assert found.accuracy == 90.0
+    assert found.size <= expected
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(file, tmp_path):
+    program = f"import sys; from decomposable.cli import main; sys.exit(main(['sizes', {str(file)!r}]))"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
 # --- evaluate ------------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +163,17 @@ def test_evaluate_takes_any_budget(file, call):
     code, out, _ = call("evaluate", file, "--params", "20%", "--json")
     assert code == 0
     assert json.loads(out)["sizes"][0]["params_fraction"] <= 0.2
+
+
+def test_evaluate_without_sizes_takes_the_usual_ones_that_exist(file, call, tmp_path):
+    part = tmp_path / "part.safetensors"
+    net = dn.load(file, model=build())
+    smallest = net.selector.smallest_size
+    net.save(part)
+    code, out, _ = call("evaluate", file, "--json")
+    assert code == 0
+    sizes = [row["size"] for row in json.loads(out)["sizes"]]
+    assert sizes == [size for size in (1, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1) if size >= smallest]
 
 
 def test_only_a_built_in_recipe_is_taken_from_a_file(file, call, tmp_path, monkeypatch):
@@ -285,6 +329,21 @@ def test_a_spoilt_network_file_is_one_clear_line(file, call, tmp_path, verb, how
         (["evaluate", "FILE", "--recipe", "digit"], ["did you mean digits"]),
         (["evaluate", "FILE", "--recipe", "cifar10-resnet20"], ["layer '0'", "network.safetensors"]),
         (["evaluate", "FILE", "--device", "abacus"], ["--device abacus", "cpu"]),
+        (["evaluate", "FILE", "--device", "meta"], ["--device meta", "cpu"]),
+        (["evaluate", "FILE", "--workers", "-1"], ["--workers", "at least 0"]),
+        (["evaluate", "FILE", "--data", "NEW"], ["--data", "brings its own data"]),
+        (["sizes", "FILE", "--data", "NEW"], ["--data and --recipe are for --accuracy-drop"]),
+        (["resize", "FILE", "--macs", "0.5", "-o", "DEEP"], ["there is no folder"]),
+        (["train", "digits", "--out", "NEW", "--data", "NEW"], ["brings its own data"]),
+        (["train", "digits", "--out", "NEW", "--device", "meta"], ["--device meta"]),
+        (["train", "digits", "--dry-run", "--set", "method=plan"], ["method=plan", "plain"]),
+        (["train", ":f", "--out", "NEW"], ["recipe :f", "package.module:f"]),
+        (["train", "own:", "--out", "NEW"], ["recipe own:", "own:function"]),
+        (["train", "own.py:f", "--out", "NEW"], ["own.py:f", "own:f"]),
+        (
+            ["train", "digits", "--out", "NEW", "--set", "lr=1"],
+            ["no setting is called lr", "did you mean learning_rate"],
+        ),
         (["train", "digit", "--out", "NEW"], ["unknown recipe digit", "did you mean digits"]),
         (["train", "digits"], ["--out is needed"]),
         (
@@ -309,6 +368,7 @@ def test_a_wrong_call_is_one_line_and_changes_nothing(file, call, tmp_path, argu
         "OUT": tmp_path / "out.safetensors",
         "OUT.txt": tmp_path / "out.txt",
         "NEW": tmp_path / "new",
+        "DEEP": tmp_path / "no" / "out.safetensors",
     }
     before = contents(tmp_path)
     code, out, err = call(*(places.get(argument, argument) for argument in arguments))
@@ -325,7 +385,8 @@ def test_a_wrong_call_is_one_line_and_changes_nothing(file, call, tmp_path, argu
         (["--data", "EMPTY"], ["EMPTY", "CIFAR-10"]),
         (["--data", "ABSENT"], ["ABSENT"]),
         (["--init", "ABSENT", "--data", "GOOD"], ["ABSENT", "no such file"]),
-        (["--init", "NOISE", "--data", "GOOD"], ["NOISE"]),
+        (["--init", "NOISE", "--data", "GOOD"], ["NOISE", "damaged"]),
+        (["--init", "TEXT", "--data", "GOOD"], ["TEXT", "damaged"]),
         (["--init", "OTHER", "--data", "GOOD"], ["OTHER", "another model"]),
         (["--init", "CLASSES", "--data", "GOOD"], ["CLASSES", "'linear.weight' has shape (7, 64)", "classes"]),
     ],
@@ -333,6 +394,7 @@ def test_a_wrong_call_is_one_line_and_changes_nothing(file, call, tmp_path, argu
 def test_a_training_that_cannot_start_leaves_nothing_behind(call, tmp_path, arguments, words):
     (tmp_path / "EMPTY").mkdir()
     (tmp_path / "NOISE.pt").write_bytes(b"nonsense")
+    (tmp_path / "TEXT.pt").write_text("words of text\n")
     torch.save(models.small_cnn().state_dict(), tmp_path / "OTHER.pt")
     torch.save(models.resnet20(num_classes=7).state_dict(), tmp_path / "CLASSES.pt")
     good = tmp_path / "GOOD" / "cifar-10-batches-bin"
@@ -341,7 +403,7 @@ def test_a_training_that_cannot_start_leaves_nothing_behind(call, tmp_path, argu
     for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
         (good / name).write_bytes(record * 2)
     paths = {name: tmp_path / name for name in ("EMPTY", "ABSENT", "GOOD")}
-    paths |= {name: tmp_path / f"{name}.pt" for name in ("NOISE", "OTHER", "CLASSES")}
+    paths |= {name: tmp_path / f"{name}.pt" for name in ("NOISE", "TEXT", "OTHER", "CLASSES")}
     before = contents(tmp_path)
     options = [paths.get(argument, argument) for argument in arguments]
     code, out, err = call("train", "cifar10-resnet20", *options, "--out", tmp_path / "run", "--set", "batch_size=5")
@@ -382,7 +444,7 @@ def test_the_dry_run_shows_every_setting_and_writes_nothing(call, tmp_path):
 def test_sizes_as_they_are_typed():
     typed = ["0.25", "25%", "1", "45M", "1.5k", "2G", "45000000", " 0.5 "]
     assert [parse_size("--macs", t) for t in typed] == [0.25, 0.25, 1, 45_000_000, 1500, 2 * 10**9, 45_000_000, 0.5]
-    assert parse_sizes("--sizes", "1, 50%,") == [1, 0.5]
+    assert parse_sizes("--sizes", "1, 50%,,") == [("1", 1), ("50%", 0.5)]
     for wrong in ("", "%", "M", "a", "1,5", "0x10"):
         with pytest.raises(InvalidArgumentError, match="not a size"):
             parse_size("--macs", wrong)
