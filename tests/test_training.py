@@ -18,13 +18,13 @@ from torch import nn
 from decomposable import methods
 from decomposable.checkpoint import CheckpointError, Checkpoints, random_state, seed_everything, set_random_state
 from decomposable.data.base import Images, InMemory, TrainBatches
+from decomposable.divergence import DivergedError
 from decomposable.errors import InvalidArgumentError
 from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.metrics import MetricsLog, read_metrics
 from decomposable.runs import check_same_run
 from decomposable.settings import Settings
 from decomposable.training import (
-    DivergedError,
     Watchers,
     as_duration,
     parameter_groups,

@@ -12,31 +12,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from decomposable.checkpoint import CheckpointError, Checkpoints, set_random_state
 from decomposable.data.base import Batch, TrainBatches
 from decomposable.devices import bits_depend_on
-from decomposable.errors import DecomposableError
+from decomposable.divergence import Loss, WatchedLoss, check_finite
 from decomposable.interrupts import Interrupted
 from decomposable.methods import Method
 from decomposable.metrics import MetricsLog
 from decomposable.settings import Settings
 
-Loss = Callable[[nn.Module, Batch], Tensor]
 Say = Callable[[str], None]
 STEPS_PER_LINE = 50  # how often a step gets a line of its own in the metrics
-
-
-class DivergedError(DecomposableError):
-    """A loss or gradient is NaN or infinite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +113,10 @@ def train(
         model.train()
         set_learning_rate_(optimizer, peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch))
         optimizer.zero_grad()
-        watched = _Watched(loss, moved(batch, device, settings), settings)
+        watched = WatchedLoss(loss, moved(batch, device, settings), settings.precision)
         values = {name: float(value) for name, value in method.backward(watched).items()}
         norm = _gradient_norm(model, settings.clip_norm)
-        _check_finite(model, values, norm, watched, position.step, checkpoints)
+        check_finite(model, values, norm, watched, position.step, checkpoints.path)
         optimizer.step()
         position.step += 1
         position.add({**values, "gradient_norm": norm})
@@ -221,25 +215,6 @@ def _restore(
         raise CheckpointError(f"{path} does not fit this run: {(str(error).splitlines() or [''])[0][:120]}") from error
 
 
-class _Watched:
-    """The loss of one batch as a closure that remembers the networks it was called with, to ask them afterwards."""
-
-    def __init__(self, loss: Loss, batch: Batch, settings: Settings) -> None:
-        self.loss, self.batch, self.settings = loss, batch, settings
-        self.networks: list[nn.Module] = []
-
-    def __call__(self, network: nn.Module) -> Tensor:
-        self.networks.append(network)
-        return self.on(network)
-
-    def on(self, network: nn.Module) -> Tensor:
-        """The loss of a network."""
-        kind = self.batch[0].device.type
-        low = self.settings.precision == "bfloat16"
-        with torch.autocast(kind, dtype=torch.bfloat16) if low else nullcontext():
-            return self.loss(network, self.batch)
-
-
 def _gradient_norm(model: nn.Module, limit: float) -> float:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if not gradients:
@@ -248,64 +223,6 @@ def _gradient_norm(model: nn.Module, limit: float) -> float:
     if limit > 0:
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
     return float(norm)
-
-
-def _check_finite(
-    model: nn.Module,
-    values: Mapping[str, float],
-    gradient_norm: float,
-    watched: _Watched,
-    step: int,
-    checkpoints: Checkpoints,
-) -> None:
-    """Stop before the weights are spoilt, and say where it began."""
-    losses = [(name, value) for name, value in values.items() if name.startswith("loss")]
-    bad = next(((i, name, value) for i, (name, value) in enumerate(losses) if not math.isfinite(value)), None)
-    if bad is None and math.isfinite(gradient_norm):
-        return
-    if bad is not None:
-        index, name, value = bad
-        network = watched.networks[min(index, len(watched.networks) - 1)]
-        what = f"{'the low-rank loss' if name == 'loss_low' else 'the loss'} is {value}"
-        where = _first_non_finite_layer(network, watched)
-    else:
-        what = f"the gradient's norm is {gradient_norm}"
-        names = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        where = f"first in the gradient of '{names[0]}'" if names else "every entry is finite, their squares are not"
-    kept = (
-        f"the last good checkpoint is {checkpoints.path}" if checkpoints.path.exists() else "there is no checkpoint yet"
-    )
-    advice = (
-        "a smaller learning rate may help: a new run with --init of that checkpoint, --set fine_tune_learning_rate=…"
-    )
-    raise DivergedError(f"step {step + 1:,}: {what}, {where}; {kept}; {advice}")
-
-
-@torch.no_grad()
-def _first_non_finite_layer(network: nn.Module, watched: _Watched) -> str:
-    """Run the batch through the network once more and name the first layer with NaN or infinity in its output."""
-    if not watched.batch[0].isfinite().all():
-        return "already in the batch"
-    for name, tensor in network.named_parameters():
-        if not tensor.isfinite().all():
-            return f"the weight '{name}' is not finite"
-    found: list[str] = []
-
-    def look(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not found and isinstance(output, Tensor) and not output.isfinite().all():
-                found.append(name)
-
-        return hook
-
-    leaves = [(name, m) for name, m in network.named_modules() if not any(m.children())]
-    hooks = [module.register_forward_hook(look(name)) for name, module in leaves]
-    try:
-        watched.on(network)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return f"first in the output of layer '{found[0]}'" if found else "in the loss itself, no layer's output is"
 
 
 class _Clock:

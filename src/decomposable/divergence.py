@@ -1,0 +1,97 @@
+"""When a loss is no longer a number: stop before the weights are spoilt, and say where it began."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.data.base import Batch
+from decomposable.errors import DecomposableError
+
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+class DivergedError(DecomposableError):
+    """A loss or gradient is NaN or infinite."""
+
+
+class WatchedLoss:
+    """The loss of one batch as a closure that remembers the networks it was called with, to ask them afterwards."""
+
+    def __init__(self, loss: Loss, batch: Batch, precision: str) -> None:
+        self.loss, self.batch, self.precision = loss, batch, precision
+        self.networks: list[nn.Module] = []
+
+    def __call__(self, network: nn.Module) -> Tensor:
+        """The loss of a network, which is remembered."""
+        self.networks.append(network)
+        return self.on(network)
+
+    def on(self, network: nn.Module) -> Tensor:
+        """The loss of a network."""
+        kind = self.batch[0].device.type
+        low = self.precision == "bfloat16"
+        with torch.autocast(kind, dtype=torch.bfloat16) if low else nullcontext():
+            return self.loss(network, self.batch)
+
+
+def check_finite(
+    model: nn.Module,
+    values: Mapping[str, float],
+    gradient_norm: float,
+    watched: WatchedLoss,
+    step: int,
+    checkpoint: Path,
+) -> None:
+    """Stop before the weights are spoilt, and say where it began."""
+    losses = [(name, value) for name, value in values.items() if name.startswith("loss")]
+    bad = next(((i, name, value) for i, (name, value) in enumerate(losses) if not math.isfinite(value)), None)
+    if bad is None and math.isfinite(gradient_norm):
+        return
+    if bad is not None:
+        index, name, value = bad
+        network = watched.networks[min(index, len(watched.networks) - 1)]
+        what = f"{'the low-rank loss' if name == 'loss_low' else 'the loss'} is {value}"
+        where = _first_non_finite_layer(network, watched)
+    else:
+        what = f"the gradient's norm is {gradient_norm}"
+        names = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        where = f"first in the gradient of '{names[0]}'" if names else "every entry is finite, their squares are not"
+    kept = f"the last good checkpoint is {checkpoint}" if checkpoint.exists() else "there is no checkpoint yet"
+    advice = (
+        "a smaller learning rate may help: a new run with --init of that checkpoint, --set fine_tune_learning_rate=…"
+    )
+    raise DivergedError(f"step {step + 1:,}: {what}, {where}; {kept}; {advice}")
+
+
+@torch.no_grad()
+def _first_non_finite_layer(network: nn.Module, watched: WatchedLoss) -> str:
+    """Run the batch through the network once more and name the first layer with NaN or infinity in its output."""
+    if not watched.batch[0].isfinite().all():
+        return "already in the batch"
+    for name, tensor in network.named_parameters():
+        if not tensor.isfinite().all():
+            return f"the weight '{name}' is not finite"
+    found: list[str] = []
+
+    def look(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not found and isinstance(output, Tensor) and not output.isfinite().all():
+                found.append(name)
+
+        return hook
+
+    leaves = [(name, m) for name, m in network.named_modules() if not any(m.children())]
+    hooks = [module.register_forward_hook(look(name)) for name, module in leaves]
+    try:
+        watched.on(network)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return f"first in the output of layer '{found[0]}'" if found else "in the loss itself, no layer's output is"
