@@ -690,7 +690,7 @@ def test_the_size_of_shared_layers_shares(tmp_path):
 def test_a_size_is_not_a_network(tmp_path):
     net = make("mlp")
     save_size(net, net.plan, tmp_path / "size.safetensors")
-    with pytest.raises(ArtifactError, match=r"size.safetensors: holds one size of a network"):
+    with pytest.raises(ArtifactError, match=r"size.safetensors: holds one size only"):
         read(tmp_path / "size.safetensors")
 
 
