@@ -1,6 +1,7 @@
 """The verbs that train and use a network file, called as users call them; and everything that can be wrong."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -138,9 +139,29 @@ def test_the_search_looks_below_a_size_that_is_not_good(run, accuracies, drop, e
 
 def test_a_reader_that_has_seen_enough_is_no_error(file, tmp_path):
     program = f"import sys; from decomposable.cli import main; sys.exit(main(['sizes', {str(file)!r}]))"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    for environment in (buffered, {**buffered, "PYTHONUNBUFFERED": "1"}):
+        with subprocess.Popen([sys.executable, "-c", program], env=environment, **pipes) as process:
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 1
+
+
+def test_a_recipe_of_ones_own_with_its_own_data_is_searched(run, call, tmp_path, monkeypatch):
+    (tmp_path / "own_digits_recipe.py").write_text(
+        "from decomposable.recipes import small\n"
+        "def f(settings=small.DigitsSettings(train_images=300)):\n"
+        "    return small.digits(settings)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    file = run / "network.safetensors"
+    code, out, err = call("sizes", file, "--accuracy-drop", "50", "--recipe", "own_digits_recipe:f", "--json")
+    assert code == 0, err
+    assert json.loads(out)["sizes"][0]["accuracy"] is not None
+    code, _, err = call("sizes", file, "--accuracy-drop", "50", "--recipe", "cifar10-resnet20")
+    assert code == 1
+    assert "--data DIR is needed" in err
 
 
 # --- evaluate ------------------------------------------------------------------------------------------------------
@@ -166,10 +187,7 @@ def test_evaluate_takes_any_budget(file, call):
 
 
 def test_evaluate_without_sizes_takes_the_usual_ones_that_exist(file, call, tmp_path):
-    part = tmp_path / "part.safetensors"
-    net = dn.load(file, model=build())
-    smallest = net.selector.smallest_size
-    net.save(part)
+    smallest = artifact.read(file).selector.smallest_size
     code, out, _ = call("evaluate", file, "--json")
     assert code == 0
     sizes = [row["size"] for row in json.loads(out)["sizes"]]
@@ -337,6 +355,7 @@ def test_a_spoilt_network_file_is_one_clear_line(file, call, tmp_path, verb, how
         (["train", "digits", "--out", "NEW", "--data", "NEW"], ["brings its own data"]),
         (["train", "digits", "--out", "NEW", "--device", "meta"], ["--device meta"]),
         (["train", "digits", "--dry-run", "--set", "method=plan"], ["method=plan", "plain"]),
+        (["train", "torch:relu", "--out", "NEW"], ["relu", "not a Python function"]),
         (["train", ":f", "--out", "NEW"], ["recipe :f", "package.module:f"]),
         (["train", "own:", "--out", "NEW"], ["recipe own:", "own:function"]),
         (["train", "own.py:f", "--out", "NEW"], ["own.py:f", "own:f"]),

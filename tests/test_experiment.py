@@ -19,13 +19,14 @@ from torch.utils.data import Dataset
 
 import decomposable as dn
 from decomposable import experiment, recipes
-from decomposable.data.base import FromDatasets
+from decomposable.data.base import FromDatasets, generator_for
 from decomposable.errors import DataError, InvalidArgumentError
 from decomposable.evaluation import accuracy
 from decomposable.interrupts import Interrupted
 from decomposable.metrics import read_metrics
 from decomposable.recipes import small
 from decomposable.runs import RunError
+from decomposable.settings import from_plain
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 SOURCE = Path(experiment.__file__).parents[1]
@@ -100,7 +101,7 @@ def test_the_artifact_gives_the_accuracies_of_the_record(whole):
 @pytest.mark.parametrize(("method", "kills"), [("decomposable", 2), ("plain", 1)])
 def test_a_run_killed_mid_epoch_ends_with_the_same_bits(tmp_path, method, kills):
     """SIGKILL gives a process no chance to tidy up. The network is compared byte by byte."""
-    settings = [*QUICK, f"method={method}", "refresh=4"]
+    settings = [*QUICK, f"method={method}", "refresh=4", "epochs=10"]
     assert run(tmp_path / "whole", settings=settings).returncode == 0
     out = tmp_path / "killed"
     for k in range(kills):
@@ -110,12 +111,12 @@ def test_a_run_killed_mid_epoch_ends_with_the_same_bits(tmp_path, method, kills)
             stderr=subprocess.DEVNULL,
             env=environment(),
         )
-        _wait_for_step(out, 2 + 6 * k, process)  # six steps are an epoch
+        _wait_for_step(out, 2 + 7 * k, process)  # six steps are an epoch
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not (out / "record.json").exists()
     checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
-    assert 0 < checkpoint["position"]["step"] < 18
+    assert 0 < checkpoint["position"]["step"] < 60
     result = run(out, "--resume", settings=settings)
     assert result.returncode == 0, result.stderr
     assert "resuming at step" in result.stderr
@@ -327,26 +328,44 @@ def test_a_signal_after_training_says_how_to_go_on(tmp_path):
 def test_a_signal_to_the_whole_group_leaves_a_checkpoint(tmp_path):
     """As supervisors send it: the worker processes get it, too."""
     (tmp_path / "group_recipe.py").write_text(_GROUP_RECIPE)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "decomposable", "train", "group_recipe:slow", "--out", "run", "--set", "workers=2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-        start_new_session=True,
-    )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    for _ in range(6000):
-        if metrics.exists() and process.poll() is None:
-            break
-        time.sleep(0.01)
-    time.sleep(1)  # some steps
+    process = start_slow_run(tmp_path)
     os.killpg(process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "stopped at step" in err.rstrip().split("\n")[-1], err
     assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["position"]["step"] > 0
+
+
+def start_slow_run(folder):
+    """A run with worker processes, in a group of its own, that has made some steps."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "decomposable", "train", "group_recipe:slow", "--out", "run"),
+            *("--checkpoint-seconds", "0", "--set", "workers=2"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(),
+        start_new_session=True,
+    )
+    _wait_for_step(folder / "run", 3, process)
+    return process
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finding worker processes needs Linux's /proc")
+def test_a_worker_that_is_killed_ends_the_run_in_one_line(tmp_path):
+    """As it happens where memory runs out."""
+    (tmp_path / "group_recipe.py").write_text(_GROUP_RECIPE)
+    process = start_slow_run(tmp_path)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = err.rstrip().split("\n")[-1]
+    assert "a worker process" in last, err
+    assert "Traceback" not in err
 
 
 _GROUP_RECIPE = """
@@ -355,7 +374,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 import decomposable as dn
-from decomposable.data.base import FromDatasets
+from decomposable.data.base import FromDatasets, generator_for
 
 
 class Slow(Dataset):
@@ -374,10 +393,13 @@ def slow(settings=dn.Settings(epochs=50, batch_size=8)):
 
 
 def test_an_error_of_the_data_crosses_from_a_worker_as_one_line(tmp_path):
+    order = torch.randperm(48, generator=generator_for(0, "order", 0)).tolist()
+    late = order[20]  # of the third batch: the first one is tried before anything begins
     for workers in (0, 2):
         with pytest.raises(DataError) as caught:
-            dn.train(noisy(broken=(17,)), out=tmp_path / str(workers), workers=workers)
-        assert str(caught.value) == "image 17 cannot be read"
+            dn.train(noisy(broken=(late,)), out=tmp_path / str(workers), workers=workers)
+        assert str(caught.value) == f"image {late} cannot be read"
+        assert (tmp_path / str(workers)).exists()
 
 
 def test_other_data_is_not_gone_on_with(tmp_path):
@@ -479,6 +501,68 @@ def test_a_label_that_is_no_class_is_named(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_that_keeps_a_tensor_from_a_pass_can_be_trained(tmp_path):
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.table = nn.Linear(6, 2), None
+
+        def forward(self, x):
+            if self.table is None:
+                self.table = torch.linspace(0.5, 1, 6)
+            return self.linear(x * self.table)
+
+    assert dn.train(noisy(build=Keeps), out=tmp_path / "run", epochs=1)["steps"] == 6
+
+
+def test_channels_last_with_kept_bases_is_resumed_exactly(tmp_path):
+    class Pictures(Noisy):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x.repeat(12).view(2, 6, 6), y
+
+    def build():
+        return nn.Sequential(
+            nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 2)
+        )
+
+    def recipe(settings: dn.Settings = replace(NOISY, channels_last=True, refresh=3, calibrated_sizes=(0.5,))):  # noqa: B008
+        data = FromDatasets(classes=2, train=Pictures(48), test=Pictures(16))
+        return dn.Task(build_model=build, load_data=lambda: data)
+
+    dn.train(recipe, out=tmp_path / "whole")
+    with pytest.raises(Killed):
+        dn.train(recipe, out=tmp_path / "cut", checkpoint_seconds=0, progress=kill_at(5))
+    dn.train(recipe, out=tmp_path / "cut", resume=True)
+    networks = [(tmp_path / folder / "network.safetensors").read_bytes() for folder in ("whole", "cut")]
+    assert networks[0] == networks[1]
+
+
+def test_a_run_that_another_one_overtook_changes_nothing(tmp_path):
+    job = experiment.prepare(noisy(), out=tmp_path / "run")  # nothing is there yet
+    dn.train(noisy(), out=tmp_path / "run", seed=7)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    (tmp_path / "run" / "record.json").rename(tmp_path / "record.json")  # so that it does not look finished
+    with pytest.raises(RunError, match="another process has just been running in it"):
+        experiment.run(job)
+    (tmp_path / "record.json").rename(tmp_path / "run" / "record.json")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnNames(dn.Settings):
+    train_images: int = 0
+    init: str = "zeros"
+
+
+def test_settings_may_have_the_names_of_other_parts_of_a_run(tmp_path):
+    settings = OwnNames(epochs=1, batch_size=8, sizes=(1.0,))
+    dn.train(noisy(settings=settings), out=tmp_path / "run")
+    said = []
+    dn.train(noisy(settings=settings), out=tmp_path / "run", resume=True, say=said.append)
+    assert said == ["this run is complete; nothing to do"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WithPath(dn.Settings):
     extra: Path = Path("somewhere")
@@ -490,6 +574,7 @@ def test_settings_of_any_type_survive_a_kill(tmp_path):
         dn.train(noisy(settings=settings), out=tmp_path / "run", checkpoint_seconds=0, progress=kill_at(3))
     record = dn.train(noisy(settings=settings), out=tmp_path / "run", resume=True)
     assert record["settings"]["extra"] == str(tmp_path)
+    assert from_plain(WithPath(), record["settings"]) == settings
 
 
 def test_a_resumed_run_says_what_may_change_the_last_bits(tmp_path):

@@ -75,6 +75,14 @@ def _spoilt(tmp_path, name, content):
     return path
 
 
+def test_a_model_may_itself_have_a_part_called_module(tmp_path):
+    source, target = (nn.ModuleDict({"module": model(seed=seed)}) for seed in (0, 1))
+    for state in (source.state_dict(), {f"module.{k}": v for k, v in source.state_dict().items()}):
+        torch.save(state, tmp_path / "weights.pt")
+        load_weights_(target, tmp_path / "weights.pt")
+        assert same(source, target)
+
+
 @pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 100, b"PK\x03\x04"])
 def test_a_damaged_file_is_one_clear_line(tmp_path, name, content):

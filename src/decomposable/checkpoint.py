@@ -15,7 +15,7 @@ from decomposable.errors import DecomposableError
 from decomposable.files import load_plain, replacing
 
 FORMAT = 1
-_ENTRIES = {"random", "run", "position", "model", "optimizer", "method", "bits_depend_on"}
+_ENTRIES = ("random", "run", "position", "model", "optimizer", "method", "bits_depend_on")
 
 
 class CheckpointError(DecomposableError):
@@ -36,8 +36,13 @@ class Checkpoints:
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Replace the checkpoint; a crash in between leaves the old one."""
-        with replacing(self.path) as unfinished:
-            torch.save({"format": FORMAT, "random": random_state(), **state}, unfinished)
+        try:
+            with replacing(self.path) as unfinished:
+                torch.save({"format": FORMAT, "random": random_state(), **state}, unfinished)
+        except RuntimeError as error:  # torch's own, where a disk is full
+            raise CheckpointError(
+                f"{self.path} cannot be written (is the disk full?); the one before is kept"
+            ) from error
         self._written = time.monotonic()
 
     def read(self) -> dict[str, Any] | None:
@@ -48,7 +53,8 @@ class Checkpoints:
             state = load_plain(self.path)  # a checkpoint is a pickle, and anybody could have written it
         except ValueError as error:
             raise CheckpointError(f"{self.path} is no checkpoint: {error}") from error
-        if not isinstance(state, dict) or state.get("format") != FORMAT or not state.keys() >= _ENTRIES:
+        is_right = isinstance(state, dict) and state.get("format") == FORMAT
+        if not is_right or not all(isinstance(state.get(entry), dict) for entry in _ENTRIES):
             raise CheckpointError(f"{self.path} is no checkpoint of this version (format {FORMAT})")
         return state
 

@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.command = shlex.join(["decomposable", *arguments])
     try:
         options.verb.run(options)
+        sys.stdout.flush()  # what cannot be written is an error now, and not when the interpreter ends
     except InvalidArgumentError as error:
         return _fail(options.verb.name, error, CALLED_WRONG)
     except BrokenPipeError:  # who reads the output has seen enough

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.data.base import Batch
-from decomposable.errors import DecomposableError
+from decomposable.errors import DecomposableError, NonFiniteError
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 
@@ -63,11 +63,31 @@ def check_finite(
         what = f"the gradient's norm is {gradient_norm}"
         names = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
         where = f"first in the gradient of '{names[0]}'" if names else "every entry is finite, their squares are not"
+    raise DivergedError(f"step {step + 1:,}: {what}, {where}; {_way_out(checkpoint)}")
+
+
+def check_weights(model: nn.Module, step: int, checkpoint: Path) -> None:
+    """Refuse to go on from weights that an update has spoilt, though its gradient was finite."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise DivergedError(f"step {step:,}: it made the weight '{name}' NaN or infinite; {_way_out(checkpoint)}")
+
+
+@contextmanager
+def naming_step(step: int, checkpoint: Path) -> Iterator[None]:
+    """Add the step and the checkpoint to what an SVD says of weights that are not finite."""
+    try:
+        yield
+    except NonFiniteError as error:
+        raise DivergedError(f"step {step + 1:,}: {error}; {_way_out(checkpoint)}") from error
+
+
+def _way_out(checkpoint: Path) -> str:
     kept = f"the last good checkpoint is {checkpoint}" if checkpoint.exists() else "there is no checkpoint yet"
     advice = (
         "a smaller learning rate may help: a new run with --init of that checkpoint, --set fine_tune_learning_rate=…"
     )
-    raise DivergedError(f"step {step + 1:,}: {what}, {where}; {kept}; {advice}")
+    return f"{kept}; {advice}"
 
 
 @torch.no_grad()

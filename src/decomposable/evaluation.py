@@ -45,7 +45,7 @@ class Row:
         )
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def accuracy(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> float:
     """Percent of the test images whose class has the highest output (top-1)."""
     was_training = net.training

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from decomposable import methods, recipes, records, training
 from decomposable.checkpoint import Checkpoints, seed_everything
-from decomposable.data.base import Data, TrainBatches
+from decomposable.data.base import Data, TrainBatches, dead_workers_named
 from decomposable.devices import bits_depend_on, choose_device, make_deterministic
 from decomposable.errors import InvalidArgumentError
 from decomposable.evaluation import Row, WrongDataError, accuracy, check_outputs, measure
@@ -41,6 +41,7 @@ class Job:
     settings: Settings
     task: recipes.Task
     folder: RunFolder
+    found: tuple[Any, ...] = ()  # the state of the folder when it was looked at
     init: Path | None = None
     init_sha256: str | None = None
     device: str = "cpu"
@@ -51,7 +52,7 @@ class Job:
     def identity(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the one that was cut off."""
         settings = {k: v for k, v in plain_settings(self.settings).items() if k not in WITHOUT_EFFECT}
-        return {"recipe": self.recipe, "init": self.init_sha256, **settings}
+        return {"recipe": self.recipe, "init": self.init_sha256, "settings": settings}
 
 
 def plain_settings(settings: Settings) -> dict[str, Any]:
@@ -130,6 +131,7 @@ def prepare(
         settings=chosen,
         task=recipes.make_task(function, data, chosen),
         folder=folder,
+        found=folder.state,
         init=init,
         init_sha256=None if init is None else sha256(init),  # now: the file may be gone or another when the run ends
         device=choose_device(device),
@@ -147,7 +149,7 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
     """
     record = job.folder.finished()
     if record is not None:
-        check_same_run(job.folder.record, record["identity"], {**record["identity"], **job.identity})
+        check_same_run(job.folder.record, record["identity"], {**job.identity, "data": record["identity"].get("data")})
         job.folder.checkpoint.unlink(missing_ok=True)  # where the run was killed in its very last moment
         say("this run is complete; nothing to do")
         return record
@@ -156,12 +158,8 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
     code = records.commit()  # before the run: it may end after the next commit
     data = job.task.load_data()
     batches = TrainBatches(data, batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
-    identity = {
-        **job.identity,
-        "train_images": data.train_count,
-        "test_images": data.test_count,
-        "classes": data.classes,
-    }
+    counts = {"train_images": data.train_count, "test_images": data.test_count, "classes": data.classes}
+    identity = {**job.identity, "data": counts}
     checkpoints = Checkpoints(job.folder.checkpoint, every_seconds=job.checkpoint_seconds)
     saved = checkpoints.read()
     if saved is not None:
@@ -172,7 +170,12 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
     if saved is not None:
         say(f"resuming at step {saved['position']['step']:,} of {len(batches):,}{_differences(saved, job)}")
     step = 0 if saved is None else saved["position"]["step"]
-    with stop_signals() as stop, job.folder.locked(), MetricsLog(job.folder.metrics, after_step=step) as log:
+    with (
+        stop_signals() as stop,
+        job.folder.locked(job.found),
+        dead_workers_named(),
+        MetricsLog(job.folder.metrics, after_step=step) as log,
+    ):
         watchers = Watchers(log=log, progress=progress, say=say)
         position = training.train(
             model,
@@ -213,7 +216,7 @@ def _build_model(job: Job, batches: TrainBatches) -> nn.Module:
         raise WrongDataError("data: there are no test images; allowed: at least one")
     x, _ = training.moved(batches[0], torch.device(job.device), settings)
     try:
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference mode: what a model keeps from a pass must be fit for training
             outputs = model.eval()(x)
     except Exception as error:  # whatever a model of somebody else raises
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -37,6 +38,16 @@ def stop_signals() -> Iterator[threading.Event]:
 
 
 def leave_signals_to_the_parent(worker: int = 0) -> None:
-    """For worker processes: a signal to the whole group must not take the data away from the step that is finished."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """For worker processes: a signal to the whole group must not take the data away from the step that is finished.
+
+    A second SIGTERM ends the worker: the parent sends it to those that do not end by themselves.
+    """
+    seen = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if seen.is_set():
+            os._exit(1)
+        seen.set()
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from decomposable.files import write_atomically
 
@@ -18,17 +18,27 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, *, after_step: int) -> None:
-        """Open the log; what a run that is resumed at `after_step` had logged beyond that is dropped."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [line for line in read_metrics(path) if line.get("step", 0) <= after_step]
+        """Take what a run that is resumed at `after_step` had logged until then; the rest is dropped at the first line.
+
+        Not before, because a run that cannot go on must change nothing.
+        """
+        self.path, self.after_step = path, after_step
+        self._file: TextIO | None = None
+        self._board: Any = None
+
+    def _open(self) -> TextIO:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [line for line in read_metrics(self.path) if line["step"] <= self.after_step]
         kept = [line for line in lines if line.get("kind") != "sizes"]  # measured again, after training
-        if path.exists():
-            write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self._file = path.open("a")
-        self._board = _tensorboard(path.parent / "tensorboard", after_step)
+        if self.path.exists():
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        self._board = _tensorboard(self.path.parent / "tensorboard", self.after_step)
+        return self.path.open("a", encoding="utf-8")
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Add a line."""
+        if self._file is None:
+            self._file = self._open()
         self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         self._file.flush()
         if self._board is not None:
@@ -42,7 +52,8 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._board is not None:
             self._board.close()
 
@@ -50,12 +61,12 @@ class MetricsLog:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All whole lines; the last one may be cut off where a run was killed."""
     lines = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if isinstance(entry, dict):
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             lines.append(entry)
     return lines
 

@@ -77,37 +77,67 @@ class RunFolder:
             raise RunError(
                 f"{self.record}: it is not JSON; remove it to make it again, or choose another --out"
             ) from error
-        if not isinstance(record, dict) or not isinstance(record.get("identity"), dict):
+        parts = {"identity": dict, "sizes": list, "epochs": list}
+        if not isinstance(record, dict) or not all(isinstance(record.get(k), kind) for k, kind in parts.items()):
             raise RunError(f"{self.record}: it is not the record of a run; choose another --out")
         if not self.network.exists():
             raise RunError(f"{self.path}: the run is complete, but {self.network.name} is gone; choose another --out")
         return record
 
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Something that changes when a run begins, goes on or ends here."""
+        files = [file.stat() if file.exists() else None for file in (self.checkpoint, self.network, self.record)]
+        return tuple(None if file is None else (file.st_mtime_ns, file.st_ino) for file in files)
+
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Make the folder and hold it: a second run in it would mix its files with the first one's."""
+    def locked(self, found: tuple[Any, ...]) -> Iterator[None]:
+        """Make the folder and hold it: a second run in it would mix its files with the first one's.
+
+        `found` is the state in which it was looked at; what was decided then must still be true.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        if "fcntl" not in globals():
-            yield
-            return
-        handle = os.open(self.path, os.O_RDONLY)
+        handle = os.open(self.path, os.O_RDONLY) if "fcntl" in globals() else None
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(f"--out {self.path}: another process is running in it") from error
+            if handle is not None:
+                _HELD.add(handle)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise RunError(f"--out {self.path}: another process is running in it") from error
+            if self.state != found:
+                raise RunError(f"--out {self.path}: another process has just been running in it; start again")
             for file in self.files:
                 sweep(file)
             yield
         finally:
-            os.close(handle)
+            if handle is not None:
+                _HELD.discard(handle)
+                os.close(handle)
+
+
+_HELD: set[int] = set()
+
+
+def _let_go() -> None:
+    """A worker process must not keep a folder that its parent, killed, has left."""
+    for handle in _HELD:
+        os.close(handle)
+    _HELD.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def check_same_run(where: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Refuse to go on with anything else than what a run was begun with."""
     for key in {**theirs, **ours}:
-        if theirs.get(key) != ours.get(key):
+        old, new = theirs.get(key), ours.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            check_same_run(where, old, new)
+        elif old != new:
             raise InvalidArgumentError(
-                f"{where}: the run has {key}={theirs.get(key)}, now it is {ours.get(key)}; allowed: the same, or "
-                "another folder (with --init one can go on from this one's weights)"
+                f"{where}: the run has {key}={old}, now it is {new}; allowed: the same, or another folder (with --init "
+                "one can go on from this one's weights)"
             )

@@ -156,6 +156,13 @@ def from_text(settings: AnySettings, assignments: Iterable[str]) -> AnySettings:
     return with_overrides(settings, overrides)
 
 
+def from_plain(settings: AnySettings, stored: Mapping[str, Any]) -> AnySettings:
+    """The settings with those replaced that were stored as JSON, where text stands for whatever has no other form."""
+    known = {field.name for field in fields(settings)}
+    texts = {name: _Text(value) if isinstance(value, str) else value for name, value in stored.items()}
+    return with_overrides(settings, {name: value for name, value in texts.items() if name in known})
+
+
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -205,7 +212,9 @@ def _describe(kind: Any) -> str:
         arguments = get_args(kind)
         one = _describe(arguments[0]).split(" ")[-1]
         return f"{one}s, separated by commas" if Ellipsis in arguments else f"{len(arguments)} {one}s, as in 0.01,0.5"
-    return {int: "an int", float: "a number", bool: "true or false", str: "a text"}.get(kind, str(kind))
+    return {int: "an int", float: "a number", bool: "true or false", str: "a text"}.get(
+        kind, f"a {getattr(kind, '__name__', kind)}"
+    )
 
 
 def _as_text(value: Any) -> str:

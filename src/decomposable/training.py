@@ -23,7 +23,7 @@ from torch.nn.modules.conv import _ConvNd
 from decomposable.checkpoint import CheckpointError, Checkpoints, set_random_state
 from decomposable.data.base import Batch, TrainBatches
 from decomposable.devices import bits_depend_on
-from decomposable.divergence import Loss, WatchedLoss, check_finite
+from decomposable.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
 from decomposable.interrupts import Interrupted
 from decomposable.methods import Method
 from decomposable.metrics import MetricsLog
@@ -97,6 +97,7 @@ def train(
     device = next(model.parameters()).device
 
     def checkpoint() -> None:
+        check_weights(model, position.step, checkpoints.path)  # the last one must be good
         checkpoints.write(
             {
                 "run": dict(identity),
@@ -114,7 +115,8 @@ def train(
         set_learning_rate_(optimizer, peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch))
         optimizer.zero_grad()
         watched = WatchedLoss(loss, moved(batch, device, settings), settings.precision)
-        values = {name: float(value) for name, value in method.backward(watched).items()}
+        with naming_step(position.step, checkpoints.path):
+            values = {name: float(value) for name, value in method.backward(watched).items()}
         norm = _gradient_norm(model, settings.clip_norm)
         check_finite(model, values, norm, watched, position.step, checkpoints.path)
         optimizer.step()
@@ -191,7 +193,7 @@ def rate_factor(settings: Settings, step: int, steps_per_epoch: int) -> float:
     if settings.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
     if settings.schedule == "steps":
-        passed = sum(step >= round(m * settings.epochs) * steps_per_epoch for m in settings.milestones)
+        passed = sum(step >= round(m * total) for m in settings.milestones)
         return float(settings.decay**passed)
     return 1.0
 

@@ -27,8 +27,8 @@ def load_weights_(model: nn.Module, path: Path) -> None:
     The file is a `.safetensors` state dict, a network of ours (its full size), or what `torch.save` wrote, read
     without running code from it; keys may start with the ``module.`` of data parallelism.
     """
-    state = read_weights(path)
     ours = model.state_dict()
+    state = _without_prefixes(read_weights(path), ours)
     _check(model, state, path)
     # Files from before PyTorch 0.4 do not count batches.
     model.load_state_dict({name: state.get(name, value) for name, value in ours.items()})
@@ -37,8 +37,12 @@ def load_weights_(model: nn.Module, path: Path) -> None:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The state dict in a file."""
     _require_file(path)
-    state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    while state and all(any(name.startswith(p) for p in _PREFIXES) for name in state):
+    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+
+
+def _without_prefixes(state: dict[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict without what data parallelism and compiling put before every name, unless the model has it too."""
+    while state and not ours.keys() & state.keys() and all(name.startswith(_PREFIXES) for name in state):
         state = {name.partition(".")[2]: value for name, value in state.items()}
     return state
 

@@ -11,10 +11,14 @@ from decomposable.commands.verb import ProgressLine, Verb
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, default=Path("demo-out"), help="where to (default: demo-out)"
+        "--out",
+        metavar="DIR",
+        type=Path,
+        default=Path("demo-out"),
+        help="the folder for curve.png and record.json (default: demo-out)",
     )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the first run (default: 0)")
-    parser.add_argument("--runs", metavar="N", type=int, default=2, help="whose mean is shown (default: 2)")
+    parser.add_argument("--runs", metavar="N", type=int, default=2, help="how many runs to average (default: 2)")
 
 
 def _run(options: argparse.Namespace) -> None:

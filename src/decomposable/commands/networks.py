@@ -52,7 +52,7 @@ def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) ->
     names would run a stranger's choice of code.
     """
     from decomposable import recipes
-    from decomposable.settings import with_overrides
+    from decomposable.settings import from_plain
 
     stored = info.get("recipe")
     name = recipe or stored
@@ -66,7 +66,7 @@ def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) ->
     settings = recipes.default_settings(function)
     known = info.get("settings")
     if name == stored and isinstance(known, Mapping):
-        settings = with_overrides(settings, {k: v for k, v in known.items() if hasattr(settings, k)})
+        settings = from_plain(settings, known)
     return recipes.make_task(function, data, settings)
 
 
@@ -74,8 +74,9 @@ def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
     """Whether measuring takes a folder of data, as far as one can know."""
     from decomposable import recipes
 
-    name = recipe or info.get("recipe")
-    return not (isinstance(name, str) and name in recipes.BUILT_IN) or recipes.needs_data(recipes.find(name))
+    stored = info.get("recipe")
+    name = recipe or (stored if stored in recipes.BUILT_IN else None)  # a stranger's choice of code is not imported
+    return name is None or recipes.needs_data(recipes.find(name))
 
 
 def choose_plan(selector: RankSelector, options: argparse.Namespace) -> tuple[str, RankPlan]:

@@ -40,7 +40,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="DIR",
         type=Path,
-        help="with --accuracy-drop: measure here, also between the sizes that the file knows",
+        help="with --accuracy-drop: measure here, also between the sizes that the file knows (where the data needs no "
+        "folder, --recipe does that)",
     )
     networks.add_recipe(parser)
     networks.add_computing(parser)
@@ -101,7 +102,8 @@ def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) 
     if found is not None:
         return found
     if options.data is None and networks.needs_data(contents.info, options.recipe):
-        raise NotMeasuredError(f"{options.file} has no accuracies; --data DIR measures them here")
+        has = "" if options.recipe else f"{options.file} has no accuracies; "
+        raise NotMeasuredError(f"{has}--data DIR is needed to measure them here")
     return _searched(options, contents)
 
 

@@ -227,6 +227,20 @@ class TestBatches(Dataset[Batch]):
         return _Loader(self, range(len(self)), workers)
 
 
+@contextmanager
+def dead_workers_named() -> Iterator[None]:
+    """Say in one line that a worker process died; torch raises that wherever the program happens to be."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise DataError(
+            "a worker process that makes batches was killed, perhaps for want of memory; "
+            "--resume goes on from the last checkpoint, with fewer workers if need be"
+        ) from error
+
+
 class _Failure(NamedTuple):
     """An error of ours on its way out of a worker: raised there, it would arrive wrapped in the worker's traceback."""
 

@@ -13,7 +13,7 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def _imported(address: str) -> Recipe:
 
 def default_settings(recipe: Recipe) -> Settings:
     """The settings that a recipe has of its own."""
-    parameter = inspect.signature(recipe).parameters.get("settings")
+    parameter = _parameters(recipe).get("settings")
     if parameter is not None and isinstance(parameter.default, Settings):
         return parameter.default
     return Settings()
@@ -93,7 +93,7 @@ def default_settings(recipe: Recipe) -> Settings:
 def make_task(recipe: Recipe, data: Path | None, settings: Settings) -> Task:
     """Call the recipe with those of the two arguments that it takes."""
     arguments = {"data": data, "settings": settings}
-    parameters = inspect.signature(recipe).parameters
+    parameters = _parameters(recipe)
     unknown = [
         n for n, p in parameters.items() if n not in arguments and p.default is p.empty and p.kind < p.VAR_KEYWORD
     ]
@@ -109,4 +109,11 @@ def make_task(recipe: Recipe, data: Path | None, settings: Settings) -> Task:
 
 def needs_data(recipe: Recipe) -> bool:
     """Whether it takes a folder of data."""
-    return "data" in inspect.signature(recipe).parameters
+    return "data" in _parameters(recipe)
+
+
+def _parameters(recipe: Recipe) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(recipe).parameters
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(f"recipe: {recipe!r:.60} is not a Python function; allowed: one") from error
