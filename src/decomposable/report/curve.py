@@ -37,7 +37,8 @@ def draw_curves(curves: Sequence[Curve], *, title: str, message: str, caption: s
     for curve, style in zip(curves, STYLES, strict=False):
         _draw(axes, curve, style, ticks)
     axes.set_title(title, loc="left", fontsize=15, fontweight="bold", pad=26)
-    axes.text(0, 1.03, message, transform=axes.transAxes, fontsize=10.5, color="#444444")
+    line = axes.text(0, 1.03, message, transform=axes.transAxes, fontsize=10.5, color="#444444")
+    line.set_in_layout(False)  # a long one must not make the axes narrower
     axes.set_xlabel("MACs, as a fraction of the original network's", fontsize=11)
     axes.set_ylabel("test accuracy (%)", fontsize=11)
     axes.set_xscale("log")
