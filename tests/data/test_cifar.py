@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from decomposable import recipes
 from decomposable.data import cifar
 from decomposable.data.cifar import load_cifar10, load_cifar100
 from decomposable.errors import DataError, InvalidArgumentError
+from decomposable.evaluation import accuracy
+from decomposable.recipes import small
+from decomposable.weights import load_weights_
 
 LOADERS = {"cifar10": load_cifar10, "cifar100": load_cifar100}
 CLASSES = {"cifar10": 10, "cifar100": 100}
@@ -249,3 +253,11 @@ def test_images_that_came_another_way_are_among_the_full_set(full_data, shared_d
     test = load_cifar10(full_data("cifar-10-batches-bin")).test
     label_of = {image.tobytes(): int(y) for image, y in zip(test.pixels.numpy(), test.labels, strict=True)}
     assert [label_of[image.tobytes()] for image in images] == labels.tolist()
+
+
+def test_a_network_trained_elsewhere_reaches_its_stated_accuracy(full_data, shared_data):
+    """Reading, standardising, the model, its weights and the count of hits, checked at once by a published figure."""
+    task = recipes.make_task(small.cifar10_resnet20, full_data("cifar-10-batches-bin"), small.CIFAR10_RESNET20)
+    model = task.build_model()
+    load_weights_(model, shared_data / "resnet20-12fca82f.th")
+    assert accuracy(model, task.load_data()) == pytest.approx(91.73, abs=0.005)
