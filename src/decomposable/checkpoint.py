@@ -39,7 +39,9 @@ class Checkpoints:
         try:
             with replacing(self.path) as unfinished:
                 torch.save({"format": FORMAT, "random": random_state(), **state}, unfinished)
-        except RuntimeError as error:  # torch's own, where a disk is full
+        except RuntimeError as error:
+            if "inline_container" not in str(error):  # what torch's writer says where a disk is full
+                raise  # such as the death of a worker process, which torch raises wherever the program happens to be
             raise CheckpointError(
                 f"{self.path} cannot be written (is the disk full?); the one before is kept"
             ) from error
