@@ -183,8 +183,9 @@ class JointObjective:
         network, layers = self._build_low_rank_network(decompositions, ranks)
         try:
             result = self._differentiate(closure, network, scaler)
-        except Exception:  # a layout is refused in many words: what is wrong otherwise is wrong the second time, too
-            if self._memory_format == torch.contiguous_format:
+        except Exception as error:  # a layout is refused in many words: what else is wrong is wrong the second time
+            # torch raises the death of a worker process wherever the program happens to be, and only once.
+            if self._memory_format == torch.contiguous_format or "DataLoader worker" in str(error):
                 raise
             self._memory_format = torch.contiguous_format
             torch.set_rng_state(random_state)
