@@ -88,7 +88,7 @@ class Run:
             self.position = train(
                 model,
                 batches,
-                methods.build(model, self.settings),
+                methods.find(self.settings.method).step(model, self.settings),
                 self.settings,
                 loss=self.loss,
                 evaluate=lambda net: 50.0,
@@ -275,7 +275,7 @@ def test_a_nan_in_a_layer_is_named_with_step_and_checkpoint(tmp_path):
         train(
             model,
             TrainBatches(data(), batch_size=10, epochs=1, seed=1),
-            methods.build(model, settings),
+            methods.find(settings.method).step(model, settings),
             settings,
             loss=cross_entropy,
             evaluate=lambda net: 0.0,

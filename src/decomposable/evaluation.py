@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from decomposable.data.base import Data, TestBatches
 from decomposable.errors import DecomposableError
+from decomposable.methods.base import Plan
+from decomposable.methods.sized import SizedNet
 from decomposable.network import DecomposedNet
 from decomposable.ranks import RankPlan
 
@@ -21,26 +23,29 @@ class WrongDataError(DecomposableError):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A decomposed network at one size; `size` is what was asked for, the rest what it came to."""
+    """A network at one size; `size` is what was asked for, the rest what it came to."""
 
     size: float
     macs: int | None
     params: int
     macs_fraction: float | None
     params_fraction: float
-    ranks: tuple[int, int]  # the smallest and the largest
+    ranks: tuple[int, int] | None  # the smallest and the largest, where the network is decomposed
     accuracy: float | None  # percent; None where it was not measured
+    curve: str = ""  # which of several, where one training or method gives more than one
 
     @classmethod
-    def of(cls, size: float, plan: RankPlan, accuracy: float | None) -> Row:
+    def of(cls, size: float, plan: Plan, accuracy: float | None, curve: str = "") -> Row:
         """The row of a plan."""
+        ranks = plan.ranks.values() if isinstance(plan, RankPlan) else ()
         return cls(
+            curve=curve,
             size=size,
             macs=plan.macs,
             params=plan.params,
             macs_fraction=plan.macs_fraction,
             params_fraction=plan.params_fraction,
-            ranks=(min(plan.ranks.values()), max(plan.ranks.values())),
+            ranks=(min(ranks), max(ranks)) if ranks else None,
             accuracy=accuracy,
         )
 
@@ -74,24 +79,32 @@ def check_outputs(outputs: Any, classes: int) -> None:
 
 
 def measure(
-    net: DecomposedNet,
+    net: DecomposedNet | SizedNet,
     data: Data,
     sizes: Iterable[float],
     *,
+    curve: str = "",
     batch_size: int = 250,
     workers: int = 0,
     report: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
-    """The accuracy at every size, with no retraining; the network keeps the size it had."""
-    before = net.plan
+    """The accuracy at every size that the network has, with no retraining; it keeps the size it had."""
+    before: Any = net.plan
     rows = []
-    wanted = list(sizes)
-    for i, size in enumerate(wanted):
-        report(f"measuring sizes: {size:g} ({i + 1} of {len(wanted)})")
-        plan = net.set_plan_(net.selector.of_size(size))
-        rows.append(Row.of(size, plan, accuracy(net, data, batch_size=batch_size, workers=workers)))
+    wanted = offered(net, sizes)
+    for i, (size, plan) in enumerate(wanted):
+        report(f"measuring sizes: {size:.4g} ({i + 1} of {len(wanted)})")
+        net.set_plan_(plan)
+        rows.append(Row.of(size, plan, accuracy(net, data, batch_size=batch_size, workers=workers), curve))
     net.set_plan_(before)
     return rows
+
+
+def offered(net: DecomposedNet | SizedNet, sizes: Iterable[float]) -> list[tuple[float, Any]]:
+    """Of a decomposed network these sizes, as far as it can be so small; of any other all that it has."""
+    if isinstance(net, SizedNet):
+        return [(round(size.macs_fraction, 4), size) for size in net.sizes]
+    return [(size, net.selector.of_size(size)) for size in sizes if size >= net.selector.smallest_size]
 
 
 def smallest_within(rows: Sequence[Row], drop: float) -> Row | None:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 import shlex
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from decomposable import methods, recipes, records, training
 from decomposable.checkpoint import Checkpoints, seed_everything
-from decomposable.data.base import Data, TrainBatches, dead_workers_named
+from decomposable.data.base import Batch, Data, TrainBatches, dead_workers_named
 from decomposable.devices import bits_depend_on, choose_device, make_deterministic
+from decomposable.divergence import Loss
 from decomposable.errors import InvalidArgumentError
 from decomposable.evaluation import Row, WrongDataError, accuracy, check_outputs, measure
 from decomposable.files import write_atomically
 from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.metrics import MetricsLog, read_metrics
-from decomposable.network import DecomposedNet, decompose
 from decomposable.runs import RunFolder, check_same_run
 from decomposable.settings import Settings, with_overrides
 from decomposable.training import Position, Say, Watchers
@@ -47,6 +46,8 @@ class Job:
     device: str = "cpu"
     checkpoint_seconds: float = 60.0
     command: str = ""
+    curve: str = ""  # the name of what comes out, where there is something to tell it from
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # several ways to make sizes of it
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -116,12 +117,14 @@ def prepare(
     device: str = "auto",
     checkpoint_seconds: float = 60.0,
     command: str = "",
+    curve: str = "",
+    variants: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Job:
     """Check everything that can be checked before anything is written."""
     function = recipes.find(recipe) if isinstance(recipe, str) else recipe
     name = recipe if isinstance(recipe, str) else f"{function.__module__}:{function.__qualname__}"
     chosen = with_overrides(settings or recipes.default_settings(function), overrides or {})
-    methods.check(chosen.method)
+    methods.find(chosen.method).check(chosen, has_init=init is not None)
     if not checkpoint_seconds >= 0:
         raise InvalidArgumentError(f"--checkpoint-seconds {checkpoint_seconds:g}; allowed: a number of at least 0")
     folder = RunFolder(out)
@@ -137,6 +140,8 @@ def prepare(
         device=choose_device(device),
         checkpoint_seconds=checkpoint_seconds,
         command=command,
+        curve=curve,
+        variants=dict(variants or {}),
     )
     plain_settings(chosen)
     return job
@@ -164,23 +169,24 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
     saved = checkpoints.read()
     if saved is not None:
         check_same_run(checkpoints.path, saved["run"], identity)
-    model = _build_model(job, batches)
-    method = methods.build(model, settings)
+    method = methods.find(settings.method)
+    network = _build_network(job, method, batches)
+    step = method.step(network, settings)
     say(_opening(job, batches))
     if saved is not None:
         say(f"resuming at step {saved['position']['step']:,} of {len(batches):,}{_differences(saved, job)}")
-    step = 0 if saved is None else saved["position"]["step"]
+    steps_made = 0 if saved is None else saved["position"]["step"]
     with (
         stop_signals() as stop,
         job.folder.locked(job.found),
         dead_workers_named(),
-        MetricsLog(job.folder.metrics, after_step=step) as log,
+        MetricsLog(job.folder.metrics, after_step=steps_made) as log,
     ):
         watchers = Watchers(log=log, progress=progress, say=say)
         position = training.train(
-            model,
+            network,
             batches,
-            method,
+            step,
             settings,
             loss=job.task.loss,
             evaluate=lambda net: accuracy(net, data, batch_size=settings.batch_size, workers=settings.workers),
@@ -192,7 +198,7 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
             peak_learning_rate=settings.learning_rate if job.init is None else settings.fine_tune_learning_rate,
             commit=code,
         )
-        net, rows = _sizes(model, data, settings, _stopping(progress, stop))
+        net, rows = _sizes(job, method, network, data, _stopping(progress, stop))
         origin = {"commit": code, "started": started, "identity": identity}
         record = {**_record(job, position, rows), **origin}
         net.save(job.folder.network, info=_about(record, data))
@@ -202,8 +208,8 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
     return record
 
 
-def _build_model(job: Job, batches: TrainBatches) -> nn.Module:
-    """The initial model, where it computes; it has shown that it can run the data."""
+def _build_network(job: Job, method: methods.Method, batches: TrainBatches) -> nn.Module:
+    """What the method trains, where it computes; the model has shown that it can run the data."""
     settings, data = job.settings, batches.data
     seed_everything(settings.seed)
     model = job.task.build_model()
@@ -223,7 +229,7 @@ def _build_model(job: Job, batches: TrainBatches) -> nn.Module:
         hint = "; channels_last=false may help" if settings.channels_last else ""
         raise WrongDataError(f"the model cannot run a batch of shape {tuple(x.shape)}: {reason}{hint}") from error
     check_outputs(outputs, data.classes)
-    return model
+    return method.network(model, x[:1], settings, is_trained=job.init is not None).to(job.device)
 
 
 def _stopping(progress: Say, stop: threading.Event) -> Say:
@@ -237,11 +243,27 @@ def _stopping(progress: Say, stop: threading.Event) -> Say:
     return report
 
 
-def _sizes(model: nn.Module, data: Data, settings: Settings, report: Say) -> tuple[DecomposedNet, list[Row]]:
-    """After training: the network at every size, and its accuracy at some."""
-    net = decomposed(model, data, settings, report)
-    sizes = [size for size in settings.sizes if size >= net.selector.smallest_size]
-    return net, measure(net, data, sizes, batch_size=settings.batch_size, workers=settings.workers, report=report)
+def _sizes(
+    job: Job, method: methods.Method, network: nn.Module, data: Data, report: Say
+) -> tuple[methods.Sized, list[Row]]:
+    """After training: the network at its sizes, and their accuracies; of several variants the first one is kept."""
+    settings, first, rows = job.settings, None, []
+    material = material_for(data, settings, job.task.loss, report)
+    for curve, overrides in (job.variants or {job.curve: {}}).items():
+        chosen = with_overrides(settings, overrides)
+        net: Any = method.sized(network, material, chosen)
+        first = first or net
+        rows += measure(
+            net,
+            data,
+            settings.sizes,
+            curve=curve,
+            batch_size=settings.batch_size,
+            workers=settings.workers,
+            report=report,
+        )
+    assert first is not None
+    return first, rows
 
 
 def _record(job: Job, position: Position, rows: list[Row]) -> dict[str, Any]:
@@ -277,21 +299,13 @@ def _about(record: Mapping[str, Any], data: Data) -> dict[str, Any]:
     }
 
 
-def decomposed(model: nn.Module, data: Data, settings: Settings, progress: Say) -> DecomposedNet:
-    """The trained model, decomposed, with batch normalisation statistics for a grid of sizes."""
-    progress("decomposing")
+def material_for(data: Data, settings: Settings, loss: Loss, progress: Say) -> methods.Material:
+    """What the sizes of a trained network are made with."""
     x, _ = data.test_batch(torch.arange(1))
-    net = decompose(
-        model.eval(), example_input=x, form=settings.form, criterion=settings.criterion, min_rank=settings.min_rank
-    )
     count = min(settings.calibration_images, data.train_count)
     images = TrainBatches(data, batch_size=min(125, count), epochs=1, seed=settings.seed + 2**31)
-    loader = _FirstBatches(images, count, progress)
-    sizes = [size for size in settings.calibrated_sizes if size >= net.selector.smallest_size] or None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="calibrating")  # that it takes long: progress says so
-        net.calibrate_(loader, sizes=sizes)
-    return net
+    calibration = _FirstBatches(images, count, progress)
+    return methods.Material(example_input=x, calibration=calibration, loss=loss, progress=progress)
 
 
 class _FirstBatches:
@@ -304,10 +318,10 @@ class _FirstBatches:
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Batch]:
         for number in range(self.count):
             self.progress(f"calibrating: batch {number + 1} of {self.count}")
-            yield self.batches[number][0]
+            yield self.batches[number]
 
 
 def _opening(job: Job, batches: TrainBatches) -> str:

@@ -10,8 +10,9 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from decomposable.errors import InvalidArgumentError
 
-SCHEDULES = ("steps", "cosine", "constant")
+SCHEDULES = ("steps", "cosine", "constant", "polynomial")
 PRECISIONS = ("float32", "bfloat16")
+VBMF_FORMS = ("tucker", "channel", "spatial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +23,17 @@ class Settings:
     key=value` replaces single values. A subclass may add fields of its own.
     """
 
-    method: str = "decomposable"  # or "plain": the same loop without the low-rank network
+    method: str = "decomposable"  # or another of `decomposable.methods`, such as "plain": normal learning
     epochs: int = 200
     seed: int = 0  # of the initial weights, the order of the images, their augmentation, dropout and Z
     batch_size: int = 128
 
     learning_rate: float = 0.1
     fine_tune_learning_rate: float = 0.01  # in its place where training starts from weights that are given
-    schedule: str = "steps"  # of the learning rate: "steps", "cosine" or "constant"
+    schedule: str = "steps"  # of the learning rate: "steps", "cosine", "constant" or "polynomial"
     milestones: tuple[float, ...] = (0.3, 0.6, 0.8)  # for "steps", parts of the training: epochs 60, 120, 160 of 200
     decay: float = 0.2  # for "steps", what the rate is multiplied with at each milestone
+    power: float = 1.0  # for "polynomial", of the part of the training that is left
     warmup_epochs: float = 0.0  # in which the rate rises from zero
     momentum: float = 0.9
     nesterov: bool = True
@@ -44,6 +46,32 @@ class Settings:
     criterion: str = "singular_value"
     min_rank: int = 1
     refresh: int = 1  # steps from one SVD to the next
+
+    # Of single methods (docs/compare.md)
+    width: float = 1.0  # width: the part of the channels
+    widths: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # slimmable
+    width_loss: str = "mean"  # slimmable: "mean" or "sum" of the losses of all widths
+    width_range: tuple[float, float] = (0.25, 1.0)  # us-net: the smallest and the largest width
+    random_widths: int = 2  # us-net: in every step, besides these two
+    width_multiple: int = 1  # channels are rounded down to multiples of this
+    ranks: tuple[int, ...] = ()  # scratch: of the layers in order
+    trp_energy: float = 0.999  # trp: e, the part of the energy Σσ² that truncation keeps
+    trp_strength: float = 3e-4  # trp: τ, of the nuclear norm
+    trp_interval: int = 1  # trp: T, steps from one truncation to the next
+    trp_layers: str = "all"  # trp: or "inner", as in its authors' code: convolutions but the first and those of 1 × 1
+    vbmf_form: str = "tucker"  # tucker: or "channel" or "spatial", in place of Tucker-2
+
+    # What a comparison trains (decomposable compare)
+    compare_widths: tuple[float, ...] = (0.75, 0.5)
+    compare_ranks: tuple[float, ...] = (0.25,)  # scratch: the sizes whose ranks Decomposable-Net gives
+    compare_energies: tuple[float, ...] = (0.995, 0.999, 0.9995, 0.9999)  # trp: the paper's for CIFAR
+    compare_strengths: tuple[float, ...] = (1e-4, 3e-4)
+    compare_forms: tuple[str, ...] = ("spatial", "channel")  # trp
+    compare_vbmf_forms: tuple[str, ...] = ("tucker", "channel", "spatial")
+    tuning_epochs: int = 15
+    tuning_rates: tuple[float, ...] = (0.01,)  # of appendix D's grid the values that were best for the paper
+    tuning_weight_decays: tuple[float, ...] = (1e-3,)
+    tuning_schedules: tuple[str, ...] = ("polynomial:1.5",)  # a power; or "steps:0.2", a decay at epochs 5 and 10
 
     mean: tuple[float, ...] = ()  # of the pixels per channel, as parts of white
     std: tuple[float, ...] = ()
@@ -83,6 +111,24 @@ class Settings:
             )
 
 
+def tuning_schedule(text: str) -> dict[str, Any] | None:
+    """The settings that a schedule of appendix D stands for; None where it is none.
+
+    >>> tuning_schedule("polynomial:1.5"), tuning_schedule("linear")
+    ({'schedule': 'polynomial', 'power': 1.5}, None)
+    """
+    kind, _, number = text.partition(":")
+    try:
+        value = float(number)
+    except ValueError:
+        return None
+    if kind == "polynomial" and 0 < value < float("inf"):
+        return {"schedule": "polynomial", "power": value}
+    if kind == "steps" and 0 < value < float("inf"):
+        return {"schedule": "steps", "milestones": (1 / 3, 2 / 3), "decay": value}
+    return None
+
+
 def _is_one_of(allowed: Iterable[str]) -> Callable[[Any], bool]:
     return lambda value: value in allowed
 
@@ -104,8 +150,36 @@ _CHECKS: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
     (("schedule",), ", ".join(SCHEDULES), _is_one_of(SCHEDULES)),
     (("precision",), ", ".join(PRECISIONS), _is_one_of(PRECISIONS)),
     (("form",), "spatial, channel", _is_one_of(("spatial", "channel"))),
-    (("criterion",), "singular_value, energy, uniform", _is_one_of(("singular_value", "energy", "uniform"))),
+    (
+        ("criterion",),
+        "singular_value, energy, uniform; taylor after training",
+        _is_one_of(("singular_value", "energy", "uniform", "taylor")),
+    ),
     (("method",), "a name", bool),
+    (("power",), "a number above 0", lambda v: 0 < v < float("inf")),
+    (("width",), "a part of the channels in (0, 1]", lambda v: 0 < v <= 1),
+    (("widths", "compare_widths"), "parts of the channels, as in 0.5,1", lambda v: v and all(0 < w <= 1 for w in v)),
+    (("width_range",), "two widths with 0 < low <= high <= 1, as in 0.25,1", lambda v: 0 < v[0] <= v[1] <= 1),
+    (("width_loss",), "mean, sum", _is_one_of(("mean", "sum"))),
+    (("random_widths",), "an int of at least 0", lambda v: v >= 0),
+    (("width_multiple", "trp_interval", "tuning_epochs"), "an int of at least 1", lambda v: v >= 1),
+    (("ranks",), "ints of at least 1", lambda v: all(r >= 1 for r in v)),
+    (("compare_ranks",), "parts of the MACs, as in 0.25,0.5", lambda v: v and all(0 < s <= 1 for s in v)),
+    (("trp_energy",), "a part of the energy in (0, 1]", lambda v: 0 < v <= 1),
+    (("compare_energies",), "parts of the energy, as in 0.99,0.999", lambda v: v and all(0 < e <= 1 for e in v)),
+    (("trp_strength",), "a number of at least 0", lambda v: 0 <= v < float("inf")),
+    (("compare_strengths",), "numbers of at least 0", lambda v: v and all(0 <= t < float("inf") for t in v)),
+    (("trp_layers",), "all, inner", _is_one_of(("all", "inner"))),
+    (("vbmf_form",), "tucker, channel, spatial", _is_one_of(VBMF_FORMS)),
+    (("compare_forms",), "spatial, channel or both", lambda v: v and all(f in ("spatial", "channel") for f in v)),
+    (("compare_vbmf_forms",), "some of tucker, channel, spatial", lambda v: v and all(f in VBMF_FORMS for f in v)),
+    (("tuning_rates",), "numbers above 0", lambda v: v and all(0 < r < float("inf") for r in v)),
+    (("tuning_weight_decays",), "numbers of at least 0", lambda v: v and all(0 <= r < float("inf") for r in v)),
+    (
+        ("tuning_schedules",),
+        "polynomial:POWER or steps:DECAY, as in polynomial:1.5,steps:0.2",
+        lambda v: v and all(tuning_schedule(text) is not None for text in v),
+    ),
 )
 
 _USUAL_NAMES = {

@@ -25,7 +25,7 @@ from decomposable.data.base import Batch, TrainBatches
 from decomposable.devices import bits_depend_on
 from decomposable.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
 from decomposable.interrupts import Interrupted
-from decomposable.methods import Method
+from decomposable.methods.base import Step
 from decomposable.metrics import MetricsLog
 from decomposable.settings import Settings
 
@@ -68,7 +68,7 @@ class Position:
 def train(
     model: nn.Module,
     batches: TrainBatches,
-    method: Method,
+    method: Step,
     settings: Settings,
     *,
     loss: Loss,
@@ -192,6 +192,8 @@ def rate_factor(settings: Settings, step: int, steps_per_epoch: int) -> float:
         return (step + 1) / (warmup + 1)
     if settings.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
+    if settings.schedule == "polynomial":
+        return float(max(0.0, 1 - (step - warmup) / max(1.0, total - warmup)) ** settings.power)
     if settings.schedule == "steps":
         passed = sum(step >= round(m * total) for m in settings.milestones)
         return float(settings.decay**passed)
@@ -205,7 +207,7 @@ def set_learning_rate_(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _restore(
-    saved: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, method: Method
+    saved: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, method: Step
 ) -> Position:
     try:
         model.load_state_dict(saved["model"])

@@ -111,7 +111,7 @@ def table(rows: Sequence[tuple[str, Row]]) -> str:
             "" if row.macs_fraction is None else f"{row.macs_fraction:.3f}",
             f"{row.params:,}",
             f"{row.params_fraction:.3f}",
-            f"{row.ranks[0]}-{row.ranks[1]}",
+            "" if row.ranks is None else f"{row.ranks[0]}-{row.ranks[1]}",
             "" if row.accuracy is None else f"{row.accuracy:.2f}%",
         )
         for asked, row in rows

@@ -85,7 +85,7 @@ def _show_settings(options: argparse.Namespace, settings: Any) -> None:
         print(json.dumps(values))
         return
     for name, value in values.items():
-        text = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else value
+        text = ",".join(v if isinstance(v, str) else f"{v:g}" for v in value) if isinstance(value, tuple) else value
         print(f"{name}={text}")
 
 

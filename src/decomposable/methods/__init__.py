@@ -1,55 +1,27 @@
-"""Ways to train. Each is a module with a class of the shape of `Method`; the loop in `training.py` is one for all."""
+"""Ways to train a network that has several sizes afterwards; `base.py` says what all of them offer."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
-
-from torch import Tensor, nn
 
 from decomposable.errors import InvalidArgumentError
-from decomposable.methods.decomposable import DecomposableMethod
-from decomposable.methods.plain import PlainMethod
-from decomposable.settings import Settings
+from decomposable.methods import decomposable, plain
+from decomposable.methods.base import Material, Method, Sized, Step, Training
 
-__all__ = ["METHODS", "DecomposableMethod", "Method", "PlainMethod", "build"]
+__all__ = ["METHODS", "Material", "Method", "Sized", "Step", "Training", "check", "find"]
 
-Closure = Callable[[nn.Module], Tensor]
-
-
-class Method(Protocol):
-    """What the loop asks of a method."""
-
-    def backward(self, closure: Closure) -> dict[str, Tensor | float]:
-        """Add the gradient of one batch to every parameter's `.grad`; what to log comes back, the losses first.
-
-        `closure(net)` is the loss of the network it is given; every call's loss is an entry whose name starts with
-        "loss", in the order of the calls.
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything besides the model that the next step depends on."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-
-
-METHODS: dict[str, Callable[[nn.Module, Settings], Method]] = {
-    "decomposable": DecomposableMethod,
-    "plain": PlainMethod,
-}
+METHODS: dict[str, Method] = {package.METHOD.name: package.METHOD for package in (plain, decomposable)}
 
 
 def check(name: str) -> None:
     """Refuse an unknown method, with the nearest name."""
+    find(name)
+
+
+def find(name: str) -> Method:
+    """The method of that name."""
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), METHODS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise InvalidArgumentError(f"method={name}; {hint}allowed: {', '.join(sorted(METHODS))}")
-
-
-def build(model: nn.Module, settings: Settings) -> Method:
-    """The method that the settings name, around this model."""
-    check(settings.method)
-    return METHODS[settings.method](model, settings)
+        raise InvalidArgumentError(f"method={name}; {hint}allowed: {', '.join(METHODS)}")
+    return METHODS[name]

@@ -1,17 +1,18 @@
-"""Decomposable-Net: the full network and a low-rank network of random size together (`joint.py`)."""
+"""Algorithm 1 with the settings of a training: `joint.py` does it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from decomposable.joint import JointObjective
+from decomposable.methods.base import Closure
 from decomposable.settings import Settings
 
 
-class DecomposableMethod:
+class JointStep:
     """The joint objective with the settings of a training."""
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
@@ -26,7 +27,7 @@ class DecomposableMethod:
             seed=settings.seed,
         )
 
-    def backward(self, closure: Callable[[nn.Module], Tensor]) -> dict[str, Tensor | float]:
+    def backward(self, closure: Closure) -> dict[str, Tensor | float]:
         """Add the joint gradient."""
         losses = self.joint.backward(closure)
         if self.joint.balance == 0:  # there was no low-rank pass

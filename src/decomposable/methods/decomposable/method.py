@@ -1,0 +1,46 @@
+"""The model as it is, trained by the joint objective and decomposed after training."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from decomposable.errors import InvalidArgumentError
+from decomposable.methods.base import Material, Training
+from decomposable.methods.decomposable.step import JointStep
+from decomposable.methods.decomposing import decomposed
+from decomposable.network import DecomposedNet
+from decomposable.settings import Settings
+
+
+class Decomposable:
+    """The paper's method."""
+
+    name = "decomposable"
+    summary = "the full network and a low-rank network of random size together: Decomposable-Net"
+
+    def check(self, settings: Settings, *, has_init: bool) -> None:
+        """The Taylor criterion takes a gradient of its own, which no step of the training has."""
+        if settings.criterion == "taylor":
+            raise InvalidArgumentError(
+                "criterion=taylor: it is for networks that are trained; allowed with method=decomposable: "
+                "singular_value, energy, uniform"
+            )
+
+    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
+        """The model itself."""
+        return model
+
+    def step(self, network: nn.Module, settings: Settings) -> JointStep:
+        """Algorithm 1."""
+        return JointStep(network, settings)
+
+    def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
+        """Decomposed by the form and the criterion that it was trained with."""
+        return decomposed(network, material, settings)
+
+    def trainings(self, settings: Settings) -> tuple[Training, ...]:
+        """One for all sizes."""
+        return (Training(curve="decomposable"),)
+
+
+METHOD = Decomposable()

@@ -1,0 +1,62 @@
+"""Sizes by the core's decomposition: for every method whose trained network has the layers of the model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from decomposable.layers import FilterFn
+from decomposable.methods.base import Material
+from decomposable.network import DecomposedNet, decompose
+from decomposable.settings import Settings
+from decomposable.taylor import Taylor
+from decomposable.tracing import on_device_of
+
+SHORT_FORMS = {"spatial": "sp", "channel": "ch"}
+SHORT_CRITERIA = {"singular_value": "sv", "energy": "eng", "uniform": "uni", "taylor": "tay"}
+
+
+def decomposed(
+    network: nn.Module, material: Material, settings: Settings, *, filter_fn: FilterFn | None = None
+) -> DecomposedNet:
+    """The network by the form and the criterion of the settings, with statistics for a grid of sizes."""
+    material.progress("decomposing")
+    criterion = _taylor(material) if settings.criterion == "taylor" else settings.criterion
+    net = decompose(
+        network.eval(),
+        example_input=material.example_input,
+        form=settings.form,
+        criterion=criterion,
+        filter_fn=filter_fn,
+        min_rank=settings.min_rank,
+    )
+    sizes = [size for size in settings.calibrated_sizes if size >= net.selector.smallest_size] or None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="calibrating")  # that it takes long: progress says so
+        net.calibrate_(material.calibration, sizes=sizes)
+    return net
+
+
+def _taylor(material: Material) -> Taylor:
+    return Taylor(material.calibration, lambda net, batch: material.loss(net, on_device_of(net, batch)))
+
+
+def short_name(prefix: str, form: str, criterion: str) -> str:
+    """How the paper's figures call it.
+
+    >>> short_name("base", "spatial", "energy")
+    'base_sp_eng'
+    """
+    return f"{prefix}_{SHORT_FORMS[form]}_{SHORT_CRITERIA[criterion]}"
+
+
+def each_form_and_criterion(prefix: str) -> dict[str, Mapping[str, Any]]:
+    """All ways to decompose one network, by their names."""
+    return {
+        short_name(prefix, form, criterion): {"form": form, "criterion": criterion}
+        for form in SHORT_FORMS
+        for criterion in SHORT_CRITERIA
+    }

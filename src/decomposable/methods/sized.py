@@ -1,0 +1,248 @@
+"""A trained network that has a list of sizes: what the methods make that do not end in the core's decomposition.
+
+A file of one holds the tensors of the whole network, the batch normalisation statistics of its sizes, and the name of
+the method, which makes the modules again from the model's code.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.calibration import tracked_batch_norms
+from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
+from decomposable.storage.container import as_json, write_container
+from decomposable.tree import deep_copy
+
+Statistics = dict[str, tuple[Tensor, Tensor]]  # mean and variance by the name of the normalisation layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """One size of a network, and how its method calls it: a width, or a part of the ranks."""
+
+    name: str  # such as "width 0.5"
+    value: float  # what the method makes it from
+    macs: int
+    params: int
+    full_macs: int
+    full_params: int
+
+    @property
+    def macs_fraction(self) -> float:
+        """MACs as a part of the original's."""
+        return self.macs / self.full_macs
+
+    @property
+    def params_fraction(self) -> float:
+        """Parameters as a part of the original's."""
+        return self.params / self.full_params
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.params:,} parameters ({self.params_fraction:.3f}x), {self.macs:,} MACs "
+            f"({self.macs_fraction:.3f}x)"
+        )
+
+
+Build = Callable[[Size], nn.Module]
+"""The plain module of a size, with tensors of its own."""
+
+
+class SizedNet(nn.Module):
+    """A network that can be run at each of its sizes; `module` is the one in force, a plain module.
+
+    Attributes:
+        method: the name of the method that made it.
+        sizes: all of them, the largest first.
+        structure: what the method needs besides the model's code to make the modules again; JSON holds it.
+        info: what a file that it was loaded from says besides; empty otherwise.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: str,
+        network: nn.Module,
+        sizes: Sequence[Size],
+        build: Build,
+        statistics: Mapping[float, Statistics] | None = None,
+        structure: Mapping[str, Any] | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.method = method
+        self.sizes = tuple(sorted(sizes, key=lambda size: (-size.macs, -size.params)))
+        self.structure, self.info = dict(structure or {}), dict(info or {})
+        self.__dict__["_network"] = network  # not a submodule: what runs is `module`
+        self._build = build
+        self._statistics = dict(statistics or {})
+        self.set_plan_(self.sizes[0])
+
+    @property
+    def module(self) -> nn.Module:
+        """The plain module of the size in force."""
+        module = self._modules["module"]
+        assert module is not None
+        return module
+
+    @property
+    def _network(self) -> nn.Module:
+        network: nn.Module = self.__dict__["_network"]
+        return network
+
+    @property
+    def plan(self) -> Size:
+        """The size in force."""
+        return self._plan
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network at the size in force."""
+        return self.module(*args, **kwargs)
+
+    def resize_(self, *, macs: float | None = None, params: float | None = None) -> Size:
+        """Take the largest size within a budget: a float is a part of the original, an int above 1 a count."""
+        return self.set_plan_(self.choose(macs=macs, params=params))
+
+    def choose(self, *, macs: float | None = None, params: float | None = None) -> Size:
+        """The largest size within a budget."""
+        if (macs is None) == (params is None):
+            raise InvalidArgumentError("resize_: give one of macs= and params=")
+        measure = "macs" if params is None else "params"
+        budget = macs if params is None else params
+        assert budget is not None
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
+            raise InvalidArgumentError(f"{measure}={budget!r}; allowed: a part in (0, 1], or a count above 1")
+        if isinstance(budget, float) and budget > 1:
+            raise InvalidArgumentError(f"{measure}={budget!r}; allowed: a part in (0, 1], or an int above 1")
+        limit = budget * getattr(self.sizes[0], f"full_{measure}") if budget <= 1 else budget
+        fitting = [size for size in self.sizes if getattr(size, measure) <= limit * (1 + 1e-12)]
+        if not fitting:
+            least = min(self.sizes, key=lambda size: getattr(size, measure))
+            cost, part = getattr(least, measure), getattr(least, f"{measure}_fraction")
+            raise BudgetError(f"{measure}={budget:g}; allowed: at least {cost:,} ({part:.4f}), its {least.name}")
+        return max(fitting, key=lambda size: getattr(size, measure))
+
+    @torch.inference_mode(False)  # a size made in that mode could not be used outside it
+    def set_plan_(self, plan: Size) -> Size:
+        """Take one of `sizes`."""
+        if plan not in self.sizes:
+            raise InvalidArgumentError(
+                f"plan: {plan} is not one of this network's sizes; allowed: {', '.join(s.name for s in self.sizes)}"
+            )
+        module = self._build(plan)
+        for name, (mean, var) in self._statistics.get(plan.value, {}).items():
+            module.get_submodule(name)._buffers.update(running_mean=mean.clone(), running_var=var.clone())
+        module.train(self.training)
+        self._modules["module"] = module
+        self._plan = plan
+        return plan
+
+    def extract(self) -> nn.Module:
+        """The network at the size in force, as a plain module with no tie to this one."""
+        return deep_copy(self.module)
+
+    def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
+        """Write all sizes to one file, which `load` reads; at once or not at all."""
+        tensors = {f"state/{key}": tensor for key, tensor in self._network.state_dict().items()}
+        for i, size in enumerate(self.sizes):
+            for name, pair in self._statistics.get(size.value, {}).items():
+                for kind, tensor in zip(("mean", "var"), pair, strict=True):
+                    tensors[f"statistics/{i}/{name}/{kind}"] = tensor
+        description = {
+            "kind": "sized",
+            "method": self.method,
+            "structure": as_json("structure", self.structure),
+            "sizes": [asdict(size) for size in self.sizes],
+            "info": as_json("info", self.info if info is None else info),
+        }
+        write_container(path, description, tensors)
+
+    def load_state_dict(self, *_: Any, **__: Any) -> Any:
+        """Refused: the weights of one size are parts of those of all."""
+        raise InvalidArgumentError(
+            "load_state_dict: the sizes of this network share their weights; allowed: loading into what extract() gives"
+        )
+
+    def extra_repr(self) -> str:
+        """The method, and the size in force."""
+        return f"{self.method}; {self.plan}; {len(self.sizes)} sizes"
+
+    def _apply(self, fn: Any, recurse: bool = True) -> SizedNet:
+        """Move or cast: the whole network, then the size in force is made anew from it."""
+        self._network._apply(fn)
+        self._statistics = {
+            v: {n: (fn(m), fn(s)) for n, (m, s) in rows.items()} for v, rows in self._statistics.items()
+        }
+        self.set_plan_(self._plan)
+        return self
+
+
+@torch.no_grad()
+def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Statistics:
+    """Mean and variance that every normalisation layer sees, averaged over the batches (a cumulative average).
+
+    Each layer normalises with its batch's own statistics meanwhile, as in training. The network is as before after.
+    """
+    norms = tracked_batch_norms(network)
+    flags = {module: module.training for module in network.modules()}
+    before = {name: dict(norm._buffers) for name, norm in norms.items()}
+    momenta = {name: norm.momentum for name, norm in norms.items()}
+    device = next(network.parameters()).device
+    try:
+        network.eval()  # dropout off
+        for norm in norms.values():
+            norm._buffers.update({k: v.clone() for k, v in norm._buffers.items() if v is not None})
+            norm.reset_running_stats()
+            norm.momentum = None  # every batch counts the same
+            norm.training = True
+        for batch in batches:
+            network((batch[0] if isinstance(batch, tuple | list) else batch).to(device))
+        return {name: (norm.running_mean, norm.running_var) for name, norm in norms.items()}  # type: ignore[misc]
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+        for name, norm in norms.items():
+            norm._buffers.update(before[name])
+            norm.momentum = momenta[name]
+
+
+def restored(
+    path: str | os.PathLike[str],
+    description: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    network: nn.Module,
+    build: Build,
+) -> SizedNet:
+    """The `SizedNet` of a file, around a network that the method has made again; its weights are replaced."""
+    try:
+        sizes = [Size(**entry) for entry in description["sizes"]]
+        expected = network.state_dict()
+        state = {key.removeprefix("state/"): t for key, t in tensors.items() if key.startswith("state/")}
+        if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in expected.items()}:
+            raise ArtifactError(f"{path}: its weights are not those of this model; allowed: the model that was trained")
+        network.load_state_dict(state)
+        statistics: dict[float, Statistics] = {}
+        for i, size in enumerate(sizes):
+            prefix = f"statistics/{i}/"
+            names = {key[len(prefix) :].rpartition("/")[0] for key in tensors if key.startswith(prefix)}
+            if names:
+                statistics[size.value] = {
+                    name: (tensors[f"{prefix}{name}/mean"], tensors[f"{prefix}{name}/var"]) for name in sorted(names)
+                }
+        return SizedNet(
+            method=str(description["method"]),
+            network=network,
+            sizes=sizes,
+            build=build,
+            statistics=statistics,
+            structure=description["structure"],
+            info=description["info"],
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{path}: its description is damaged ({type(error).__name__}: {error})") from error
