@@ -152,9 +152,8 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
 
     First everything is read and compared, then built and tried; the folder is touched when a run can really begin.
     """
-    record = job.folder.finished()
+    record = finished(job)
     if record is not None:
-        check_same_run(job.folder.record, record["identity"], {**job.identity, "data": record["identity"].get("data")})
         job.folder.checkpoint.unlink(missing_ok=True)  # where the run was killed in its very last moment
         say("this run is complete; nothing to do")
         return record
@@ -205,6 +204,14 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
         log.write("sizes", position.step, {"sizes": record["sizes"]})
         write_atomically(job.folder.record, (json.dumps(record, indent=1) + "\n").encode())
         checkpoints.path.unlink(missing_ok=True)
+    return record
+
+
+def finished(job: Job) -> dict[str, Any] | None:
+    """The record, if the run is complete; refuse one of another run."""
+    record = job.folder.finished()
+    if record is not None:
+        check_same_run(job.folder.record, record["identity"], {**job.identity, "data": record["identity"].get("data")})
     return record
 
 

@@ -106,6 +106,7 @@ class Training:
         settings: to be replaced in those of the recipe.
         variants: instead of `curve`, the names of several ways to make sizes of the one trained network, each with the
             settings that it replaces.
+        choice: tells apart trainings of one curve that are alternatives, of which the most accurate one counts.
         init: the method whose trained network, of the same seed, this one starts from.
         ranks: the part of the MACs at which Decomposable-Net, of the same seed, says the ranks of this one.
     """
@@ -114,6 +115,7 @@ class Training:
     folder: str = ""
     settings: Overrides = field(default_factory=dict)
     variants: Mapping[str, Overrides] = field(default_factory=dict)
+    choice: str = ""
     init: str | None = None
     ranks: float | None = None
 

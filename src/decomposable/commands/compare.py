@@ -1,0 +1,202 @@
+"""`decomposable compare`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decomposable.commands.verb import ProgressLine, Verb, as_table
+from decomposable.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from decomposable.comparison.estimate import Estimate
+    from decomposable.comparison.parts import Comparison
+
+SHOWN_SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.1)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name, or your own as package.module:function")
+    parser.add_argument("--data", metavar="DIR", type=Path, help="where the data set is (digits needs none)")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="the folder of the comparison; the same one goes on")
+    parser.add_argument("--methods", metavar="LIST", default="all", help="some of them, or all (default: all)")
+    parser.add_argument("--seeds", metavar="LIST", default="0", help="train each with these, as in 0,1 (default: 0)")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="settings to replace for all methods, such as epochs=10 (decomposable train RECIPE --dry-run lists them)",
+    )
+    parser.add_argument("--device", metavar="NAME", default="auto", help="auto (cuda or cpu), cpu, cuda:1 …")
+    parser.add_argument(
+        "--jobs",
+        metavar="N",
+        type=int,
+        help="trainings side by side (default: 1 on a GPU; on a CPU one for each core, up to 4)",
+    )
+    parser.add_argument(
+        "--checkpoint-seconds",
+        metavar="N",
+        type=float,
+        default=60.0,
+        help="from one checkpoint of a training to the next (default: 60)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tell what would run and about how long, and train nothing"
+    )
+
+
+def _run(options: argparse.Namespace) -> None:
+    from decomposable import recipes
+    from decomposable.comparison import running
+    from decomposable.settings import from_text
+
+    settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
+    if options.out is None:
+        raise InvalidArgumentError("--out is needed: the folder of the comparison, as in --out runs/comparison")
+    comparison, circumstances = running.prepare(
+        options.recipe,
+        out=options.out,
+        names=[name.strip() for name in options.methods.split(",") if name.strip()],
+        seeds=_seeds(options.seeds),
+        data=options.data,
+        settings=settings,
+        device=options.device,
+        checkpoint_seconds=options.checkpoint_seconds,
+        command=options.command,
+    )
+    jobs = running.number_of_jobs(options.jobs, circumstances.device)
+    progress = ProgressLine()
+    try:
+        if options.dry_run:
+            _dry_run(options, comparison, circumstances, jobs, progress)
+            return
+        content = running.run(comparison, circumstances, jobs=jobs, progress=progress, say=progress.say)
+    finally:
+        progress.close()
+    figure = _draw(options.out, content)
+    if options.json:
+        print(json.dumps(content))
+        return
+    print(as_text(content))
+    print(f"\nOne record for each method and seed is in {options.out}, all curves in {options.out / 'comparison.json'}")
+    print(figure)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        seeds = [-1]
+    if any(not 0 <= seed < 2**31 for seed in seeds):
+        raise InvalidArgumentError(f"--seeds {text}; allowed: ints from 0 to {2**31 - 1}, as in 0,1")
+    return seeds
+
+
+def _dry_run(
+    options: argparse.Namespace, comparison: Comparison, circumstances: Any, jobs: int, progress: ProgressLine
+) -> None:
+    from decomposable.comparison.estimate import estimate, total_seconds
+    from decomposable.training import as_duration
+
+    estimates = estimate(comparison, circumstances, jobs=jobs, progress=progress)
+    progress.close()
+    seconds = total_seconds(estimates, jobs)
+    if options.json:
+        rows = [entry.as_plain() for entry in estimates]
+        print(json.dumps({"trainings": rows, "jobs": jobs, "seconds": round(seconds, 1), "added": comparison.added}))
+        return
+    rows_text = [
+        (
+            entry.part.method,
+            str(entry.part.seed),
+            entry.part.training.folder,
+            entry.state,
+            "" if entry.state == "done" else as_duration(entry.seconds),
+        )
+        for entry in estimates
+    ]
+    print(as_table(("method", "seed", "training", "state", "about"), rows_text))
+    for needed, name in comparison.added.items():
+        print(f"{needed} is trained as well: {name} starts from it")
+    print(
+        f"\n{_counted(estimates)}; about {as_duration(seconds)} on this machine, {jobs} at a time. Nothing was trained."
+    )
+
+
+def _counted(estimates: list[Estimate]) -> str:
+    states = [entry.state for entry in estimates]
+    counts = [f"{states.count(state)} {state}" for state in ("done", "cut off", "to do") if state in states]
+    return f"trainings: {len(states)} ({', '.join(counts)})"
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    """Every method's accuracy at a few sizes."""
+    seeds = content["seeds"]
+    rows = []
+    for name, method in content["methods"].items():
+        points = method["shown"]["points"]
+        rows.append((name, method["shown"]["label"], *(_cell(points, size) for size in SHOWN_SIZES)))
+    header = ("method", "curve", *(f"{size:g}" for size in SHOWN_SIZES))
+    spread = f", mean of seeds {', '.join(map(str, seeds))} ± half the range" if len(seeds) > 1 else ""
+    return (
+        f"{content['recipe']}: test accuracy (%) within a part of the original's MACs{spread}\n\n"
+        + as_table(header, rows)
+        + "\n\nEach cell is the largest size of the method that fits; - where none does."
+    )
+
+
+def _cell(points: list[Mapping[str, Any]], size: float) -> str:
+    """The accuracy of the largest size within a budget."""
+    fitting = [point for point in points if point["macs_fraction"] <= size * (1 + 1e-9)]
+    if not fitting:
+        return "-"
+    point = max(fitting, key=lambda point: point["macs_fraction"])
+    half = (point["highest"] - point["lowest"]) / 2
+    return f"{point['accuracy']:.1f}" + (f" ±{half:.1f}" if point["seeds"] > 1 else "")
+
+
+def _draw(out: Path, content: Mapping[str, Any]) -> str:
+    """Write the figure, if what it takes is installed; what to say about it."""
+    from decomposable.files import write_atomically
+    from decomposable.report import comparison as figure
+
+    try:
+        png = figure.draw(content)
+    except ImportError:
+        return "No figure: matplotlib is not installed; run: pip install 'decomposable[plot]', then the same command"
+    path = out / "comparison.png"
+    write_atomically(path, png)
+    return f"The figure is {path}"
+
+
+VERB = Verb(
+    name="compare",
+    summary="train several methods under one protocol, and draw accuracy over MACs",
+    description=(
+        "Train and measure several methods with the same model, data, settings and cost model. What is missing in DIR\n"
+        "is trained, what was cut off goes on, what is done is not done again. DIR then holds\n"
+        "  METHOD/SEED/record.json  settings, sizes (MACs, parameters, accuracy); beside it the network at its sizes\n"
+        "  comparison.json          every method's curves, mean and spread over the seeds\n"
+        "  comparison.png           accuracy over MACs\n\n"
+        "methods: plain         normal learning, then decomposed by both forms and every criterion\n"
+        "         width         the same network with 0.75 and 0.5 of the channels\n"
+        "         scratch       the factored network at Decomposable-Net's ranks\n"
+        "         trp           trained rank pruning, over a sweep of its two parameters\n"
+        "         tucker        Tucker-2 with VBMF ranks, fine-tuned; also by channel and spatial form\n"
+        "         slimmable     four widths, a batch normalisation for each\n"
+        "         us-net        universally slimmable: any width\n"
+        "         decomposable  Decomposable-Net"
+    ),
+    example=(
+        "decomposable compare digits --methods plain,us-net,decomposable --seeds 0,1 --out runs/digits-comparison\n"
+        "  decomposable compare cifar10-resnet20 --data DIR --methods all --out runs/comparison --dry-run"
+    ),
+    add_options=_options,
+    run=_run,
+)

@@ -1,0 +1,11 @@
+"""Several methods under one protocol: what is missing is trained, what is there is read, and one figure shows them all.
+
+parts.py      what is to be trained, in an order in which everything comes after what it needs
+running.py    one training after the other, or some side by side
+results.py    records → the curves of every method, their mean and spread over the seeds
+estimate.py   about how long it takes, from a few steps of each method
+"""
+
+from decomposable.comparison.running import compare
+
+__all__ = ["compare"]

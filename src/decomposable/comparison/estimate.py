@@ -1,0 +1,159 @@
+"""About how long a comparison takes: a few steps of each method are made here and now, and counted up."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from decomposable import methods, recipes, training
+from decomposable.checkpoint import seed_everything
+from decomposable.comparison.parts import Comparison, Part
+from decomposable.comparison.running import Circumstances
+from decomposable.data.base import Data, TrainBatches
+from decomposable.settings import Settings
+from decomposable.training import Say
+
+TIMED_STEPS = 2
+_RANKS_FROM_WEIGHTS = ("tucker", "scratch")  # how fast they are depends on weights that are not there yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """One training: what there is of it, and about how many seconds are left to do."""
+
+    part: Part
+    state: str  # "done", "cut off" or "to do"
+    seconds: float
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        part = self.part
+        return {
+            "method": part.method,
+            "seed": part.seed,
+            "training": part.training.folder,
+            "state": self.state,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def estimate(comparison: Comparison, circumstances: Circumstances, *, jobs: int, progress: Say) -> list[Estimate]:
+    """Every training of a comparison with about how long it takes; nothing is written."""
+    missing = [part for part in comparison.parts if not part.is_done]
+    if not missing:
+        return [Estimate(part=part, state="done", seconds=0.0) for part in comparison.parts]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    try:
+        clock = _StepClock(missing[0].settings, circumstances, progress)
+        return [
+            Estimate(part=part, state="done", seconds=0.0)
+            if part.is_done
+            else Estimate(part=part, state="cut off" if part.is_begun else "to do", seconds=clock.seconds(part))
+            for part in comparison.parts
+        ]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def total_seconds(estimates: list[Estimate], jobs: int) -> float:
+    """With so many side by side; never less than what has to come one after the other."""
+    by_path = {entry.part.path: entry for entry in estimates}
+
+    def chain(entry: Estimate) -> float:
+        return entry.seconds + max((chain(by_path[path]) for path in entry.part.needs if path in by_path), default=0.0)
+
+    return max(sum(e.seconds for e in estimates) / jobs, max((chain(e) for e in estimates), default=0.0))
+
+
+class _StepClock:
+    """The seconds of a step of each method, and of a test image, measured when they are first asked for."""
+
+    def __init__(self, settings: Settings, circumstances: Circumstances, progress: Say) -> None:
+        recipe = circumstances.recipe
+        function = recipes.find(recipe) if isinstance(recipe, str) else recipe
+        self.task = recipes.make_task(function, circumstances.data, settings)
+        self.data: Data = self.task.load_data()
+        self.device, self.progress = torch.device(circumstances.device), progress
+        self._steps: dict[Any, float] = {}
+        self._test_image: float | None = None
+
+    def seconds(self, part: Part) -> float:
+        """Of the training, the tests on the way, the calibration and the sizes."""
+        settings = part.settings
+        per_epoch = self.data.train_count // settings.batch_size
+        left = settings.epochs * per_epoch - _steps_made(part)
+        tests = math.ceil(settings.epochs / settings.evaluate_every)
+        sizes = len(settings.sizes) * max(1, len(part.training.variants))
+        images = (tests + sizes) * self.data.test_count + 2 * sizes * settings.calibration_images
+        # A network of half the sizes costs about half on average; sizes are at most the whole.
+        return left * self._step(part) + 0.75 * images * self._image(settings)
+
+    def _step(self, part: Part) -> float:
+        method = "plain" if part.method in _RANKS_FROM_WEIGHTS else part.method
+        settings = replace(part.settings, method=method)
+        key = (method, settings.width, settings.form, settings.batch_size)
+        if key not in self._steps:
+            self.progress(f"timing: a step of {method}")
+            self._steps[key] = _timed(self._stepper(settings), warmup=1, repeats=TIMED_STEPS)
+        return self._steps[key]
+
+    def _stepper(self, settings: Settings) -> Callable[[], None]:
+        batches = TrainBatches(self.data, batch_size=settings.batch_size, epochs=1, seed=settings.seed)
+        batch = training.moved(batches[0], self.device, settings)
+        model = self._model(settings)
+        method = methods.find(settings.method)
+        network = method.network(model, batch[0][:1], settings, is_trained=False).to(self.device).train()
+        step = method.step(network, settings)
+        optimizer = torch.optim.SGD(network.parameters(), lr=1e-6)
+
+        def make() -> None:
+            optimizer.zero_grad()
+            step.backward(lambda net: self.task.loss(net, batch))
+            optimizer.step()
+
+        return make
+
+    def _image(self, settings: Settings) -> float:
+        if self._test_image is None:
+            self.progress("timing: a test")
+            count = min(settings.batch_size, self.data.test_count)
+            x, _ = training.moved(self.data.test_batch(torch.arange(count)), self.device, settings)
+            model = self._model(settings).eval()
+            with torch.no_grad():
+                self._test_image = _timed(lambda: model(x), warmup=1, repeats=2) / count
+        return self._test_image
+
+    def _model(self, settings: Settings) -> nn.Module:
+        seed_everything(settings.seed)
+        model = self.task.build_model().to(self.device)
+        if settings.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+
+def _timed(function: Callable[[], Any], *, warmup: int, repeats: int) -> float:
+    for _ in range(warmup):
+        function()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        function()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
+def _steps_made(part: Part) -> int:
+    """Of a training that was cut off, as its metrics say: a checkpoint is large."""
+    from decomposable.metrics import read_metrics
+
+    if not part.is_begun:
+        return 0
+    return max((int(line.get("step", 0)) for line in read_metrics(part.folder.metrics)), default=0)
