@@ -18,6 +18,8 @@ _HOME = {
     "Settings": "settings",
     "Task": "recipes",
     "Taylor": "taylor",
+    "SizedNet": "methods.sized",
+    "compare": "comparison",
     "decompose": "network",
     "load": "loading",
     "models": "models",
@@ -27,10 +29,12 @@ _HOME = {
 
 if TYPE_CHECKING:
     from decomposable import models, recipes
+    from decomposable.comparison import compare
     from decomposable.errors import ArtifactError, DecomposableError
     from decomposable.experiment import train
     from decomposable.joint import JointObjective, Losses
     from decomposable.loading import load
+    from decomposable.methods.sized import SizedNet
     from decomposable.network import DecomposedNet, decompose
     from decomposable.ranks import RankPlan
     from decomposable.recipes import Task
@@ -45,8 +49,10 @@ __all__ = [
     "Losses",
     "RankPlan",
     "Settings",
+    "SizedNet",
     "Task",
     "Taylor",
+    "compare",
     "decompose",
     "load",
     "models",

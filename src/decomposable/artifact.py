@@ -36,7 +36,13 @@ __all__ = ["Artifact", "load", "read", "save_size", "shrink", "size_state_dict"]
 def read(path: str | os.PathLike[str]) -> Artifact:
     """What a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it."""
     description, tensors = read_container(path)
-    if kind_of(path, description) != "network":
+    kind = kind_of(path, description)
+    if kind == "sized":
+        raise ArtifactError(
+            f"{path}: holds the sizes of the method {description.get('method')!r:.40}, which are not decomposed; in "
+            "Python: net = decomposable.load(path, model=...); net.resize_(macs=...); net.extract()"
+        )
+    if kind != "network":
         raise ArtifactError(
             f"{path}: holds one size only: decomposable.load(path, model=...) takes it in Python; here it takes "
             "the network file that it was made from"

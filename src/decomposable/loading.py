@@ -21,7 +21,8 @@ from decomposable.tree import deep_copy, rewire, unwrap
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
-    """The network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``.
+    """The network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``, a
+    `SizedNet` of a method that makes other sizes.
 
     The decomposed network is as it was saved, with the same size in force, mode, types and statistics; nothing is
     decomposed again. The plain module is what ``extract()`` returned for that size, to be run or trained on.
@@ -50,6 +51,10 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
         )
     base = deep_copy(rewire(unwrap(model), {}))
     device = next((p.device for p in base.parameters() if not p.is_meta), torch.device("cpu"))
+    if kind == "sized":
+        from decomposable.methods.files import load_sized  # the methods build on this module's row
+
+        return load_sized(path, description, tensors, base)
     with naming(path):
         content = network_from(description, tensors) if kind == "network" else size_from(description, tensors)
     if isinstance(content, Size):

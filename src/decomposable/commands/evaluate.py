@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
 from decomposable.commands.verb import ProgressLine, Verb, parse_sizes
@@ -13,6 +14,7 @@ from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from decomposable.evaluation import Row
+    from decomposable.methods.sized import SizedNet
     from decomposable.ranks import Measure, RankPlan, RankSelector
 
 DEFAULT = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
@@ -37,10 +39,18 @@ def _run(options: argparse.Namespace) -> None:
     from decomposable.loading import load
 
     device = choose_device(options.device)
-    contents = artifact.read(options.file)
-    plans = _plans(contents.selector, options)  # what is impossible is refused before any work
-    task = networks.find_task(contents.info, options.recipe, options.data)
+    description = networks.sized_description(options.file)
+    info: Mapping[str, Any]
+    if description is None:
+        contents = artifact.read(options.file)
+        plans = _plans(contents.selector, options)  # what is impossible is refused before any work
+        info = contents.info
+    else:
+        info = description["info"]
+    task = networks.find_task(info, options.recipe, options.data)
     net = load(options.file, model=task.build_model()).to(device)
+    if description is not None:
+        plans = _sized_plans(net, options)
     data = task.load_data()
     rows: list[tuple[str, Row]] = []
     progress = ProgressLine()
@@ -57,6 +67,17 @@ def _run(options: argparse.Namespace) -> None:
         return
     print(networks.table(rows))
     print(f"\n{data.test_count:,} test images, no retraining")
+
+
+def _sized_plans(net: SizedNet, options: argparse.Namespace) -> list[tuple[str, float, Any]]:
+    """All sizes of a method that does not decompose, or the largest within each budget."""
+    if options.sizes is not None and options.params is not None:
+        raise InvalidArgumentError("--sizes and --params: got both; allowed: one of them")
+    if options.sizes is None and options.params is None:
+        return [(size.name, size.macs_fraction, size) for size in net.sizes]
+    if options.params is None:
+        return [(asked, size, net.choose(macs=size)) for asked, size in parse_sizes("--sizes", options.sizes)]
+    return [(asked, size, net.choose(params=size)) for asked, size in parse_sizes("--params", options.params)]
 
 
 def _plans(selector: RankSelector, options: argparse.Namespace) -> list[tuple[str, float, RankPlan]]:

@@ -45,6 +45,33 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def sized_description(path: Path) -> dict[str, Any] | None:
+    """What a file says of itself that holds the sizes of a method which does not decompose; None for other files."""
+    from decomposable.storage.container import read_container
+    from decomposable.storage.parsing import kind_of
+
+    description, _ = read_container(path)
+    return description if kind_of(path, description) == "sized" else None
+
+
+def sized_rows(path: Path, description: Mapping[str, Any]) -> list[tuple[str, Row]]:
+    """The sizes of such a file under their own names, with the accuracies that it knows."""
+    from decomposable.evaluation import Row
+    from decomposable.methods.sized import sizes_of
+
+    info = description.get("info")
+    measured = info.get("sizes") if isinstance(info, Mapping) else None
+    known = {
+        (row.get("macs"), row.get("params")): row.get("accuracy")
+        for row in (measured if isinstance(measured, list) else ())
+        if isinstance(row, Mapping)
+    }
+    return [
+        (size.name, Row.of(size.macs_fraction, size, known.get((size.macs, size.params))))
+        for size in sizes_of(path, description)
+    ]
+
+
 def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> Task:
     """The model and the data of a network file.
 

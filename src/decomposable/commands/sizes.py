@@ -57,6 +57,10 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidArgumentError(
             "--data and --recipe are for --accuracy-drop; to measure sizes: decomposable evaluate"
         )
+    description = networks.sized_description(options.file)
+    if description is not None:
+        _show_sized(options, description)
+        return
     contents = artifact.read(options.file)
     rows = _rows(contents.selector, _measured(contents.info))
     if drop is not None:
@@ -67,6 +71,26 @@ def _run(options: argparse.Namespace) -> None:
     print(networks.table([(f"{row.size:g}", row) for row in rows]))
     if drop is None:
         print(_closing(contents))
+
+
+def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> None:
+    """The sizes of a method that does not decompose: those that it has, and no others."""
+    from decomposable.evaluation import smallest_within
+
+    named = networks.sized_rows(options.file, description)
+    drop = options.accuracy_drop
+    if drop is not None:
+        found = smallest_within([row for _, row in named], drop)
+        if found is None:
+            raise NotMeasuredError(f"{options.file} has no accuracies; measure them with: decomposable evaluate")
+        named = [(name, row) for name, row in named if row == found]
+    if options.json:
+        lines = [{"name": name, **asdict(row)} for name, row in named]
+        print(json.dumps({"file": str(options.file), "method": description["method"], "sizes": lines}))
+        return
+    print(networks.table(named))
+    if drop is None:
+        print(f"\nThese are all its sizes: it was trained by the method {description['method']}.")
 
 
 def _measured(info: Mapping[str, Any]) -> dict[float, float]:

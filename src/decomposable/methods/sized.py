@@ -6,6 +6,7 @@ the method, which makes the modules again from the model's code.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from decomposable.calibration import tracked_batch_norms
 from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
 from decomposable.storage.container import as_json, write_container
+from decomposable.tracing import call_with_first, on_device_of
 from decomposable.tree import deep_copy
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # mean and variance by the name of the normalisation layer
@@ -82,6 +84,7 @@ class SizedNet(nn.Module):
         self.__dict__["_network"] = network  # not a submodule: what runs is `module`
         self._build = build
         self._statistics = dict(statistics or {})
+        self.training = network.training
         self.set_plan_(self.sizes[0])
 
     @property
@@ -124,7 +127,8 @@ class SizedNet(nn.Module):
         fitting = [size for size in self.sizes if getattr(size, measure) <= limit * (1 + 1e-12)]
         if not fitting:
             least = min(self.sizes, key=lambda size: getattr(size, measure))
-            cost, part = getattr(least, measure), getattr(least, f"{measure}_fraction")
+            cost = getattr(least, measure)
+            part = math.ceil(1e4 * getattr(least, f"{measure}_fraction")) / 1e4  # up: it must be a budget that works
             raise BudgetError(f"{measure}={budget:g}; allowed: at least {cost:,} ({part:.4f}), its {least.name}")
         return max(fitting, key=lambda size: getattr(size, measure))
 
@@ -136,8 +140,11 @@ class SizedNet(nn.Module):
                 f"plan: {plan} is not one of this network's sizes; allowed: {', '.join(s.name for s in self.sizes)}"
             )
         module = self._build(plan)
+        norms = tracked_batch_norms(module)
         for name, (mean, var) in self._statistics.get(plan.value, {}).items():
-            module.get_submodule(name)._buffers.update(running_mean=mean.clone(), running_var=var.clone())
+            if name not in norms or not mean.shape == var.shape == (norms[name].num_features,):
+                raise ArtifactError(f"statistics: those of '{name}' at {plan.name} do not fit the network")
+            norms[name]._buffers.update(running_mean=mean.clone(), running_var=var.clone())
         module.train(self.training)
         self._modules["module"] = module
         self._plan = plan
@@ -193,7 +200,7 @@ def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Statistics:
     flags = {module: module.training for module in network.modules()}
     before = {name: dict(norm._buffers) for name, norm in norms.items()}
     momenta = {name: norm.momentum for name, norm in norms.items()}
-    device = next(network.parameters()).device
+    seen = 0
     try:
         network.eval()  # dropout off
         for norm in norms.values():
@@ -202,7 +209,10 @@ def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Statistics:
             norm.momentum = None  # every batch counts the same
             norm.training = True
         for batch in batches:
-            network((batch[0] if isinstance(batch, tuple | list) else batch).to(device))
+            call_with_first(network, on_device_of(network, batch))
+            seen += 1
+        if not seen:
+            raise InvalidArgumentError("calibration: there is no batch; allowed: at least one")
         return {name: (norm.running_mean, norm.running_var) for name, norm in norms.items()}  # type: ignore[misc]
     finally:
         for module, flag in flags.items():
@@ -220,23 +230,19 @@ def restored(
     build: Build,
 ) -> SizedNet:
     """The `SizedNet` of a file, around a network that the method has made again; its weights are replaced."""
+    sizes = sizes_of(path, description)
+    state = {key.removeprefix("state/"): t for key, t in tensors.items() if key.startswith("state/")}
+    ours = {key: (t.shape, t.dtype) for key, t in network.state_dict().items()}
+    if {key: (t.shape, t.dtype) for key, t in state.items()} != ours:
+        raise ArtifactError(f"{path}: its weights are not those of this model; allowed: the model that was trained")
+    for key, kind in (("method", str), ("structure", Mapping), ("info", Mapping)):
+        if not isinstance(description.get(key), kind):
+            raise ArtifactError(f"{path}: its description is damaged: {key} is {description.get(key)!r:.40}")
+    network.load_state_dict(state)
+    statistics = _read_statistics(path, sizes, {k: t for k, t in tensors.items() if not k.startswith("state/")})
     try:
-        sizes = [Size(**entry) for entry in description["sizes"]]
-        expected = network.state_dict()
-        state = {key.removeprefix("state/"): t for key, t in tensors.items() if key.startswith("state/")}
-        if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in expected.items()}:
-            raise ArtifactError(f"{path}: its weights are not those of this model; allowed: the model that was trained")
-        network.load_state_dict(state)
-        statistics: dict[float, Statistics] = {}
-        for i, size in enumerate(sizes):
-            prefix = f"statistics/{i}/"
-            names = {key[len(prefix) :].rpartition("/")[0] for key in tensors if key.startswith(prefix)}
-            if names:
-                statistics[size.value] = {
-                    name: (tensors[f"{prefix}{name}/mean"], tensors[f"{prefix}{name}/var"]) for name in sorted(names)
-                }
         return SizedNet(
-            method=str(description["method"]),
+            method=description["method"],
             network=network,
             sizes=sizes,
             build=build,
@@ -244,5 +250,44 @@ def restored(
             structure=description["structure"],
             info=description["info"],
         )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ArtifactError(f"{path}: its description is damaged ({type(error).__name__}: {error})") from error
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}") from error
+
+
+def sizes_of(path: str | os.PathLike[str], description: Mapping[str, Any]) -> list[Size]:
+    """The sizes that a file says it has; nothing in it is trusted."""
+    entries = description.get("sizes")
+    sizes = [_checked_size(path, entry) for entry in entries] if isinstance(entries, list) else []
+    if not sizes or len({size.value for size in sizes}) < len(sizes):
+        raise ArtifactError(f"{path}: its description is damaged: no sizes, or two that are one")
+    return sizes
+
+
+def _checked_size(path: str | os.PathLike[str], entry: Any) -> Size:
+    counts = ("macs", "params", "full_macs", "full_params")
+    if isinstance(entry, Mapping) and set(entry) == {"name", "value", *counts}:
+        is_value = isinstance(entry["value"], int | float) and not isinstance(entry["value"], bool)
+        are_counts = all(type(entry[key]) is int and 0 < entry[key] < 1 << 62 for key in counts)
+        if isinstance(entry["name"], str) and is_value and 0 < entry["value"] <= 1 and are_counts:
+            return Size(**entry)
+    raise ArtifactError(f"{path}: its description is damaged: a size is {entry!r:.80}")
+
+
+def _read_statistics(
+    path: str | os.PathLike[str], sizes: Sequence[Size], tensors: Mapping[str, Tensor]
+) -> dict[float, Statistics]:
+    """The statistics of every size, from tensors called statistics/NUMBER/LAYER/mean and …/var."""
+    found: dict[float, Statistics] = {}
+    for key in tensors:
+        kind, _, rest = key.partition("/")
+        number, _, rest = rest.partition("/")
+        name, _, which = rest.rpartition("/")
+        other = tensors.get(f"{kind}/{number}/{name}/var")
+        is_right = kind == "statistics" and number.isdigit() and int(number) < len(sizes) and which in ("mean", "var")
+        if not is_right or other is None or f"{kind}/{number}/{name}/mean" not in tensors:
+            raise ArtifactError(f"{path}: it holds a tensor {key!r:.80} that it should not")
+        if which == "mean":
+            if not (other.is_floating_point() and tensors[key].is_floating_point() and (other >= 0).all()):
+                raise ArtifactError(f"{path}: the variance {key!r:.80} is not one")
+            found.setdefault(sizes[int(number)].value, {})[name] = (tensors[key], other)
+    return found

@@ -41,12 +41,12 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise ArtifactError(f"{path}: its description is damaged: {error}") from error
 
 
-def kind_of(path: str | os.PathLike[str], description: dict[str, Any]) -> Literal["network", "size"]:
-    """Whether the file holds a network or one size of it."""
+def kind_of(path: str | os.PathLike[str], description: dict[str, Any]) -> Literal["network", "size", "sized"]:
+    """Whether the file holds a decomposed network, one size of it, or the sizes that another method makes."""
     kind = description.get("kind")
-    if kind not in ("network", "size"):
+    if kind not in ("network", "size", "sized"):
         raise ArtifactError(f"{path}: holds {kind!r:.40}; allowed: a network or a size")
-    return cast(Literal["network", "size"], kind)
+    return cast(Literal["network", "size", "sized"], kind)
 
 
 def network_from(description: dict[str, Any], tensors: Tensors) -> Artifact:

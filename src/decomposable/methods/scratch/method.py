@@ -1,0 +1,80 @@
+"""The factored network at given ranks, which is its only size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from decomposable.errors import ArtifactError, InvalidArgumentError
+from decomposable.methods.base import Material, Training
+from decomposable.methods.scratch.factored import (
+    empty_factors,
+    factored,
+    fresh_factors,
+    plain_copy,
+    size_of,
+    truncated_factors,
+)
+from decomposable.methods.scratch.step import PlainStep
+from decomposable.methods.sized import Size, SizedNet
+from decomposable.ranks import is_integer
+from decomposable.settings import Settings
+
+
+class Scratch:
+    """The factored network, trained normally."""
+
+    name = "scratch"
+    summary = "the factored network at given ranks, trained normally from scratch"
+
+    def check(self, settings: Settings, *, has_init: bool) -> None:
+        """There must be ranks; how many, only the model tells."""
+        if not settings.ranks:
+            raise InvalidArgumentError(
+                "ranks: none are given; allowed with method=scratch: the rank of every layer in order, such as "
+                "plan.ranks of a trained network at one size; `decomposable compare` takes Decomposable-Net's"
+            )
+
+    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
+        """Two factors in place of every layer whose rank is not full: random ones, or from weights that were trained
+        before the best of that rank.
+        """
+        self.check(settings, has_init=is_trained)
+        return factored(model, settings.ranks, settings.form, truncated_factors if is_trained else fresh_factors)
+
+    def step(self, network: nn.Module, settings: Settings) -> PlainStep:
+        """One pass, one gradient."""
+        return PlainStep(network)
+
+    def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
+        """The trained network at its one size."""
+        return SizedNet(
+            method=self.name,
+            network=network,
+            sizes=[size_of(network, material.example_input)],
+            build=_builder(network),
+            structure={"form": settings.form, "ranks": list(settings.ranks)},
+        )
+
+    def rebuilt(
+        self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
+    ) -> tuple[nn.Module, Callable[[Size], nn.Module]]:
+        """The modules of a file; its ranks and form are those that count, whatever the settings say."""
+        form, ranks = structure.get("form"), structure.get("ranks")
+        if not isinstance(form, str) or not isinstance(ranks, list) or not all(map(is_integer, ranks)):
+            raise ArtifactError(f"structure={dict(structure)!r:.80}; allowed: a form, and a list of ranks")
+        network = factored(model, ranks, form, empty_factors)
+        return network, _builder(network)
+
+    def trainings(self, settings: Settings) -> tuple[Training, ...]:
+        """One for each size, at the ranks that Decomposable-Net has there."""
+        return tuple(Training(curve="scratch", folder=f"{size:.12g}", ranks=size) for size in settings.compare_ranks)
+
+
+def _builder(network: nn.Module) -> Callable[[Size], nn.Module]:
+    return lambda size: plain_copy(network)
+
+
+METHOD = Scratch()

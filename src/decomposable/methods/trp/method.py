@@ -1,0 +1,62 @@
+"""The model as it is, truncated again and again in training, and decomposed after it by the energy criterion."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from decomposable.methods.base import Material, Training
+from decomposable.methods.decomposing import SHORT_FORMS, decomposed
+from decomposable.methods.trp.step import TRPStep
+from decomposable.methods.trp.truncation import layer_filter, truncate_network_
+from decomposable.network import DecomposedNet
+from decomposable.settings import Settings
+from decomposable.tree import deep_copy, rewire, unwrap
+
+
+class TRP:
+    """Trained Rank Pruning."""
+
+    name = "trp"
+    summary = "weights truncated in training to a part of their energy, with the nuclear norm: Trained Rank Pruning"
+
+    def check(self, settings: Settings, *, has_init: bool) -> None:
+        """Nothing is refused."""
+
+    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
+        """The model itself."""
+        return model
+
+    def step(self, network: nn.Module, settings: Settings) -> TRPStep:
+        """Truncate, one pass, the gradient and that of the nuclear norm."""
+        return TRPStep(network, settings)
+
+    def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
+        """A copy that is truncated once more, decomposed by the energy criterion, as the truncation goes.
+
+        The last update has left the weights with their full rank; after this truncation all sizes above the ranks
+        that it kept are the same function. Layers that training did not truncate stay dense.
+        """
+        truncated = deep_copy(rewire(unwrap(network), {}))
+        truncate_network_(truncated, settings)
+        # The statistics of the training are not those of the truncated weights, not even at full size.
+        calibrated = settings.calibrated_sizes and tuple(dict.fromkeys((*settings.calibrated_sizes, 1.0)))
+        by_energy = replace(settings, criterion="energy", calibrated_sizes=calibrated)
+        return decomposed(truncated, material, by_energy, filter_fn=layer_filter(truncated, settings))
+
+    def trainings(self, settings: Settings) -> tuple[Training, ...]:
+        """One for each form, strength and energy: each has its own size."""
+        return tuple(
+            Training(
+                curve=f"trp_{SHORT_FORMS[form]} {energy:.12g}-{strength:.12g}",
+                folder=f"{SHORT_FORMS[form]}-e{energy:.12g}-tau{strength:.12g}",
+                settings={"form": form, "trp_energy": energy, "trp_strength": strength, "criterion": "energy"},
+            )
+            for form in settings.compare_forms
+            for strength in settings.compare_strengths
+            for energy in settings.compare_energies
+        )
+
+
+METHOD = TRP()

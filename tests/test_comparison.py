@@ -1,0 +1,287 @@
+"""Comparing methods: what is trained, in what order, once; and what comes out."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import decomposable as dn
+from decomposable import cli, methods
+from decomposable.comparison import results, running
+from decomposable.comparison.estimate import Estimate, total_seconds
+from decomposable.comparison.parts import plan
+from decomposable.data import digits
+from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.evaluation import accuracy
+from decomposable.recipes import small
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+SOURCE = Path(dn.__file__).parents[1]
+QUICK = {
+    "epochs": 2,
+    "train_images": 200,
+    "calibration_images": 100,
+    "sizes": (1.0, 0.5, 0.25),
+    "compare_energies": (0.95,),
+    "compare_strengths": (3e-4,),
+    "tuning_epochs": 1,
+    "evaluate_every": 2,
+}
+AS_TEXT = [f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in QUICK.items()]
+
+
+def command(out, *more, names="all", settings=AS_TEXT):
+    return [
+        *(sys.executable, "-m", "decomposable", "compare", "digits", "--out", str(out), "--methods", names),
+        *(*more, "--set", *settings),
+    ]
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+
+
+def run(out, *more, **options):
+    return subprocess.run(command(out, *more, **options), capture_output=True, text=True, env=environment())
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """All methods, reduced, two trainings at a time."""
+    out = tmp_path_factory.mktemp("comparison") / "all"
+    result = run(out, "--jobs", "2")
+    assert result.returncode == 0, result.stderr
+    return out, result
+
+
+def test_every_method_leaves_a_record_with_its_sizes(everything):
+    out, _ = everything
+    for name in methods.METHODS:
+        record = json.loads((out / name / "0" / "record.json").read_text())
+        assert record["sizes"], name
+        for row in record["sizes"]:
+            assert row["macs"] > 0
+            assert row["params"] > 0
+            assert 0 <= row["accuracy"] <= 100
+            assert row["curve"]
+        assert str(out) not in json.dumps(record)  # where somebody keeps their files is not part of a record
+        assert record["seed"] == 0
+        assert record["recipe"] == "digits"
+        assert record["commit"] or not (SOURCE.parent / ".git").exists()
+
+
+def test_the_curves_have_the_names_of_the_paper(everything):
+    out, _ = everything
+    content = json.loads((out / "comparison.json").read_text())
+    assert list(content["methods"]) == list(methods.METHODS)
+    curves = {name: set(method["curves"]) for name, method in content["methods"].items()}
+    assert curves["plain"] == {f"base_{f}_{c}" for f in ("sp", "ch") for c in ("sv", "eng", "uni", "tay")}
+    assert curves["tucker"] == {"tucker_vbmf_ft", "ch_vbmf_ft", "sp_vbmf_ft"}
+    assert curves["trp"] == {"trp_sp 0.95-0.0003", "trp_ch 0.95-0.0003"}
+    assert len(content["methods"]["width"]["shown"]["points"]) == 2
+    assert content["methods"]["plain"]["shown"]["label"] == "best of 8"
+
+
+def test_networks_trained_from_scratch_have_the_ranks_of_decomposable_net(everything):
+    out, _ = everything
+    [row] = json.loads((out / "scratch" / "0" / "record.json").read_text())["sizes"]
+    ours = json.loads((out / "decomposable" / "0" / "record.json").read_text())["sizes"]
+    assert row["macs"] == next(r["macs"] for r in ours if r["size"] == 0.25)
+
+
+def test_every_network_can_be_loaded_and_has_the_accuracy_that_its_record_says(everything):
+    out, _ = everything
+    data = digits.load_data(train_images=200)
+    checked = 0
+    for path in sorted(out.rglob("network.safetensors")):
+        record = json.loads((path.parent / "record.json").read_text())
+        net = dn.load(path, model=dn.models.small_cnn())
+        rows = [row for row in record["sizes"] if row["curve"] == record["sizes"][0]["curve"]]
+        for row in rows:
+            net.resize_(macs=row["macs"])
+            extracted = net.extract()
+            assert net.plan.macs == row["macs"], path
+            assert sum(p.numel() for p in extracted.parameters()) == row["params"]
+            assert accuracy(extracted, data) == pytest.approx(row["accuracy"], abs=0.2)  # another batch size
+            assert not any(isinstance(m, dn.SizedNet | dn.DecomposedNet) for m in extracted.modules())
+        checked += 1
+    assert checked == 2 + 1 + 1 + 2 + 3 + 1 + 1 + 1
+
+
+def test_the_figure_is_drawn_and_the_table_printed(everything):
+    out, result = everything
+    assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    for name in methods.METHODS:
+        assert f"\n{name}" in result.stdout.replace("  ", "")
+    assert "Traceback" not in result.stderr
+
+
+def contents(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".safetensors", ".jsonl")}
+
+
+def test_the_same_command_again_trains_nothing(everything):
+    out, first = everything
+    before = contents(out)
+    again = run(out, "--jobs", "2")
+    assert again.returncode == 0
+    assert again.stdout == first.stdout
+    assert contents(out) == before
+    assert "trainings are done already" in again.stderr
+
+
+def test_a_dry_run_tells_what_is_done_and_writes_nothing(everything, tmp_path):
+    out, _ = everything
+    result = run(out, "--dry-run", "--json")
+    assert {row["state"] for row in json.loads(result.stdout)["trainings"]} == {"done"}
+    result = run(tmp_path / "new", "--dry-run", "--seeds", "0,1", names="tucker,us-net")
+    assert result.returncode == 0, result.stderr
+    assert "plain is trained as well: tucker starts from it" in result.stdout
+    assert "about" in result.stdout
+    assert not (tmp_path / "new").exists()
+
+
+def test_other_settings_in_the_same_folder_are_refused(everything):
+    out, _ = everything
+    before = contents(out)
+    result = run(out, settings=[*AS_TEXT, "learning_rate=0.05"])
+    assert result.returncode == 2
+    assert "learning_rate=0.1, now it is 0.05" in result.stderr.rstrip().split("\n")[-1]
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_comparison_that_is_stopped_goes_on_to_the_same_numbers(tmp_path, jobs):
+    names, settings = "us-net,slimmable", [*AS_TEXT, "epochs=6", "sizes=1,0.5"]
+    whole = run(tmp_path / "whole", "--jobs", jobs, names=names, settings=settings)
+    assert whole.returncode == 0, whole.stderr
+    stopped = tmp_path / "stopped"
+    process = subprocess.Popen(
+        command(stopped, "--jobs", jobs, "--checkpoint-seconds", "0", names=names, settings=settings),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    deadline = time.monotonic() + 90
+    while not list(stopped.rglob("checkpoint.pt")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 1, err
+    assert "Traceback" not in err
+    assert not (stopped / "us-net/0/record.json").exists() or not (stopped / "slimmable/0/record.json").exists()
+    again = run(stopped, "--jobs", jobs, names=names, settings=settings)
+    assert again.returncode == 0, again.stderr
+    for name in ("us-net", "slimmable"):
+        rows = [
+            json.loads((tmp_path / which / name / "0" / "record.json").read_text())["sizes"]
+            for which in ("whole", "stopped")
+        ]
+        assert rows[0] == rows[1]
+    networks = [(tmp_path / which / "us-net/0/network.safetensors").read_bytes() for which in ("whole", "stopped")]
+    assert networks[0] == networks[1]
+
+
+def test_a_training_that_fails_leaves_the_others_their_results(tmp_path):
+    def brittle(settings=small.DIGITS):
+        task = small.digits(settings)
+        if settings.method == "slimmable":
+            return dn.Task(build_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), load_data=task.load_data)
+        return task
+
+    said = []
+    with pytest.raises(DecomposableError, match=r"slimmable/0: .*9 classes.*the others are done"):
+        dn.compare(brittle, out=tmp_path / "out", methods=["slimmable", "plain"], jobs=1, say=said.append, **QUICK)
+    assert (tmp_path / "out" / "plain" / "0" / "record.json").exists()
+    assert any("slimmable/0 failed" in line for line in said)
+    with pytest.raises(InvalidArgumentError, match="cannot be sent to another process"):
+        dn.compare(brittle, out=tmp_path / "two", methods=["slimmable", "plain"], jobs=2, **QUICK)
+
+
+def test_a_part_comes_after_what_it_needs(tmp_path):
+    comparison = plan("digits", small.DIGITS, ["tucker", "scratch"], [3, 4], tmp_path)
+    assert comparison.added == {"plain": "tucker", "decomposable": "scratch"}
+    assert comparison.methods == ("scratch", "tucker")
+    seen = set()
+    for part in comparison.parts:
+        assert set(part.needs) <= seen
+        assert part.settings.seed == part.seed
+        seen.add(part.path)
+    assert len({part.path for part in comparison.parts}) == len(comparison.parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--methods", "us_nets"], ["us_nets", "did you mean us-net?", "decomposable"]),
+        (["--methods", ""], ["--methods", "none", "allowed"]),
+        (["--seeds", "a"], ["--seeds a", "allowed"]),
+        (["--seeds", "-1"], ["--seeds -1", "allowed"]),
+        (["--seeds", ""], ["--seeds", "none"]),
+        (["--jobs", "0"], ["--jobs 0", "at least 1"]),
+        (["--set", "widths=0.5,2"], ["widths=0.5,2", "parts of the channels"]),
+        (["--set", "tuning_schedules=linear"], ["tuning_schedules=linear", "polynomial:POWER"]),
+        (["--set", "compare_energies=1.5"], ["compare_energies=1.5", "allowed"]),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_changes_nothing(tmp_path, capsys, arguments, words):
+    code = cli.main(["compare", "digits", "--out", str(tmp_path / "out"), *arguments])
+    err = capsys.readouterr().err
+    assert code == 2
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_folder_it_says_what_is_missing(capsys):
+    assert cli.main(["compare", "digits"]) == 2
+    assert "--out is needed" in capsys.readouterr().err
+
+
+def row(size, accuracy, macs=None, curve="a"):
+    macs = size * 1000 if macs is None else macs
+    fractions = {"macs_fraction": macs / 1000, "params_fraction": size}
+    return {"size": size, "macs": macs, "params": 10, "accuracy": accuracy, "curve": curve, **fractions}
+
+
+def test_mean_and_range_over_seeds():
+    points = results.mean_over_seeds([[row(1.0, 90), row(0.5, 80)], [row(0.5, 84), row(1.0, 92)]], "a")
+    assert [(p.size, p.accuracy, p.lowest, p.highest, p.seeds) for p in points] == [
+        (1.0, 91, 90, 92, 2),
+        (0.5, 82, 80, 84, 2),
+    ]
+
+
+def test_sizes_that_only_one_seed_has_are_left_out():
+    points = results.mean_over_seeds([[row(1.0, 90), row(0.5, 80), row(0.1, 10)], [row(1.0, 92), row(0.5, 84)]], "a")
+    assert [p.size for p in points] == [1.0, 0.5]
+
+
+def test_the_best_curve_at_each_size_stands_for_a_method():
+    first = results.mean_over_seeds([[row(1.0, 90), row(0.5, 80)]], "first")
+    second = results.mean_over_seeds([[row(1.0, 89), row(0.5, 85)]], "second")
+    label, best = results.representative({"first": first, "second": second})
+    assert label == "best of 2"
+    assert [(p.accuracy, p.curve) for p in best] == [(90, "first"), (85, "second")]
+    other = results.mean_over_seeds([[row(0.3, 70)]], "other")
+    assert results.representative({"other": other, "first": first}) == ("other", other)
+
+
+def test_the_estimate_is_at_least_what_comes_one_after_the_other(tmp_path):
+    comparison = plan("digits", small.DIGITS, ["plain", "tucker"], [0], tmp_path)
+    estimates = [Estimate(part=part, state="to do", seconds=10.0) for part in comparison.parts]
+    assert total_seconds(estimates, 1) == 10.0 * len(estimates)
+    assert total_seconds(estimates, 100) == 20.0
+
+
+def test_jobs_by_default_are_one_on_a_gpu_and_few_on_a_cpu():
+    assert running.number_of_jobs(None, "cuda") == 1
+    assert 1 <= running.number_of_jobs(None, "cpu") <= running.MOST_JOBS
+    assert running.number_of_jobs(7, "cpu") == 7
