@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 
 from decomposable.errors import InvalidArgumentError
-from decomposable.methods import decomposable, plain
+from decomposable.methods import decomposable, plain, scratch, slimmable, trp, tucker, us_net, width
 from decomposable.methods.base import Material, Method, Sized, Step, Training
 
 __all__ = ["METHODS", "Material", "Method", "Sized", "Step", "Training", "check", "find"]
 
-METHODS: dict[str, Method] = {package.METHOD.name: package.METHOD for package in (plain, decomposable)}
+METHODS: dict[str, Method] = {
+    package.METHOD.name: package.METHOD
+    for package in (plain, width, scratch, trp, tucker, slimmable, us_net, decomposable)
+}
 
 
 def check(name: str) -> None:

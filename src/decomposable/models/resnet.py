@@ -118,23 +118,28 @@ class Bottleneck(nn.Module):
 class Subsample(nn.Module):
     """The shortcut without parameters: every second pixel, with zero channels added on both sides."""
 
-    def __init__(self, added: int) -> None:
+    def __init__(self, in_width: int, width: int) -> None:
         super().__init__()
-        self.added = added
+        self.in_width, self.width = in_width, width
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (N, C + added, H / 2, W / 2) of (N, C, H, W)."""
-        before = self.added // 2
-        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, before, self.added - before))
+        """Return (N, width, H / 2, W / 2) of (N, in_width, H, W)."""
+        added = self.width - self.in_width
+        before = added // 2
+        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, before, added - before))
+
+    def at_width(self, scaled: Callable[[int], int]) -> nn.Module:
+        """Return the shortcut of a narrower network, whose channel counts `scaled` gives."""
+        return Subsample(scaled(self.in_width), scaled(self.width))
 
     def extra_repr(self) -> str:
-        """Show the number of added channels."""
-        return f"added={self.added}"
+        """Show the number of channels before and after."""
+        return f"{self.in_width}, {self.width}"
 
 
 def _padded_block(in_width: int, width: int, stride: int) -> nn.Module:
     same = stride == 1 and in_width == width
-    return BasicBlock(in_width, width, stride, nn.Identity() if same else Subsample(width - in_width))
+    return BasicBlock(in_width, width, stride, nn.Identity() if same else Subsample(in_width, width))
 
 
 def _projected_block(in_width: int, width: int, stride: int) -> nn.Module:

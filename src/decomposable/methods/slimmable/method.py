@@ -1,0 +1,65 @@
+"""The model and the private batch normalisation of every width, which are its sizes afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from decomposable.errors import InvalidArgumentError
+from decomposable.methods.base import Material, Training
+from decomposable.methods.sized import SizedNet
+from decomposable.methods.slimmable.network import SlimmableNet
+from decomposable.methods.slimmable.step import SlimmableStep
+from decomposable.methods.width.size import size_at
+from decomposable.settings import Settings
+
+
+class Slimmable:
+    """Slimmable networks."""
+
+    name = "slimmable"
+    summary = "a few widths together, each with its own batch normalisation: slimmable networks"
+
+    def check(self, settings: Settings, *, has_init: bool) -> None:
+        """The model itself is trained at width 1, and its batch normalisation is that of this width."""
+        widths = settings.widths
+        if 1 not in widths or len(set(widths)) < len(widths):
+            came = ",".join(f"{width:g}" for width in widths)
+            raise InvalidArgumentError(f"widths={came}; allowed: 1 and others below it, each once, as in 0.25,0.5,1")
+
+    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> SlimmableNet:
+        """The model with normalisation layers for all widths."""
+        return SlimmableNet(model, example_input, settings.widths, multiple=settings.width_multiple)
+
+    def step(self, network: nn.Module, settings: Settings) -> SlimmableStep:
+        """One pass for every width."""
+        assert isinstance(network, SlimmableNet)
+        return SlimmableStep(network, settings)
+
+    def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
+        """Every width, with the statistics that it gathered in training."""
+        assert isinstance(network, SlimmableNet)
+        widths = (1.0, *network.narrow)
+        return SizedNet(
+            method=self.name,
+            network=network,
+            sizes=[size_at(network.widths, width) for width in widths],
+            build=network.build,
+            structure={"widths": list(widths), "multiple": network.widths.multiple},
+        )
+
+    def rebuilt(
+        self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
+    ) -> tuple[nn.Module, Callable[[Any], nn.Module]]:
+        """The network with all its normalisation layers, for the weights of a file."""
+        network = SlimmableNet(model, example_input, structure["widths"], multiple=structure["multiple"])
+        return network, network.build
+
+    def trainings(self, settings: Settings) -> tuple[Training, ...]:
+        """One for all widths."""
+        return (Training(curve="slimmable"),)
+
+
+METHOD = Slimmable()

@@ -1,0 +1,233 @@
+"""The trained model with every layer decomposed at its VBMF ranks, fine-tuned as it is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.calibration import tracked_batch_norms
+from decomposable.errors import ArtifactError, InvalidArgumentError
+from decomposable.layers import Decomposable, avoid_fast_paths_
+from decomposable.methods.base import Material, Training
+from decomposable.methods.sized import Size, SizedNet, batch_statistics
+from decomposable.methods.tucker import layers as factored
+from decomposable.methods.tucker.layers import FactorForm
+from decomposable.methods.tucker.ranks import LayerRanks, Structure, is_dense, structure_of
+from decomposable.methods.tucker.step import PlainStep
+from decomposable.settings import Settings, tuning_schedule
+from decomposable.tree import deep_copy, rewire, unwrap
+
+CURVES = {"tucker": "tucker_vbmf_ft", "channel": "ch_vbmf_ft", "spatial": "sp_vbmf_ft"}
+"""How the paper's figures call the forms."""
+
+CIFAR_GRID: dict[str, Any] = {
+    "tuning_rates": (0.0005, 0.001, 0.005, 0.01),
+    "tuning_weight_decays": (0.00005, 0.0001, 0.0005, 0.001),
+    "tuning_schedules": ("steps:0.5", "steps:0.2", "steps:0.1", "polynomial:1", "polynomial:1.5", "polynomial:2"),
+}
+"""All of appendix D's grid for CIFAR: 96 trainings for each form, of 15 epochs. For both CIFAR sets the paper found
+rate 0.01, weight decay 0.001 and polynomial decay of power 1.5 to be best: the defaults of the settings."""
+
+IMAGENET_GRID: dict[str, Any] = {
+    "tuning_rates": (0.001, 0.01),
+    "tuning_weight_decays": (0.0001, 0.001),
+    "tuning_schedules": ("steps:0.2", "steps:0.1"),
+}
+"""Appendix D's grid for ImageNet; best were rate 0.01, weight decay 0.0001 and a decay of 0.2."""
+
+_STRUCTURE = "_vbmf_structure"  # the attribute of a decomposed network that says what it was made from
+
+
+class Tucker:
+    """Decomposition of a trained network at ranks that VBMF chooses, then fine-tuning."""
+
+    name = "tucker"
+    summary = "Tucker (or matrix) decomposition of a trained network at ranks by VBMF, then fine-tuning"
+
+    def check(self, settings: Settings, *, has_init: bool) -> None:
+        """The ranks are those of trained weights."""
+        if not has_init:
+            raise InvalidArgumentError(
+                "method=tucker: it decomposes a trained network, and no weights came; "
+                "allowed: --init with the weights of a trained network"
+            )
+
+    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
+        """A copy of the model in which plain factored layers stand in for those that they make cheaper."""
+        self.check(settings, has_init=is_trained)
+        base = deep_copy(rewire(unwrap(model), {}))
+        structure = structure_of(base, example_input, cast(FactorForm, settings.vbmf_form))
+
+        def factors(layer: LayerRanks, weight: Tensor) -> factored.Factors:
+            return factored.decompose(weight, layer.form, layer.kept(1.0))
+
+        return _with_factors(base, structure, factors)
+
+    def step(self, network: nn.Module, settings: Settings) -> PlainStep:
+        """One pass, one gradient."""
+        return PlainStep(network)
+
+    def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
+        """The size that was fine-tuned, as it is, and smaller ones without retraining, with statistics of their own.
+
+        For each of `settings.sizes` below it, the ranks are the largest common part ρ of the VBMF ranks within it, and
+        the layers are decomposed again from the weights that their fine-tuned factors stand for.
+        """
+        network = deep_copy(network).eval()
+        structure = _structure_of(network)
+        build = _builder(network, structure)
+        sizes = structure.sizes(settings.sizes)
+        statistics = {}
+        for number, size in enumerate(sizes[1:] if tracked_batch_norms(network) else []):
+            material.progress(f"statistics of smaller sizes: {number + 1} of {len(sizes) - 1}")
+            statistics[size.value] = batch_statistics(build(size), material.calibration)
+        return SizedNet(
+            method=self.name,
+            network=network,
+            sizes=sizes,
+            build=build,
+            statistics=statistics,
+            structure=structure.as_json(),
+        )
+
+    def rebuilt(
+        self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
+    ) -> tuple[nn.Module, Callable[[Size], nn.Module]]:
+        """The network of a file with factors that are still 0, and the function from a `Size` to its plain module."""
+        known = Structure.from_json(structure)
+        base = deep_copy(rewire(unwrap(model), {}))
+        for layer in known.layers:
+            _check_layer(base, layer)
+
+        def factors(layer: LayerRanks, weight: Tensor) -> factored.Factors:
+            return factored.empty_factors(layer.shape, layer.form, layer.kept(1.0))
+
+        network = _with_factors(base, known, factors)
+        return network, _builder(network, known)
+
+    def trainings(self, settings: Settings) -> tuple[Training, ...]:
+        """For each form one at every point of the grid, from the network that normal learning trained."""
+        grid = itertools.product(
+            settings.compare_vbmf_forms,
+            settings.tuning_rates,
+            settings.tuning_weight_decays,
+            settings.tuning_schedules,
+        )
+        found = [_training(settings, *point) for point in grid]
+        return tuple({training.folder: training for training in found}.values())
+
+
+def _training(settings: Settings, form: str, rate: float, weight_decay: float, schedule: str) -> Training:
+    schedule_settings = tuning_schedule(schedule)
+    assert schedule_settings is not None  # the settings have checked it
+    kind, _, number = schedule.partition(":")
+    point = f"lr{rate!r}-wd{weight_decay!r}-{kind}{float(number)!r}"
+    return Training(
+        curve=CURVES[form],
+        folder=f"{form}-{point}",
+        choice=point,
+        settings={
+            "vbmf_form": form,
+            "epochs": settings.tuning_epochs,
+            "learning_rate": rate,
+            "fine_tune_learning_rate": rate,
+            "weight_decay": weight_decay,
+            "warmup_epochs": 0.0,
+            **schedule_settings,
+        },
+        init="plain",
+    )
+
+
+def _with_factors(
+    base: nn.Module, structure: Structure, factors_for: Callable[[LayerRanks, Tensor], factored.Factors]
+) -> nn.Module:
+    """The network with plain factored layers, trainable as the dense ones were."""
+    replacements: dict[nn.Module, nn.Module] = {}
+    for layer in structure.layers:
+        kept = layer.kept(1.0)
+        if is_dense(kept):
+            continue
+        modules = [cast(Decomposable, base.get_submodule(path)) for path in layer.modules]
+        weight = modules[0].weight
+        # Layers that share a weight share its factors.
+        weights = factored.parameters_for(layer.shape, layer.form, factors_for(layer, weight), weight)
+        for module in modules:
+            replacements[module] = factored.stand_in(module, layer.form, kept, weights)
+    network = _laid_out_like(base, rewire(base, replacements))
+    avoid_fast_paths_(network)
+    network.__dict__[_STRUCTURE] = structure  # not by setattr, which a model may have of its own
+    return network
+
+
+def _builder(network: nn.Module, structure: Structure) -> Callable[[Size], nn.Module]:
+    """The function from a size to its plain module, made from the weights that the network has when it is called."""
+
+    @torch.no_grad()
+    def build(size: Size) -> nn.Module:
+        replacements: dict[nn.Module, nn.Module] = {}
+        for layer in structure.layers if size.value < 1 else ():
+            replacements.update(_smaller(network, layer, size.value))
+        module = deep_copy(rewire(network, replacements))
+        module.__dict__.pop(_STRUCTURE, None)
+        return _laid_out_like(network, module)
+
+    return build
+
+
+def _smaller(network: nn.Module, layer: LayerRanks, part: float) -> dict[nn.Module, nn.Module]:
+    """The modules of one layer, and those that take their places at a part of the ranks."""
+    before, kept = layer.kept(1.0), layer.kept(part)
+    if kept == before:
+        return {}
+    modules = [network.get_submodule(path) for path in layer.modules]
+    if is_dense(before):
+        dense = [cast(Decomposable, module) for module in modules]
+        weight = dense[0].weight
+        factors = factored.decompose(weight, layer.form, kept)
+        weights = factored.parameters_for(layer.shape, layer.form, factors, weight)
+        return {module: factored.stand_in(module, layer.form, kept, weights) for module in dense}
+    old = [cast(nn.Sequential, module) for module in modules]
+    factors = factored.decompose_again(factored.factors_in(old[0], layer.form, before), kept)
+    weights = factored.parameters_for(layer.shape, layer.form, factors, cast(Tensor, old[0][0].weight))
+    return {module: factored.smaller_stand_in(module, layer.form, before, kept, weights) for module in old}
+
+
+def _laid_out_like(original: nn.Module, module: nn.Module) -> nn.Module:
+    """The module with its weights in channels-last layout where the original has one that can only be that."""
+    is_last = any(
+        p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
+        for p in original.parameters()
+    )
+    return module.to(memory_format=torch.channels_last) if is_last else module  # type: ignore[call-overload]
+
+
+def _structure_of(network: nn.Module) -> Structure:
+    structure = network.__dict__.get(_STRUCTURE)
+    if not isinstance(structure, Structure):
+        raise InvalidArgumentError(
+            f"method=tucker: got a {type(network).__name__} that it did not decompose; allowed: what network() returned"
+        )
+    return structure
+
+
+def _check_layer(base: nn.Module, layer: LayerRanks) -> None:
+    """Refuse a model that does not have a layer of the file."""
+    for path in layer.modules:
+        try:
+            weight = base.get_submodule(path).weight
+        except AttributeError:
+            weight = None
+        if not isinstance(weight, Tensor) or tuple(weight.shape) != layer.shape:
+            came = "none" if not isinstance(weight, Tensor) else f"one of shape {tuple(weight.shape)}"
+            raise ArtifactError(
+                f"structure: layer '{path}' has a weight of shape {layer.shape}, the model has {came}; "
+                "allowed: the model that was trained"
+            )
+
+
+METHOD = Tucker()

@@ -1,0 +1,240 @@
+"""The ranks of a network by VBMF, what they cost, and the sizes that parts of them make.
+
+At a part ρ of the ranks, a rank r becomes max(1, ⌊ρ r⌋). Of the layers that these ranks allow, the cheapest ones are
+taken: a 1×1 convolution that costs more multiply-accumulates than it saves is left out, and a layer for which all
+factors do so is dense. So the cost of every layer, and that of the network, can only rise with ρ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from decomposable.cost import dense_size, factor_sizes
+from decomposable.errors import ArtifactError
+from decomposable.forms import to_matrix
+from decomposable.layers import Layer, find_layers, require_layers
+from decomposable.methods.sized import Size
+from decomposable.methods.tucker.layers import FactorForm, Kept, form_of
+from decomposable.methods.tucker.tensors import possible_ranks, unfold
+from decomposable.methods.tucker.vbmf import vbmf_rank
+from decomposable.svd import check_finite, svd
+from decomposable.tracing import on_device_of, other_macs, trace
+from decomposable.tree import plain_name
+
+WHOLE_UP_TO = 4
+"""Channels of a mode that Tucker leaves whole. Of L singular values VBMF keeps at most ⌈L/(1+α)⌉ − 1, so the three
+colours of an image would always lose one; Kim et al. reduce only the outputs of the first layer, too."""
+
+
+class Positions(NamedTuple):
+    """How often a layer applies its weights to one sample: at every input position, at those of the map between two
+    spatial factors, and at every output position.
+    """
+
+    inputs: int
+    between: int
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRanks:
+    """One weight, the ranks that VBMF gives it, and what it costs at parts of them.
+
+    Attributes:
+        name: of the first layer that has the weight.
+        modules: the paths of all layers that share it.
+        ranks: (R, S) of the output and the input mode for Tucker, (R,) for two factors; None for a mode that is whole.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    shape: tuple[int, ...]
+    form: FactorForm
+    ranks: Kept
+    positions: Positions
+
+    def kept(self, part: float) -> Kept:
+        """The ranks of the cheapest layers at a part of the VBMF ranks; of equally cheap ones the fewest layers."""
+        # 1e-9: a part m/r was divided, and must give m again.
+        scaled = [None if r is None else max(1, math.floor(part * r + 1e-9)) for r in self.ranks]
+        options = (self._possible(option) for option in itertools.product(*((rank, None) for rank in scaled)))
+        return min(options, key=lambda kept: (self.macs(kept), -kept.count(None)))
+
+    def _possible(self, kept: Kept) -> Kept:
+        if self.form != "tucker":
+            return kept
+        out_rank, in_rank = kept
+        return possible_ranks(self.shape, (out_rank, in_rank))
+
+    def macs(self, kept: Kept) -> int:
+        """MACs for one sample: each weight at each position where it is applied."""
+        weights = self._weights(kept)
+        return sum(count * positions for count, positions in zip(weights, self._positions(kept), strict=True))
+
+    def params(self, kept: Kept) -> int:
+        """Weights of the layers, biases not included."""
+        return sum(self._weights(kept))
+
+    def _weights(self, kept: Kept) -> tuple[int, ...]:
+        """Of each layer in order: Tucker's are I·S, S·R·H·W and R·O."""
+        if is_dense(kept):
+            return (dense_size(self.shape),)
+        if self.form != "tucker":
+            first, second = factor_sizes(self.shape, self.form)
+            rank = kept[0] or 0
+            return rank * first, rank * second
+        (out_rank, in_rank), (out_channels, in_channels, height, width) = kept, self.shape
+        core = (out_rank or out_channels) * (in_rank or in_channels) * height * width
+        return (in_rank or 0) * in_channels, core, (out_rank or 0) * out_channels
+
+    def _positions(self, kept: Kept) -> tuple[int, ...]:
+        inputs, between, outputs = self.positions
+        if is_dense(kept):
+            return (outputs,)
+        if self.form == "tucker":
+            return inputs, outputs, outputs
+        return (between if self.form == "spatial" else outputs), outputs
+
+
+def is_dense(kept: Kept) -> bool:
+    """Whether nothing is factored."""
+    return all(rank is None for rank in kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """All that has to be known of the original network besides its code: JSON holds it."""
+
+    layers: tuple[LayerRanks, ...]
+    fixed_macs: int  # of what is not decomposed
+    fixed_params: int
+
+    def size(self, part: float) -> Size:
+        """The network at a part of the VBMF ranks, as a `Size`."""
+        kept = [(layer, layer.kept(part)) for layer in self.layers]
+        dense = [(layer, (None,) * len(layer.ranks)) for layer in self.layers]
+        return Size(
+            name="VBMF ranks" if part == 1 else f"{part:.4g} of the VBMF ranks",
+            value=part,
+            macs=self.fixed_macs + sum(layer.macs(ranks) for layer, ranks in kept),
+            params=self.fixed_params + sum(layer.params(ranks) for layer, ranks in kept),
+            full_macs=self.fixed_macs + sum(layer.macs(ranks) for layer, ranks in dense),
+            full_params=self.fixed_params + sum(layer.params(ranks) for layer, ranks in dense),
+        )
+
+    def sizes(self, budgets: Iterable[float]) -> list[Size]:
+        """The size that was trained, and for every smaller part of the MACs the largest part of the ranks within it."""
+        parts = self._parts()
+        sizes = [self.size(1.0)]
+        for budget in budgets:
+            limit = budget * sizes[0].full_macs
+            if limit < sizes[0].macs:
+                count = bisect_right(parts, limit, key=lambda part: self.size(part).macs)
+                sizes += [self.size(parts[count - 1])] if count else []
+        distinct = {size.macs: size for size in reversed(sizes)}
+        return sorted(distinct.values(), key=lambda size: -size.macs)
+
+    def _parts(self) -> list[float]:
+        """Every ρ at which some rank goes up, ascending: only there does the network change."""
+        ranks = {rank for layer in self.layers for rank in layer.ranks if rank is not None}
+        return sorted({m / rank for rank in ranks for m in range(1, rank + 1)})
+
+    def as_json(self) -> dict[str, Any]:
+        """As numbers, text and lists."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Structure:
+        """What `as_json` gave."""
+        try:
+            layers = tuple(
+                LayerRanks(
+                    name=entry["name"],
+                    modules=tuple(entry["modules"]),
+                    shape=tuple(entry["shape"]),
+                    form=entry["form"],
+                    ranks=tuple(entry["ranks"]),
+                    positions=Positions(*entry["positions"]),
+                )
+                for entry in stored["layers"]
+            )
+            return cls(layers=layers, fixed_macs=stored["fixed_macs"], fixed_params=stored["fixed_params"])
+        except (KeyError, TypeError) as error:
+            raise ArtifactError(f"structure: it is damaged ({type(error).__name__}: {error})") from error
+
+
+def vbmf_ranks(layers: Sequence[Layer], form: FactorForm) -> dict[str, Kept]:
+    """The VBMF ranks by layer, at least 1: for Tucker of both channel modes' unfoldings, else of the form's matrix."""
+    matrices: dict[str, list[Tensor | None]] = {}
+    for layer in layers:
+        weight, layer_form = layer.weight.detach(), form_of(layer.shape, form)
+        check_finite(layer.name, weight)
+        if layer_form == "tucker":
+            modes = zip((0, 1), layer.shape[:2], strict=True)
+            matrices[layer.name] = [None if n <= WHOLE_UP_TO else unfold(weight, mode) for mode, n in modes]
+        else:
+            matrices[layer.name] = [to_matrix(weight, layer_form)]
+    flat = {f"{name}:{i}": m for name, entries in matrices.items() for i, m in enumerate(entries) if m is not None}
+    found = {
+        key: max(1, vbmf_rank(decomposition.s.double().cpu().numpy(), flat[key].shape))
+        for key, decomposition in svd(flat).items()
+    }
+    return {name: tuple(found.get(f"{name}:{i}") for i in range(len(entries))) for name, entries in matrices.items()}
+
+
+def structure_of(
+    model: nn.Module,
+    example_input: Tensor,
+    form: FactorForm,
+    choose: Callable[[Sequence[Layer], FactorForm], Mapping[str, Kept]] = vbmf_ranks,
+) -> Structure:
+    """The ranks of every layer that can be decomposed, from its weight; one pass tells the positions."""
+    layers, skipped = find_layers(model, "spatial" if form == "spatial" else "channel")
+    require_layers(layers, skipped)
+    positions, fixed_macs = _positions(model, layers, example_input)
+    paths: dict[nn.Module, str] = {module: plain_name(name) for name, module in model.named_modules()}
+    ranks = choose(layers, form)
+    return Structure(
+        layers=tuple(
+            LayerRanks(
+                name=layer.name,
+                modules=tuple(paths[module] for module in layer.modules),
+                shape=layer.shape,
+                form=form_of(layer.shape, form),
+                ranks=ranks[layer.name],
+                positions=positions[layer.name],
+            )
+            for layer in layers
+        ),
+        fixed_macs=fixed_macs,
+        fixed_params=sum(p.numel() for p in model.parameters()) - sum(dense_size(layer.shape) for layer in layers),
+    )
+
+
+def _positions(model: nn.Module, layers: Sequence[Layer], example_input: Tensor) -> tuple[dict[str, Positions], int]:
+    """The positions of every layer for one sample, and the MACs of everything else."""
+    inputs: dict[nn.Module, int] = {}
+
+    def see(module: nn.Module, args: Any, kwargs: Any) -> None:
+        x = args[0] if args else kwargs["input"]
+        channels = module.in_features if isinstance(module, nn.Linear) else module.in_channels
+        inputs[module] = inputs.get(module, 0) + x.numel() // channels
+
+    with ExitStack() as hooks:
+        for module in itertools.chain.from_iterable(layer.modules for layer in layers):
+            hooks.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
+        seen = trace(model, on_device_of(model, example_input))
+    counts = (inputs, seen.between, seen.outputs)
+    positions = {
+        layer.name: Positions(*(seen.per_sample(sum(count.get(m, 0) for m in layer.modules)) for count in counts))
+        for layer in layers
+    }
+    return positions, other_macs(model, layers, seen)

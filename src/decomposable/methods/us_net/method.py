@@ -1,0 +1,86 @@
+"""The model, trained at all widths; its sizes are widths with statistics of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from decomposable.errors import InvalidArgumentError
+from decomposable.methods.base import Material, Training
+from decomposable.methods.sized import Size, SizedNet, batch_statistics
+from decomposable.methods.us_net.network import UniversalNet
+from decomposable.methods.us_net.step import SandwichStep
+from decomposable.methods.width.size import size_at
+from decomposable.settings import Settings
+from decomposable.widths import Widths
+
+
+class UniversallySlimmable:
+    """US-Nets."""
+
+    name = "us-net"
+    summary = "random widths together, distilled from the largest: universally slimmable networks"
+
+    def check(self, settings: Settings, *, has_init: bool) -> None:
+        """The model itself is the largest width."""
+        low, high = settings.width_range
+        if high != 1:
+            raise InvalidArgumentError(
+                f"width_range={low:g},{high:g}; allowed with method=us-net: a largest width of 1, as in {low:g},1"
+            )
+
+    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> UniversalNet:
+        """The model, and what it is at other widths."""
+        return UniversalNet(model, example_input, multiple=settings.width_multiple)
+
+    def step(self, network: nn.Module, settings: Settings) -> SandwichStep:
+        """The sandwich rule with in-place distillation."""
+        assert isinstance(network, UniversalNet)
+        return SandwichStep(network, settings)
+
+    def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
+        """For each of the settings' sizes the largest width within it; the statistics of each are calculated anew."""
+        assert isinstance(network, UniversalNet)
+        sizes = sizes_within(network.widths, settings)
+        statistics = {}
+        for i, size in enumerate(sizes):
+            material.progress(f"calibrating: {size.name} ({i + 1} of {len(sizes)})")
+            if network.widths.norms:
+                statistics[size.value] = batch_statistics(network.build(size), material.calibration)
+        return SizedNet(
+            method=self.name,
+            network=network,
+            sizes=sizes,
+            build=network.build,
+            statistics=statistics,
+            structure={"multiple": network.widths.multiple},
+        )
+
+    def rebuilt(
+        self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
+    ) -> tuple[nn.Module, Callable[[Any], nn.Module]]:
+        """The network, for the weights of a file."""
+        network = UniversalNet(model, example_input, multiple=structure["multiple"])
+        return network, network.build
+
+    def trainings(self, settings: Settings) -> tuple[Training, ...]:
+        """One for all widths."""
+        return (Training(curve="us-net"),)
+
+
+def sizes_within(widths: Widths, settings: Settings) -> list[Size]:
+    """The largest width within each of the settings' sizes that is not too small, and the two ends; each once."""
+    low, high = settings.width_range
+    full, least = widths.cost(1.0).macs, widths.cost(low).macs
+    budgets = [part * full * (1 + 1e-12) for part in settings.sizes]  # rounding is no excess
+    chosen = [widths.largest(macs=macs, smallest=low, largest=high) for macs in budgets if macs >= least]
+    found: dict[tuple[int, int], Size] = {}
+    for width in (high, low, *chosen):
+        size = size_at(widths, width)
+        found.setdefault((size.macs, size.params), size)  # widths that differ by less than a channel are the same
+    return list(found.values())
+
+
+METHOD = UniversallySlimmable()

@@ -1,0 +1,84 @@
+"""The sandwich rule with in-place distillation.
+
+             ┌─ width 1 ───────────→ outputs ─→ loss of the labels ─────────────────────────┐
+             │                          │ softmax, detached                                │
+one batch ───┼─ smallest width ──→ outputs ─→ cross-entropy with it ────────────────────────┼─(+)─→ .grad
+             └─ random widths ───→ outputs ─→ cross-entropy with it ────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from decomposable.data.base import generator_for
+from decomposable.errors import InvalidArgumentError
+from decomposable.methods.base import Closure
+from decomposable.methods.us_net.network import UniversalNet
+from decomposable.settings import Settings
+
+
+class SandwichStep:
+    """The largest width, the smallest, and some in between."""
+
+    def __init__(self, network: UniversalNet, settings: Settings) -> None:
+        self.network = network
+        self.range, self.random_widths = settings.width_range, settings.random_widths
+        self._generator = generator_for(settings.seed, "widths", 0)
+
+    def backward(self, closure: Closure) -> dict[str, Tensor | float]:
+        """Add the gradient of all widths. The losses of the labels are logged for all, learned from at width 1 only."""
+        loss, outputs = _run(closure, self.network.model)
+        loss.backward()
+        target = outputs.detach().softmax(dim=1)
+        losses: dict[str, Tensor | float] = {"loss": loss.detach()}
+        distillations: dict[str, Tensor | float] = {}
+        for name, width in self.draw().items():
+            loss, outputs = _run(closure, self.network.widths.at(width))
+            distillation = F.cross_entropy(outputs, target)
+            distillation.backward()
+            losses[f"loss_{name}"] = loss.detach()
+            distillations[f"distillation_{name}"] = distillation.detach()
+        return {**losses, **distillations}
+
+    def draw(self) -> dict[str, float]:
+        """The widths of one step besides the largest, by the names under which they are logged."""
+        low, high = self.range
+        places = torch.rand(self.random_widths, dtype=torch.float64, generator=self._generator).tolist()
+        drawn = {f"random{i}": low + (high - low) * place for i, place in enumerate(places, start=1)}
+        return {f"{low:g}": low, **drawn}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator of the widths."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        if "generator" not in state:
+            raise InvalidArgumentError("state: it has no entry 'generator'; allowed: what state_dict() returned")
+        self._generator.set_state(state["generator"].cpu())
+
+
+def _run(closure: Closure, network: nn.Module) -> tuple[Tensor, Tensor]:
+    """The loss of a network, and the outputs that it is the loss of, in float32 or better."""
+    calls: list[Any] = []
+    hook = network.register_forward_hook(lambda module, args, output: calls.append(output))
+    try:
+        loss = closure(network)
+    finally:
+        hook.remove()
+    if len(calls) != 1:
+        raise InvalidArgumentError(
+            f"loss: it calls the network {len(calls)} times; allowed with method=us-net: once, by net(x)"
+        )
+    outputs = calls[0]
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or not outputs.is_floating_point():
+        came = f"outputs of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise InvalidArgumentError(
+            f"model: it gives {came}; allowed with method=us-net: (samples, classes), to be distilled"
+        )
+    return loss, outputs.to(torch.promote_types(outputs.dtype, torch.float32))

@@ -1,0 +1,78 @@
+"""The model at one width, which is the only size that comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from decomposable.methods.base import Material, Training
+from decomposable.methods.sized import Size, SizedNet
+from decomposable.methods.width.size import size_at
+from decomposable.methods.width.step import WidthStep
+from decomposable.settings import Settings, with_overrides
+from decomposable.tree import deep_copy
+from decomposable.widths import Widths
+
+_SIZE = "size_among_widths"  # an attribute of the narrow network: nothing in it tells what the full one would cost
+
+
+class Width:
+    """A network with fewer channels."""
+
+    name = "width"
+    summary = "the network with a part of its channels, trained normally"
+
+    def check(self, settings: Settings, *, has_init: bool) -> None:
+        """Nothing is refused."""
+
+    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
+        """A plain module of its own. Weights that were trained are cut; fresh ones fit the narrower layers."""
+        widths = Widths(model, example_input, multiple=settings.width_multiple)
+        network = widths.extract(settings.width, is_fresh=not is_trained)
+        vars(network)[_SIZE] = size_at(widths, settings.width)
+        return network
+
+    def step(self, network: nn.Module, settings: Settings) -> WidthStep:
+        """One pass, one gradient."""
+        return WidthStep(network)
+
+    def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
+        """The network as it is, at its one size."""
+        size: Size = vars(network)[_SIZE]
+        return SizedNet(
+            method=self.name,
+            network=network,
+            sizes=[size],
+            build=_Copies(network),
+            structure={"width": size.value, "multiple": settings.width_multiple},
+        )
+
+    def rebuilt(
+        self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
+    ) -> tuple[nn.Module, Callable[[Any], nn.Module]]:
+        """The narrow network, for the weights of a file."""
+        stored = {"width": structure["width"], "width_multiple": structure["multiple"]}
+        network = self.network(model, example_input, with_overrides(settings, stored), is_trained=True)
+        return network, _Copies(network)
+
+    def trainings(self, settings: Settings) -> tuple[Training, ...]:
+        """One for every width."""
+        return tuple(
+            Training(curve="width", folder=f"{width:g}", settings={"width": width}) for width in settings.compare_widths
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Copies:
+    """Copies of a network, whatever size is asked for."""
+
+    network: nn.Module
+
+    def __call__(self, size: Size) -> nn.Module:
+        return deep_copy(self.network)
+
+
+METHOD = Width()
