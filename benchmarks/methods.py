@@ -47,9 +47,9 @@ class Stepper:
         if hasattr(self.step, "joint"):
             z = middles(*self.settings.ratio)[i]
             self.step.joint.ratio = (z, z)
-        if hasattr(self.step, "draw_widths"):
-            ordered = middles(*self.settings.width_range)
-            self.step.draw_widths = lambda: (ordered[i], ordered[-1 - i])
+        if hasattr(self.step, "draw"):
+            low, widths = self.settings.width_range[0], middles(*self.settings.width_range)
+            self.step.draw = lambda: {"smallest": low, "random1": widths[i], "random2": widths[-1 - i]}
         self.optimizer.zero_grad()
         self.step.backward(lambda net: nn.functional.cross_entropy(net(self.x), self.y))
         self.optimizer.step()
@@ -62,7 +62,9 @@ def make_low_rank_(model: nn.Module, part: float = 0.4) -> None:
         if isinstance(module, nn.Conv2d):
             o, i = module.weight.shape[:2]
             outputs, inputs = (torch.linalg.qr(torch.randn(n, max(1, round(part * n))))[0] for n in (o, i))
-            low = torch.einsum("oihw,or,pr,is,js->pjhw", module.weight, outputs, outputs, inputs, inputs)
+            low = module.weight.contiguous()
+            for basis in (outputs, inputs):  # project one mode, then the other
+                low = (basis @ (basis.mT @ low.flatten(1))).reshape(low.shape).transpose(0, 1).contiguous()
             module.weight.copy_(low + 1e-3 * low.std() * torch.randn_like(low))
 
 

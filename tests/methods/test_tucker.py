@@ -25,11 +25,12 @@ from decomposable.methods.tucker.layers import (
     parameters_for,
     stand_in,
 )
-from decomposable.methods.tucker.ranks import LayerRanks, Positions, Structure, is_dense, structure_of
+from decomposable.methods.tucker.ranks import SMALLER, LayerRanks, Positions, Structure, is_dense, structure_of
 from decomposable.methods.tucker.tensors import Tucker2, decomposed_again, possible_ranks, tucker2, unfold
 from decomposable.methods.tucker.vbmf import vbmf
 from decomposable.settings import Settings, with_overrides
 from decomposable.storage.container import read_container
+from decomposable.weights import load_weights_
 
 FORMS = ["tucker", "channel", "spatial"]
 
@@ -64,7 +65,7 @@ def low_rank_(model, part=0.25, noise=0.02):
 
 
 def small_net():
-    """A first layer of 3 inputs, a stride, a 1×1 convolution, a bias, a depthwise layer and a linear layer."""
+    """A first layer of 3 inputs, a stride, a 1×1 convolution, a bias, a depthwise layer and two linear layers."""
     return nn.Sequential(
         nn.Conv2d(3, 24, 3, padding=1, bias=False),
         nn.BatchNorm2d(24),
@@ -77,7 +78,9 @@ def small_net():
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(160, 10),
+        nn.Linear(160, 30, bias=False),
+        nn.ReLU(),
+        nn.Linear(30, 10),
     )
 
 
@@ -262,7 +265,7 @@ def test_ranks_are_those_of_vbmf():
     model = trained_by_hand()
     for form in FORMS:
         structure = structure_of(model, torch.zeros(1, 3, 12, 12), form)
-        assert [layer.name for layer in structure.layers] == ["0", "3", "6", "11"]  # not the depthwise one
+        assert [layer.name for layer in structure.layers] == ["0", "3", "6", "11"]  # neither depthwise nor the last
         for layer in structure.layers:
             weight = model.get_submodule(layer.name).weight.detach()
             if layer.form == "tucker":
@@ -293,7 +296,7 @@ def test_layers_of_low_rank_are_reproduced_with_few_weights(form):
         assert structure.layers[1].ranks == (8, 6)  # a quarter of 32 and of 24
         assert [type(m).__name__ for m in network] == [
             *("Sequential", "BatchNorm2d", "ReLU", "Sequential", "ReLU", "Conv2d"),
-            *("Sequential", "BatchNorm2d", "ReLU", "AdaptiveAvgPool2d", "Flatten", "Sequential"),
+            *("Sequential", "BatchNorm2d", "ReLU", "AdaptiveAvgPool2d", "Flatten", "Sequential", "ReLU", "Linear"),
         ]
         assert [len(network[i]) for i in (0, 3, 6, 11)] == [2, 3, 2, 2]  # the three colours are left whole
 
@@ -330,7 +333,7 @@ def test_layers_that_would_cost_more_stay_dense():
         dense[form] = [layer.name for layer in structure.layers if is_dense(layer.kept(1.0))]
         assert counted_macs(network, x[:1]) == structure.size(1.0).macs
         assert structure.size(1.0).macs <= structure.size(1.0).full_macs == counted_macs(model, x[:1])
-    assert dense == {"tucker": ["2", "4"], "channel": ["2", "4"], "spatial": ["0", "2", "4"]}
+    assert dense == {"tucker": ["2"], "channel": ["2"], "spatial": ["0", "2"]}
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -414,6 +417,31 @@ def test_weights_that_are_not_finite_are_named():
         model[3].weight[0, 0, 0, 0] = float("nan")
     with pytest.raises(NonFiniteError, match="layer '3'"):
         made(model)
+
+
+def test_the_classifier_stays_as_it_is():
+    network, chosen = made(trained_by_hand(), sizes=(0.1,))
+    assert isinstance(network[13], nn.Linear)
+    sized = METHOD.sized(network, material((3, 12, 12)), chosen)
+    for size in sized.sizes:
+        sized.set_plan_(size)
+        assert torch.equal(sized.module[13].weight, network[13].weight)
+    with pytest.raises(InvalidArgumentError, match="'0': the last layer"):
+        made(nn.Sequential(nn.Linear(20, 20)), shape=(20,))
+    convolution_last, _ = made(low_rank_(nn.Sequential(nn.Conv2d(16, 16, 3)), noise=1e-4), shape=(16, 8, 8))
+    assert isinstance(convolution_last[0], nn.Sequential)
+
+
+def test_a_trained_network(shared_data):
+    """A ResNet-20 that somebody trained on CIFAR-10; VBMF finds nothing in its classifier."""
+    model = models.resnet20()
+    load_weights_(model, shared_data / "resnet20-12fca82f.th")
+    assert vbmf(model.linear.weight.detach()).rank == 0
+    for form, ranks in (("tucker", (26, 21)), ("spatial", (36,))):
+        structure = structure_of(model.eval(), torch.zeros(1, 3, 32, 32), form)
+        assert structure.layers[-1].ranks == ranks
+        assert structure.size(1.0).full_macs == 40_551_040
+        assert 0.15 < structure.size(1.0).macs_fraction < 0.35
 
 
 def test_a_model_with_nothing_to_decompose_is_refused():
@@ -513,6 +541,8 @@ def test_sizes_are_the_largest_parts_of_the_ranks_within_each_budget(form):
         assert max(g.macs for g in grid if g.macs <= min(fitting)) <= size.macs
         assert size.name == f"{size.value:.4g} of the VBMF ranks"
     assert all(structure.sizes([size.macs_fraction])[-1] == size for size in sizes[1:])
+    by_default = structure.sizes([1.0, 0.95])
+    assert [size.macs <= part * sizes[0].macs for size, part in zip(by_default[1:], SMALLER, strict=True)] == [True] * 3
 
 
 def test_the_ranks_of_a_part():
@@ -522,7 +552,7 @@ def test_the_ranks_of_a_part():
     )
     assert layer.kept(1.0) == (49, 10)
     assert layer.kept(3 / 49) == (3, 1)
-    assert [layer.kept(m / 49)[0] for m in range(1, 10)] == list(range(1, 10))
+    assert [layer.kept(m / 49)[0] for m in range(1, 9)] == list(range(1, 9))
     assert layer.kept(1e-9) == (1, 1)
 
 

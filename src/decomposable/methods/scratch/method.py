@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class Scratch:
             method=self.name,
             network=network,
             sizes=[size_of(network, material.example_input)],
-            build=_builder(network),
+            build=partial(_build, network),  # a copy of the whole copies the network in it, too
             structure={"form": settings.form, "ranks": list(settings.ranks)},
         )
 
@@ -66,15 +67,15 @@ class Scratch:
         if not isinstance(form, str) or not isinstance(ranks, list) or not all(map(is_integer, ranks)):
             raise ArtifactError(f"structure={dict(structure)!r:.80}; allowed: a form, and a list of ranks")
         network = factored(model, ranks, form, empty_factors)
-        return network, _builder(network)
+        return network, partial(_build, network)
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for each size, at the ranks that Decomposable-Net has there."""
         return tuple(Training(curve="scratch", folder=f"{size:.12g}", ranks=size) for size in settings.compare_ranks)
 
 
-def _builder(network: nn.Module) -> Callable[[Size], nn.Module]:
-    return lambda size: plain_copy(network)
+def _build(network: nn.Module, size: Size) -> nn.Module:
+    return plain_copy(network)
 
 
 METHOD = Scratch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -75,11 +76,12 @@ class Tucker:
         """The size that was fine-tuned, as it is, and smaller ones without retraining, with statistics of their own.
 
         For each of `settings.sizes` below it, the ranks are the largest common part ρ of the VBMF ranks within it, and
-        the layers are decomposed again from the weights that their fine-tuned factors stand for.
+        the layers are decomposed again from the weights that their fine-tuned factors stand for. `SMALLER` of it where
+        none of them is below.
         """
         network = deep_copy(network).eval()
         structure = _structure_of(network)
-        build = _builder(network, structure)
+        build = partial(_build, network, structure)
         sizes = structure.sizes(settings.sizes)
         statistics = {}
         for number, size in enumerate(sizes[1:] if tracked_batch_norms(network) else []):
@@ -107,7 +109,7 @@ class Tucker:
             return factored.empty_factors(layer.shape, layer.form, layer.kept(1.0))
 
         network = _with_factors(base, known, factors)
-        return network, _builder(network, known)
+        return network, partial(_build, network, known)
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """For each form one at every point of the grid, from the network that normal learning trained."""
@@ -164,19 +166,15 @@ def _with_factors(
     return network
 
 
-def _builder(network: nn.Module, structure: Structure) -> Callable[[Size], nn.Module]:
-    """The function from a size to its plain module, made from the weights that the network has when it is called."""
-
-    @torch.no_grad()
-    def build(size: Size) -> nn.Module:
-        replacements: dict[nn.Module, nn.Module] = {}
-        for layer in structure.layers if size.value < 1 else ():
-            replacements.update(_smaller(network, layer, size.value))
-        module = deep_copy(rewire(network, replacements))
-        module.__dict__.pop(_STRUCTURE, None)
-        return _laid_out_like(network, module)
-
-    return build
+@torch.no_grad()
+def _build(network: nn.Module, structure: Structure, size: Size) -> nn.Module:
+    """The plain module of a size, made from the weights that the network has now."""
+    replacements: dict[nn.Module, nn.Module] = {}
+    for layer in structure.layers if size.value < 1 else ():
+        replacements.update(_smaller(network, layer, size.value))
+    module = deep_copy(rewire(network, replacements))
+    module.__dict__.pop(_STRUCTURE, None)
+    return _laid_out_like(network, module)
 
 
 def _smaller(network: nn.Module, layer: LayerRanks, part: float) -> dict[nn.Module, nn.Module]:

@@ -26,12 +26,16 @@ from decomposable.methods.tucker.layers import FactorForm, Kept, form_of
 from decomposable.methods.tucker.tensors import possible_ranks, unfold
 from decomposable.methods.tucker.vbmf import vbmf_rank
 from decomposable.svd import check_finite, svd
-from decomposable.tracing import on_device_of, other_macs, trace
+from decomposable.tracing import Trace, on_device_of, other_macs, trace
 from decomposable.tree import plain_name
 
 WHOLE_UP_TO = 4
 """Channels of a mode that Tucker leaves whole. Of L singular values VBMF keeps at most ⌈L/(1+α)⌉ − 1, so the three
-colours of an image would always lose one; Kim et al. reduce only the outputs of the first layer, too."""
+colours of an image would always lose one."""
+
+
+SMALLER = (0.75, 0.5, 0.25)
+"""Parts of the MACs of the size that was trained, where no other sizes below it are asked for."""
 
 
 class Positions(NamedTuple):
@@ -131,14 +135,15 @@ class Structure:
         )
 
     def sizes(self, budgets: Iterable[float]) -> list[Size]:
-        """The size that was trained, and for every smaller part of the MACs the largest part of the ranks within it."""
-        parts = self._parts()
-        sizes = [self.size(1.0)]
-        for budget in budgets:
-            limit = budget * sizes[0].full_macs
-            if limit < sizes[0].macs:
-                count = bisect_right(parts, limit, key=lambda part: self.size(part).macs)
-                sizes += [self.size(parts[count - 1])] if count else []
+        """The size that was trained, and for every smaller part of the MACs the largest part of the ranks within it.
+
+        Where it is smaller than all of them, so that none would say what another size costs, parts of it are taken.
+        """
+        trained, parts = self.size(1.0), self._parts()
+        limits = [budget * trained.full_macs * (1 + 1e-12) for budget in budgets]  # a part that was divided must fit
+        limits = [limit for limit in limits if limit < trained.macs] or [part * trained.macs for part in SMALLER]
+        counts = [bisect_right(parts, limit, key=lambda part: self.size(part).macs) for limit in limits]
+        sizes = [trained, *(self.size(parts[count - 1]) for count in counts if count)]
         distinct = {size.macs: size for size in reversed(sizes)}
         return sorted(distinct.values(), key=lambda size: -size.macs)
 
@@ -196,10 +201,21 @@ def structure_of(
     form: FactorForm,
     choose: Callable[[Sequence[Layer], FactorForm], Mapping[str, Kept]] = vbmf_ranks,
 ) -> Structure:
-    """The ranks of every layer that can be decomposed, from its weight; one pass tells the positions."""
+    """The ranks of every layer that can be decomposed, from its weight; one pass tells the positions.
+
+    A linear layer that runs last stays as it is. Its rows, one for each class, are trained to point away from each
+    other, all alike. So its singular values are nearly equal, VBMF takes all of them for noise, and with the one basis
+    that is left a classifier can hardly tell more than two classes apart, however long it is fine-tuned.
+    """
     layers, skipped = find_layers(model, "spatial" if form == "spatial" else "channel")
+    seen, inputs = _seen(model, layers, example_input)
+    last = next(reversed(seen.outputs), None)
+    classifier = next((layer for layer in layers if last in layer.modules and isinstance(last, nn.Linear)), None)
+    if classifier is not None:
+        layers = tuple(layer for layer in layers if layer is not classifier)
+        skipped[classifier.name] = "the last layer"
     require_layers(layers, skipped)
-    positions, fixed_macs = _positions(model, layers, example_input)
+    counts = (inputs, seen.between, seen.outputs)
     paths: dict[nn.Module, str] = {module: plain_name(name) for name, module in model.named_modules()}
     ranks = choose(layers, form)
     return Structure(
@@ -210,17 +226,17 @@ def structure_of(
                 shape=layer.shape,
                 form=form_of(layer.shape, form),
                 ranks=ranks[layer.name],
-                positions=positions[layer.name],
+                positions=Positions(*(seen.per_sample(sum(c.get(m, 0) for m in layer.modules)) for c in counts)),
             )
             for layer in layers
         ),
-        fixed_macs=fixed_macs,
+        fixed_macs=other_macs(model, layers, seen),
         fixed_params=sum(p.numel() for p in model.parameters()) - sum(dense_size(layer.shape) for layer in layers),
     )
 
 
-def _positions(model: nn.Module, layers: Sequence[Layer], example_input: Tensor) -> tuple[dict[str, Positions], int]:
-    """The positions of every layer for one sample, and the MACs of everything else."""
+def _seen(model: nn.Module, layers: Sequence[Layer], example_input: Tensor) -> tuple[Trace, dict[nn.Module, int]]:
+    """What one pass shows, and how many input positions each layer had in it."""
     inputs: dict[nn.Module, int] = {}
 
     def see(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -231,10 +247,4 @@ def _positions(model: nn.Module, layers: Sequence[Layer], example_input: Tensor)
     with ExitStack() as hooks:
         for module in itertools.chain.from_iterable(layer.modules for layer in layers):
             hooks.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
-        seen = trace(model, on_device_of(model, example_input))
-    counts = (inputs, seen.between, seen.outputs)
-    positions = {
-        layer.name: Positions(*(seen.per_sample(sum(count.get(m, 0) for m in layer.modules)) for count in counts))
-        for layer in layers
-    }
-    return positions, other_macs(model, layers, seen)
+        return trace(model, on_device_of(model, example_input)), inputs
