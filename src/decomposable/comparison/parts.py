@@ -77,9 +77,10 @@ def plan(recipe: str, settings: Settings, names: Sequence[str], seeds: Sequence[
         for needed in _needed(name, settings):
             if needed not in wanted:
                 added[needed] = name
-    # Whatever others start from comes first; apart from that the order is that of the methods' list.
+    # What others start from comes first, what starts from others last: side by side, nothing waits for long.
     order = [name for name in methods.METHODS if name in (*wanted, *added)]
-    order.sort(key=lambda name: bool(_needed(name, settings)))
+    needed_by_some = {needed for name in order for needed in _needed(name, settings)}
+    order.sort(key=lambda name: (name not in needed_by_some, bool(_needed(name, settings))))
     parts = [part for seed in dict.fromkeys(seeds) for name in order for part in _parts(name, seed, settings, out)]
     ordered = tuple(name for name in methods.METHODS if name in wanted)
     return Comparison(

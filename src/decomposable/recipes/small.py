@@ -26,6 +26,7 @@ DIGITS = DigitsSettings(
     fine_tune_learning_rate=0.02,
     schedule="cosine",
     warmup_epochs=2.0,
+    channels_last=True,
     # A part of the sweeps, so that all methods together take minutes: energies that cut something off at this size.
     compare_energies=(0.95, 0.99),
     compare_strengths=(3e-4,),
