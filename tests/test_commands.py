@@ -370,7 +370,7 @@ def test_a_spoilt_network_file_is_one_clear_line(file, call, tmp_path, verb, how
             ["no setting is called epoch", "did you mean epochs"],
         ),
         (["train", "digits", "--out", "NEW", "--set", "epochs=x"], ["epochs=x", "an int"]),
-        (["train", "digits", "--out", "NEW", "--set", "method=magic"], ["method=magic", "decomposable, plain"]),
+        (["train", "digits", "--out", "NEW", "--set", "method=magic"], ["method=magic", "us-net, decomposable"]),
         (["train", "digits", "--out", "NEW", "--set", "batch_size=5000"], ["batch_size=5000", "1 to 1,000"]),
         (["train", "digits", "--out", "NEW", "--set", "train_images=3"], ["train_images=3", "from 10"]),
         (["train", "digits", "--out", "NEW", "--device", "abacus"], ["--device abacus"]),

@@ -439,7 +439,9 @@ def _as_parameters(module: nn.Module, cut: Cut, made: dict[nn.Parameter, nn.Para
             shell._buffers[name] = part
             continue
         if tensor not in made:
-            values = part.detach() * gain if gain != 1 else part.detach()
+            # A bias of one value for all channels is no random one: nothing in it follows the fan-in.
+            is_constant = is_fresh and name == "bias" and bool((part == part.flatten()[0]).all())
+            values = part.detach() if gain == 1 or is_constant else part.detach() * gain
             values = values.contiguous(memory_format=memory_format_of(tensor))
             made[tensor] = nn.Parameter(values, requires_grad=tensor.requires_grad)
         shell._parameters[name] = made[tensor]

@@ -344,7 +344,7 @@ def test_a_file_gives_the_network_back(tmp_path):
     sized = METHOD.sized(network, material(x), SETTINGS)
     sized.save(tmp_path / "net.safetensors", info={"accuracy": 93.5})
     description, tensors = read_container(tmp_path / "net.safetensors")
-    assert description["structure"] == {"form": "spatial", "ranks": [9, 7, 4, 2]}
+    assert description["structure"] == {"form": "spatial", "ranks": [9, 7, 4, 2], "input_shape": [3, 8, 8]}
     torch.manual_seed(99)  # other initial weights
     model = cnn()
     state = torch.get_rng_state()

@@ -154,3 +154,6 @@ class Rebuilds(Protocol):
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
     ) -> tuple[nn.Module, Callable[[Any], nn.Module]]:
         """The network whose state dict a file holds, and the function from a `Size` to its plain module."""
+
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Any:
+        """What the `Size` of this value costs: a file is not believed."""

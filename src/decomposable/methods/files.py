@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from decomposable import methods
 from decomposable.errors import ArtifactError, DecomposableError
-from decomposable.methods.sized import SizedNet, restored
+from decomposable.methods.sized import SizedNet, restored, sizes_of
 from decomposable.settings import Settings
+
+_MOST_INPUT = 1 << 26  # numbers in one sample: nothing is allocated that a file merely claims
 
 
 def load_sized(
@@ -31,6 +34,9 @@ def load_sized(
     try:
         example = torch.zeros(1, *_input_shape(path, description), device=device)
         network, build = method.rebuilt(model, example, Settings(), structure)
+        for size in sizes_of(path, description):
+            if method.size_again(network, size.value, example) != size:
+                raise ArtifactError(f"its {size.name} does not cost what it says")
     except DecomposableError as error:
         raise ArtifactError(f"{path}: it does not go with this model: {error}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
@@ -44,6 +50,7 @@ def _input_shape(path: str | os.PathLike[str], description: Mapping[str, Any]) -
     info = description.get("info")
     places = [place for place in (description["structure"], info) if isinstance(place, Mapping)]
     shape: Any = next((place["input_shape"] for place in places if "input_shape" in place), [])
-    if not isinstance(shape, list) or len(shape) > 8 or not all(type(n) is int and 0 < n < 1 << 16 for n in shape):
+    is_shape = isinstance(shape, list) and len(shape) <= 8 and all(type(n) is int and n > 0 for n in shape)
+    if not is_shape or math.prod(shape) > _MOST_INPUT:
         raise ArtifactError(f"{path}: its description is damaged: the shape of the input is {shape!r:.40}")
     return list(shape)

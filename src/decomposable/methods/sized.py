@@ -6,6 +6,7 @@ the method, which makes the modules again from the model's code.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,6 +59,9 @@ Build = Callable[[Size], nn.Module]
 
 class SizedNet(nn.Module):
     """A network that can be run at each of its sizes; `module` is the one in force, a plain module.
+
+    Its parameters are not trainable, because they are copies of parts of what all sizes share: to train one size
+    further, `extract` it.
 
     Attributes:
         method: the name of the method that made it.
@@ -144,15 +148,19 @@ class SizedNet(nn.Module):
         for name, (mean, var) in self._statistics.get(plan.value, {}).items():
             if name not in norms or not mean.shape == var.shape == (norms[name].num_features,):
                 raise ArtifactError(f"statistics: those of '{name}' at {plan.name} do not fit the network")
-            norms[name]._buffers.update(running_mean=mean.clone(), running_var=var.clone())
-        module.train(self.training)
-        self._modules["module"] = module
+            for kind, value in (("running_mean", mean), ("running_var", var)):
+                norms[name]._buffers[kind] = value.to(getattr(norms[name], kind).dtype, copy=True)
+        self._trainable = {name: p.requires_grad for name, p in module.named_parameters()}
+        self._modules["module"] = module.requires_grad_(False).train(self.training)
         self._plan = plan
         return plan
 
     def extract(self) -> nn.Module:
         """The network at the size in force, as a plain module with no tie to this one."""
-        return deep_copy(self.module)
+        module = deep_copy(self.module)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(self._trainable[name])
+        return module
 
     def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
         """Write all sizes to one file, which `load` reads; at once or not at all."""
@@ -166,6 +174,8 @@ class SizedNet(nn.Module):
             "method": self.method,
             "structure": as_json("structure", self.structure),
             "sizes": [asdict(size) for size in self.sizes],
+            "size": self.sizes.index(self.plan),
+            "training": self.training,
             "info": as_json("info", self.info if info is None else info),
         }
         write_container(path, description, tensors)
@@ -232,16 +242,20 @@ def restored(
     """The `SizedNet` of a file, around a network that the method has made again; its weights are replaced."""
     sizes = sizes_of(path, description)
     state = {key.removeprefix("state/"): t for key, t in tensors.items() if key.startswith("state/")}
-    ours = {key: (t.shape, t.dtype) for key, t in network.state_dict().items()}
-    if {key: (t.shape, t.dtype) for key, t in state.items()} != ours:
+    kinds = [{k: (t.shape, _kind(t)) for k, t in each.items()} for each in (state, network.state_dict())]
+    if kinds[0] != kinds[1]:
         raise ArtifactError(f"{path}: its weights are not those of this model; allowed: the model that was trained")
-    for key, kind in (("method", str), ("structure", Mapping), ("info", Mapping)):
+    for key, kind in (("method", str), ("structure", Mapping), ("info", Mapping), ("training", bool), ("size", int)):
         if not isinstance(description.get(key), kind):
             raise ArtifactError(f"{path}: its description is damaged: {key} is {description.get(key)!r:.40}")
+    if not 0 <= description["size"] < len(sizes):
+        raise ArtifactError(f"{path}: its description is damaged: size {description['size']} of {len(sizes)}")
+    _take_types_(network, state)
     network.load_state_dict(state)
+    network.train(description["training"])
     statistics = _read_statistics(path, sizes, {k: t for k, t in tensors.items() if not k.startswith("state/")})
     try:
-        return SizedNet(
+        net = SizedNet(
             method=description["method"],
             network=network,
             sizes=sizes,
@@ -250,8 +264,22 @@ def restored(
             structure=description["structure"],
             info=description["info"],
         )
+        net.set_plan_(sizes[description["size"]])
+        return net
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}") from error
+
+
+def _kind(tensor: Tensor) -> str:
+    return "float" if tensor.is_floating_point() else str(tensor.dtype)
+
+
+def _take_types_(network: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give every tensor the type that it has in the file, such as bfloat16: the model's own is not what was saved."""
+    own = dict(itertools.chain(network.named_parameters(), network.named_buffers()))
+    for key, tensor in state.items():
+        if key in own and own[key].dtype != tensor.dtype:
+            own[key].data = own[key].data.to(tensor.dtype)
 
 
 def sizes_of(path: str | os.PathLike[str], description: Mapping[str, Any]) -> list[Size]:

@@ -56,7 +56,11 @@ class Scratch:
             network=network,
             sizes=[size_of(network, material.example_input)],
             build=partial(_build, network),  # a copy of the whole copies the network in it, too
-            structure={"form": settings.form, "ranks": list(settings.ranks)},
+            structure={
+                "form": settings.form,
+                "ranks": list(settings.ranks),
+                "input_shape": list(material.example_input.shape[1:]),
+            },
         )
 
     def rebuilt(
@@ -68,6 +72,10 @@ class Scratch:
             raise ArtifactError(f"structure={dict(structure)!r:.80}; allowed: a form, and a list of ranks")
         network = factored(model, ranks, form, empty_factors)
         return network, partial(_build, network)
+
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
+        """There is only one."""
+        return size_of(network, example_input)
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for each size, at the ranks that Decomposable-Net has there."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.methods.base import Material, Training
-from decomposable.methods.sized import SizedNet
+from decomposable.methods.sized import Size, SizedNet
 from decomposable.methods.slimmable.network import SlimmableNet
 from decomposable.methods.slimmable.step import SlimmableStep
 from decomposable.methods.width.size import size_at
@@ -47,7 +47,11 @@ class Slimmable:
             network=network,
             sizes=[size_at(network.widths, width) for width in widths],
             build=network.build,
-            structure={"widths": list(widths), "multiple": network.widths.multiple},
+            structure={
+                "widths": list(widths),
+                "multiple": network.widths.multiple,
+                "input_shape": list(material.example_input.shape[1:]),
+            },
         )
 
     def rebuilt(
@@ -56,6 +60,13 @@ class Slimmable:
         """The network with all its normalisation layers, for the weights of a file."""
         network = SlimmableNet(model, example_input, structure["widths"], multiple=structure["multiple"])
         return network, network.build
+
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
+        """One of the widths that it has normalisation layers for."""
+        assert isinstance(network, SlimmableNet)
+        if value not in (1.0, *network.narrow):
+            raise ArtifactError(f"width {value:g}; allowed: 1 and {', '.join(map(str, network.narrow))}")
+        return size_at(network.widths, value)
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for all widths."""

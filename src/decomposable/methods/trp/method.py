@@ -40,10 +40,11 @@ class TRP:
         """
         truncated = deep_copy(rewire(unwrap(network), {}))
         truncate_network_(truncated, settings)
-        # The statistics of the training are not those of the truncated weights, not even at full size.
-        calibrated = settings.calibrated_sizes and tuple(dict.fromkeys((*settings.calibrated_sizes, 1.0)))
-        by_energy = replace(settings, criterion="energy", calibrated_sizes=calibrated)
-        return decomposed(truncated, material, by_energy, filter_fn=layer_filter(truncated, settings))
+        # The statistics of the training are not those of the truncated weights, not even at full size: hence 1.0.
+        by_energy = replace(settings, criterion="energy")
+        net = decomposed(truncated, material, by_energy, filter_fn=layer_filter(truncated, settings))
+        net.calibrate_(material.calibration, sizes=[1.0])
+        return net
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for each form, strength and energy: each has its own size."""

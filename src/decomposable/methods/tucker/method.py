@@ -111,6 +111,10 @@ class Tucker:
         network = _with_factors(base, known, factors)
         return network, partial(_build, network, known)
 
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
+        """Any part of the ranks."""
+        return _structure_of(network).size(value)
+
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """For each form one at every point of the grid, from the network that normal learning trained."""
         grid = itertools.product(

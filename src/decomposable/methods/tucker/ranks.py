@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from decomposable.cost import dense_size, factor_sizes
 from decomposable.errors import ArtifactError
-from decomposable.forms import to_matrix
+from decomposable.forms import matrix_shape, to_matrix
 from decomposable.layers import Layer, find_layers, require_layers
 from decomposable.methods.sized import Size
 from decomposable.methods.tucker.layers import FactorForm, Kept, form_of
 from decomposable.methods.tucker.tensors import possible_ranks, unfold
 from decomposable.methods.tucker.vbmf import vbmf_rank
+from decomposable.ranks import is_integer
 from decomposable.svd import check_finite, svd
 from decomposable.tracing import Trace, on_device_of, other_macs, trace
 from decomposable.tree import plain_name
@@ -161,23 +162,58 @@ class Structure:
         """What `as_json` gave."""
         try:
             layers = tuple(
-                LayerRanks(
-                    name=entry["name"],
-                    modules=tuple(entry["modules"]),
-                    shape=tuple(entry["shape"]),
-                    form=entry["form"],
-                    ranks=tuple(entry["ranks"]),
-                    positions=Positions(*entry["positions"]),
+                _checked(
+                    LayerRanks(
+                        name=entry["name"],
+                        modules=tuple(entry["modules"]),
+                        shape=tuple(entry["shape"]),
+                        form=entry["form"],
+                        ranks=tuple(entry["ranks"]),
+                        positions=Positions(*entry["positions"]),
+                    )
                 )
                 for entry in stored["layers"]
             )
+            modules = [module for layer in layers for module in layer.modules]
+            fixed = stored["fixed_macs"], stored["fixed_params"]
+            if len(set(modules)) < len(modules) or not all(is_integer(count) and count >= 0 for count in fixed):
+                raise ArtifactError("structure: it is damaged (a layer twice, or a cost that is none)")
             return cls(layers=layers, fixed_macs=stored["fixed_macs"], fixed_params=stored["fixed_params"])
         except (KeyError, TypeError) as error:
             raise ArtifactError(f"structure: it is damaged ({type(error).__name__}: {error})") from error
 
 
+def _checked(layer: LayerRanks) -> LayerRanks:
+    """Nothing in a file is trusted: no rank that the layer cannot have, no cost below zero."""
+    shape = layer.shape
+    is_right = len(shape) in (2, 4) and all(is_integer(n) and n > 0 for n in shape) and bool(layer.modules)
+    is_right = is_right and layer.form in ("tucker", "channel", "spatial")
+    is_right = is_right and (layer.form == "channel" or len(shape) == 4)
+    is_right = is_right and all(is_integer(n) and n >= 0 for n in layer.positions)
+    if is_right:
+        most = shape[:2] if layer.form == "tucker" else (min(matrix_shape(shape, layer.form)),)
+        is_right = len(layer.ranks) == len(most) and all(
+            rank is None or (is_integer(rank) and 1 <= rank <= full)
+            for rank, full in zip(layer.ranks, most, strict=True)
+        )
+    if not is_right:
+        raise ArtifactError(
+            f"structure: it is damaged (layer {layer.name!r:.40} of shape {shape} has {layer.ranks!r:.40})"
+        )
+    return layer
+
+
+def is_pointwise(shape: Sequence[int]) -> bool:
+    """Whether a weight is a matrix: that of a linear layer or of a 1 × 1 convolution."""
+    return all(extent == 1 for extent in shape[2:])
+
+
 def vbmf_ranks(layers: Sequence[Layer], form: FactorForm) -> dict[str, Kept]:
-    """The VBMF ranks by layer, at least 1: for Tucker of both channel modes' unfoldings, else of the form's matrix."""
+    """The VBMF ranks by layer: for Tucker of both channel modes' unfoldings, else of the form's matrix.
+
+    Where VBMF takes a matrix for noise altogether, its rank 0 would cut the network in two. It then says nothing of
+    what could be left out, and the mode, or the layer, stays whole.
+    """
     matrices: dict[str, list[Tensor | None]] = {}
     for layer in layers:
         weight, layer_form = layer.weight.detach(), form_of(layer.shape, form)
@@ -189,7 +225,7 @@ def vbmf_ranks(layers: Sequence[Layer], form: FactorForm) -> dict[str, Kept]:
             matrices[layer.name] = [to_matrix(weight, layer_form)]
     flat = {f"{name}:{i}": m for name, entries in matrices.items() for i, m in enumerate(entries) if m is not None}
     found = {
-        key: max(1, vbmf_rank(decomposition.s.double().cpu().numpy(), flat[key].shape))
+        key: vbmf_rank(decomposition.s.double().cpu().numpy(), flat[key].shape) or None
         for key, decomposition in svd(flat).items()
     }
     return {name: tuple(found.get(f"{name}:{i}") for i in range(len(entries))) for name, entries in matrices.items()}
@@ -203,14 +239,15 @@ def structure_of(
 ) -> Structure:
     """The ranks of every layer that can be decomposed, from its weight; one pass tells the positions.
 
-    A linear layer that runs last stays as it is. Its rows, one for each class, are trained to point away from each
-    other, all alike. So its singular values are nearly equal, VBMF takes all of them for noise, and with the one basis
-    that is left a classifier can hardly tell more than two classes apart, however long it is fine-tuned.
+    The classifier, a linear layer or 1 × 1 convolution that runs last, stays as it is. Its rows, one for each class,
+    are trained to point away from each other, all alike. So its singular values are nearly equal, VBMF takes all of
+    them for noise, and with the one basis that is left a classifier can hardly tell more than two classes apart,
+    however long it is fine-tuned.
     """
     layers, skipped = find_layers(model, "spatial" if form == "spatial" else "channel")
     seen, inputs = _seen(model, layers, example_input)
     last = next(reversed(seen.outputs), None)
-    classifier = next((layer for layer in layers if last in layer.modules and isinstance(last, nn.Linear)), None)
+    classifier = next((layer for layer in layers if last in layer.modules and is_pointwise(layer.shape)), None)
     if classifier is not None:
         layers = tuple(layer for layer in layers if layer is not classifier)
         skipped[classifier.name] = "the last layer"

@@ -33,7 +33,10 @@ class UniversallySlimmable:
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> UniversalNet:
         """The model, and what it is at other widths."""
-        return UniversalNet(model, example_input, multiple=settings.width_multiple)
+        network = UniversalNet(model, example_input, multiple=settings.width_multiple)
+        for width in (0.75, settings.width_range[0]):
+            network.widths.cost(width)  # what cannot be so narrow is refused now, and not in the middle of a training
+        return network
 
     def step(self, network: nn.Module, settings: Settings) -> SandwichStep:
         """The sandwich rule with in-place distillation."""
@@ -55,7 +58,10 @@ class UniversallySlimmable:
             sizes=sizes,
             build=network.build,
             statistics=statistics,
-            structure={"multiple": network.widths.multiple},
+            structure={
+                "multiple": network.widths.multiple,
+                "input_shape": list(material.example_input.shape[1:]),
+            },
         )
 
     def rebuilt(
@@ -64,6 +70,11 @@ class UniversallySlimmable:
         """The network, for the weights of a file."""
         network = UniversalNet(model, example_input, multiple=structure["multiple"])
         return network, network.build
+
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
+        """Any width."""
+        assert isinstance(network, UniversalNet)
+        return size_at(network.widths, value)
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for all widths."""

@@ -47,7 +47,11 @@ class Width:
             network=network,
             sizes=[size],
             build=_Copies(network),
-            structure={"width": size.value, "multiple": settings.width_multiple},
+            structure={
+                "width": size.value,
+                "multiple": settings.width_multiple,
+                "input_shape": list(material.example_input.shape[1:]),
+            },
         )
 
     def rebuilt(
@@ -57,6 +61,11 @@ class Width:
         stored = {"width": structure["width"], "width_multiple": structure["multiple"]}
         network = self.network(model, example_input, with_overrides(settings, stored), is_trained=True)
         return network, _Copies(network)
+
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
+        """There is only one."""
+        size: Size = vars(network)[_SIZE]
+        return size
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for every width."""
@@ -72,7 +81,9 @@ class _Copies:
     network: nn.Module
 
     def __call__(self, size: Size) -> nn.Module:
-        return deep_copy(self.network)
+        copy = deep_copy(self.network)
+        vars(copy).pop(_SIZE, None)
+        return copy
 
 
 METHOD = Width()
