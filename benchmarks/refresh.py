@@ -7,25 +7,37 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
 from _common import record
 
 from decomposable import experiment, recipes
-from decomposable.settings import from_text
+from decomposable.settings import Settings, from_text
 
 
 def trained(args: argparse.Namespace, refresh: int, seed: int) -> dict:
     folder = args.work / f"{refresh}-{seed}"
-    if (folder / "record.json").exists():
-        return json.loads((folder / "record.json").read_text())
     settings = from_text(recipes.default_settings(recipes.find(args.recipe)), [*args.set, f"refresh={refresh}"])
+    if (folder / "record.json").exists():
+        return of_these_settings(json.loads((folder / "record.json").read_text()), replace(settings, seed=seed), args)
     print(f"training with refresh={refresh}, seed={seed}", flush=True)
     job = experiment.prepare(
         args.recipe, out=folder, data=args.data, settings=settings, overrides={"seed": seed}, resume=True
     )
     return experiment.run(job)
+
+
+def of_these_settings(record: dict, settings: Settings, args: argparse.Namespace) -> dict:
+    """The record, if it is of this training; settings that did not exist when it was made had no effect on it."""
+    ours = experiment.plain_settings(settings)
+    wrong = [key for key, value in record["settings"].items() if key in ours and ours[key] != value]
+    if wrong or record["recipe"] != args.recipe:
+        raise SystemExit(
+            f"{args.work}: it holds trainings with another {(wrong or ['recipe'])[0]}; choose another --work"
+        )
+    return record
 
 
 def main() -> None:

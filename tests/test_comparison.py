@@ -14,10 +14,11 @@ from torch import nn
 import decomposable as dn
 from decomposable import cli, methods
 from decomposable.comparison import results, running
-from decomposable.comparison.estimate import Estimate, total_seconds
+from decomposable.comparison.estimate import START_SECONDS, Estimate, total_seconds
 from decomposable.comparison.parts import plan
+from decomposable.comparison.running import PartsFailedError
 from decomposable.data import digits
-from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.errors import InvalidArgumentError
 from decomposable.evaluation import accuracy
 from decomposable.recipes import small
 
@@ -197,12 +198,148 @@ def test_a_training_that_fails_leaves_the_others_their_results(tmp_path):
         return task
 
     said = []
-    with pytest.raises(DecomposableError, match=r"slimmable/0: .*9 classes.*the others are done"):
+    with pytest.raises(PartsFailedError, match=r"slimmable/0: .*9 classes.*the others are done"):
         dn.compare(brittle, out=tmp_path / "out", methods=["slimmable", "plain"], jobs=1, say=said.append, **QUICK)
     assert (tmp_path / "out" / "plain" / "0" / "record.json").exists()
     assert any("slimmable/0 failed" in line for line in said)
+    content = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert list(content["methods"]) == ["plain"]  # what is done is shown all the same
+    assert "9 classes" in content["failed"]["slimmable/0"]
     with pytest.raises(InvalidArgumentError, match="cannot be sent to another process"):
         dn.compare(brittle, out=tmp_path / "two", methods=["slimmable", "plain"], jobs=2, **QUICK)
+
+
+_RECIPE = """
+import os
+import time
+import decomposable as dn
+from decomposable.recipes import small
+
+KIND = os.environ["KIND"]
+
+
+def trouble(settings=small.DIGITS):
+    def load():
+        if KIND == "slow" and settings.method == "us-net":
+            time.sleep(8)
+        return small.digits(settings).load_data()
+
+    def loss(net, batch):
+        if KIND == "raises" and settings.method == "us-net":
+            raise RuntimeError("out of memory")
+        if KIND == "dies" and settings.method == "us-net":
+            os._exit(9)
+        if KIND == "slow":
+            time.sleep(0.02)
+        return dn.recipes.cross_entropy(net, batch)
+
+    return dn.Task(build_model=small.digits(settings).build_model, load_data=load, loss=loss)
+"""
+
+
+def troubled(folder, kind, *more, settings=AS_TEXT):
+    (folder / "troubled_recipe.py").write_text(_RECIPE)
+    arguments = ["compare", "troubled_recipe:trouble", "--out", "out", *more, "--set", *settings]
+    return subprocess.Popen(
+        [sys.executable, "-m", "decomposable", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**environment(), "KIND": kind},
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "jobs", "reason"),
+    [("raises", "1", "out of memory"), ("raises", "2", "out of memory"), ("dies", "2", "killed")],
+)
+def test_whatever_a_training_does_the_others_are_shown(tmp_path, kind, jobs, reason):
+    process = troubled(tmp_path, kind, "--methods", "us-net,width,plain", "--jobs", jobs)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    last = err.rstrip().split("\n")[-1]
+    assert "us-net/0" in last
+    assert reason in last
+    assert "Traceback" not in err
+    assert "plain" in out
+    assert (tmp_path / "out" / "comparison.png").exists()
+    assert (tmp_path / "out" / "width" / "0" / "record.json").exists()
+    assert (tmp_path / "out" / "us-net" / "0" / "error.txt").exists() == (kind == "raises")
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_stopping_while_one_still_loads_its_data_costs_the_other_nothing(tmp_path):
+    more = ("--methods", "plain,us-net", "--jobs", "2", "--checkpoint-seconds", "600")
+    process = troubled(tmp_path, "slow", *more, settings=[*AS_TEXT, "epochs=100"])
+    wait_for(lambda: (tmp_path / "out" / "plain" / "0" / "metrics.jsonl").exists())
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "stopped with 2 of 2 trainings to go" in err.rstrip().split("\n")[-1]
+    assert (tmp_path / "out" / "plain" / "0" / "checkpoint.pt").exists()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_no_process_outlives_a_parent_that_was_killed(tmp_path):
+    more = ("--methods", "plain,width", "--jobs", "2", "--checkpoint-seconds", "600")
+    process = troubled(tmp_path, "slow", *more, settings=[*AS_TEXT, "epochs=100"])
+    wait_for(lambda: (tmp_path / "out" / "plain" / "0" / "metrics.jsonl").exists())
+    process.kill()
+    process.communicate(timeout=60)
+
+    def is_empty():
+        places = [path / "cwd" for path in Path("/proc").iterdir() if path.name.isdigit()]
+        return not any(_target(place) == tmp_path for place in places)
+
+    wait_for(is_empty)
+    assert (tmp_path / "out" / "plain" / "0" / "checkpoint.pt").exists()
+
+
+def _target(link):
+    try:
+        return link.resolve(strict=True)
+    except OSError:
+        return None
+
+
+def test_a_method_or_a_sweep_is_added_to_what_is_there(everything, tmp_path):
+    out, _ = everything
+    before = contents(out)
+    result = run(out, "--jobs", "2", names="plain")  # the others are still there, and shown
+    assert result.returncode == 0, result.stderr
+    assert list(json.loads((out / "comparison.json").read_text())["methods"]) == list(methods.METHODS)
+    dry = run(out, "--dry-run", "--json", settings=[*AS_TEXT, "compare_energies=0.95,0.97"])
+    states = {row["training"]: row["state"] for row in json.loads(dry.stdout)["trainings"] if row["method"] == "trp"}
+    assert sorted(states.values()) == ["done", "done", "to do", "to do"]
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_sizes_that_were_not_measured_are_not_passed_off_as_measured(everything, more):
+    out, _ = everything
+    result = run(out, *more, names="plain", settings=[*AS_TEXT, "sizes=1,0.75,0.1"])
+    assert result.returncode == 2
+    assert "sizes" in result.stderr
+    assert result.stderr.rstrip().endswith("allowed: the same settings, or another folder")
+
+
+def test_two_comparisons_in_one_folder_are_refused(tmp_path):
+    more = ("--methods", "plain", "--jobs", "1")
+    first = troubled(tmp_path, "slow", *more, settings=[*AS_TEXT, "epochs=100"])
+    wait_for(lambda: (tmp_path / "out" / "plain" / "0" / "metrics.jsonl").exists())
+    second = troubled(tmp_path, "slow", *more, settings=[*AS_TEXT, "epochs=100"])
+    _, err = second.communicate(timeout=60)
+    first.kill()
+    first.communicate()
+    assert second.returncode == 1
+    assert "another process is running in it" in err
 
 
 def test_a_part_comes_after_what_it_needs(tmp_path):
@@ -229,6 +366,12 @@ def test_a_part_comes_after_what_it_needs(tmp_path):
         (["--set", "widths=0.5,2"], ["widths=0.5,2", "parts of the channels"]),
         (["--set", "tuning_schedules=linear"], ["tuning_schedules=linear", "polynomial:POWER"]),
         (["--set", "compare_energies=1.5"], ["compare_energies=1.5", "allowed"]),
+        (["--set", "method=plain"], ["method=plain", "a comparison sets it itself", "--methods"]),
+        (["--set", "seed=3"], ["seed=3", "--seeds"]),
+        (["--set", "trp_energy=0.9"], ["trp_energy=0.9", "compare_energies"]),
+        (["--set", "width_range=0.25,0.5"], ["width_range=0.25,0.5", "largest width of 1"]),
+        (["--checkpoint-seconds", "-3"], ["--checkpoint-seconds -3", "at least 0"]),
+        (["--checkpoint-seconds", "nan", "--dry-run"], ["--checkpoint-seconds nan"]),
     ],
 )
 def test_a_wrong_call_is_one_line_and_changes_nothing(tmp_path, capsys, arguments, words):
@@ -270,15 +413,15 @@ def test_the_best_curve_at_each_size_stands_for_a_method():
     label, best = results.representative({"first": first, "second": second})
     assert label == "best of 2"
     assert [(p.accuracy, p.curve) for p in best] == [(90, "first"), (85, "second")]
-    other = results.mean_over_seeds([[row(0.3, 70)]], "other")
-    assert results.representative({"other": other, "first": first}) == ("other", other)
+    other = results.mean_over_seeds([[row(0.3, 70)]], "other")  # of other sizes: the most accurate one counts
+    assert results.representative({"other": other, "first": first}) == ("first", first)
 
 
 def test_the_estimate_is_at_least_what_comes_one_after_the_other(tmp_path):
     comparison = plan("digits", small.DIGITS, ["plain", "tucker"], [0], tmp_path)
     estimates = [Estimate(part=part, state="to do", seconds=10.0) for part in comparison.parts]
     assert total_seconds(estimates, 1) == 10.0 * len(estimates)
-    assert total_seconds(estimates, 100) == 20.0
+    assert total_seconds(estimates, 100) == START_SECONDS + 20.0
 
 
 def test_jobs_by_default_are_one_on_a_gpu_and_few_on_a_cpu():

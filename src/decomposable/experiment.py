@@ -30,6 +30,9 @@ from decomposable.weights import load_weights_, sha256
 
 WITHOUT_EFFECT = ("workers", "evaluate_every", "calibration_images", "calibrated_sizes", "sizes")
 """Settings that do not change the weights, so that a run may be resumed with others."""
+OF_THE_SIZES = ("sizes", "calibrated_sizes", "calibration_images")
+"""Those among them that change what is measured at the end."""
+_OF_COMPARISONS = ("compare_", "tuning_")  # how settings begin that say which trainings there are, and nothing of one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,11 @@ class Job:
     @property
     def identity(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the one that was cut off."""
-        settings = {k: v for k, v in plain_settings(self.settings).items() if k not in WITHOUT_EFFECT}
+        settings = {
+            key: value
+            for key, value in plain_settings(self.settings).items()
+            if key not in WITHOUT_EFFECT and not key.startswith(_OF_COMPARISONS)
+        }
         return {"recipe": self.recipe, "init": self.init_sha256, "settings": settings}
 
 

@@ -97,23 +97,30 @@ class RunFolder:
         `found` is the state in which it was looked at; what was decided then must still be true.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDONLY) if "fcntl" in globals() else None
-        try:
-            if handle is not None:
-                _HELD.add(handle)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    raise RunError(f"--out {self.path}: another process is running in it") from error
+        with held(self.path):
             if self.state != found:
                 raise RunError(f"--out {self.path}: another process has just been running in it; start again")
             for file in self.files:
                 sweep(file)
             yield
-        finally:
-            if handle is not None:
-                _HELD.discard(handle)
-                os.close(handle)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep others that do the same out of a folder, which must exist."""
+    handle = os.open(folder, os.O_RDONLY) if "fcntl" in globals() else None
+    try:
+        if handle is not None:
+            _HELD.add(handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunError(f"--out {folder}: another process is running in it") from error
+        yield
+    finally:
+        if handle is not None:
+            _HELD.discard(handle)
+            os.close(handle)
 
 
 _HELD: set[int] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,16 +77,19 @@ def _run(options: argparse.Namespace) -> None:
         if options.dry_run:
             _dry_run(options, comparison, circumstances, jobs, progress)
             return
-        content = running.run(comparison, circumstances, jobs=jobs, progress=progress, say=progress.say)
+        content, failures = running.run(comparison, circumstances, jobs=jobs, progress=progress, say=progress.say)
     finally:
         progress.close()
     figure = _draw(options.out, content)
     if options.json:
         print(json.dumps(content))
-        return
-    print(as_text(content))
-    print(f"\nOne record for each method and seed is in {options.out}, all curves in {options.out / 'comparison.json'}")
-    print(figure)
+        print(figure, file=sys.stderr)
+    else:
+        print(as_text(content))
+        print(f"\nOne record for each method and seed is in {options.out}, all curves in its comparison.json")
+        print(figure)
+    if failures:
+        raise running.PartsFailedError(failures, len(comparison.parts))
 
 
 def _seeds(text: str) -> list[int]:
@@ -102,8 +106,10 @@ def _dry_run(
     options: argparse.Namespace, comparison: Comparison, circumstances: Any, jobs: int, progress: ProgressLine
 ) -> None:
     from decomposable.comparison.estimate import estimate, total_seconds
+    from decomposable.comparison.running import check_finished
     from decomposable.training import as_duration
 
+    check_finished(comparison, circumstances)
     estimates = estimate(comparison, circumstances, jobs=jobs, progress=progress)
     progress.close()
     seconds = total_seconds(estimates, jobs)
@@ -138,11 +144,12 @@ def _counted(estimates: list[Estimate]) -> str:
 def as_text(content: Mapping[str, Any]) -> str:
     """Every method's accuracy at a few sizes."""
     seeds = content["seeds"]
+    sizes = content["sizes"] if len(content["sizes"]) <= len(SHOWN_SIZES) else SHOWN_SIZES
     rows = []
     for name, method in content["methods"].items():
         points = method["shown"]["points"]
-        rows.append((name, method["shown"]["label"], *(_cell(points, size) for size in SHOWN_SIZES)))
-    header = ("method", "curve", *(f"{size:g}" for size in SHOWN_SIZES))
+        rows.append((name, method["shown"]["label"], *(_cell(points, size) for size in sizes)))
+    header = ("method", "curve", *(f"{size:g}" for size in sizes))
     spread = f", mean of seeds {', '.join(map(str, seeds))} ± half the range" if len(seeds) > 1 else ""
     return (
         f"{content['recipe']}: test accuracy (%) within a part of the original's MACs{spread}\n\n"
@@ -180,7 +187,7 @@ VERB = Verb(
     summary="train several methods under one protocol, and draw accuracy over MACs",
     description=(
         "Train and measure several methods with the same model, data, settings and cost model. What is missing in DIR\n"
-        "is trained, what was cut off goes on, what is done is not done again. DIR then holds\n"
+        "is trained, what was cut off (Ctrl-C is safe) goes on, what is done is not done again. DIR then holds\n"
         "  METHOD/SEED/record.json  settings, sizes (MACs, parameters, accuracy); beside it the network at its sizes\n"
         "  comparison.json          every method's curves, mean and spread over the seeds\n"
         "  comparison.png           accuracy over MACs\n\n"
@@ -191,7 +198,10 @@ VERB = Verb(
         "         tucker        Tucker-2 with VBMF ranks, fine-tuned; also by channel and spatial form\n"
         "         slimmable     four widths, a batch normalisation for each\n"
         "         us-net        universally slimmable: any width\n"
-        "         decomposable  Decomposable-Net"
+        "         decomposable  Decomposable-Net\n"
+        "         tucker starts from plain's network, scratch from decomposable's ranks: these are trained as well\n\n"
+        "recipes: digits, fashion-mnist, cifar10-resnet20, cifar10-vgg15, cifar100-resnet34, imagenet-resnet50,\n"
+        "         package.module:function (your own; docs/recipes.md)"
     ),
     example=(
         "decomposable compare digits --methods plain,us-net,decomposable --seeds 0,1 --out runs/digits-comparison\n"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -16,11 +16,14 @@ from decomposable import methods, recipes, training
 from decomposable.checkpoint import seed_everything
 from decomposable.comparison.parts import Comparison, Part
 from decomposable.comparison.running import Circumstances
+from decomposable.comparison.workers import threads_for
 from decomposable.data.base import Data, TrainBatches
+from decomposable.network import decompose
 from decomposable.settings import Settings
 from decomposable.training import Say
 
-TIMED_STEPS = 2
+TIMED_STEPS = 4
+START_SECONDS = 4.0  # of a process: python and torch
 _RANKS_FROM_WEIGHTS = ("tucker", "scratch")  # how fast they are depends on weights that are not there yet
 
 
@@ -50,7 +53,7 @@ def estimate(comparison: Comparison, circumstances: Circumstances, *, jobs: int,
     if not missing:
         return [Estimate(part=part, state="done", seconds=0.0) for part in comparison.parts]
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    torch.set_num_threads(threads_for(jobs))
     try:
         clock = _StepClock(missing[0].settings, circumstances, progress)
         return [
@@ -70,7 +73,8 @@ def total_seconds(estimates: list[Estimate], jobs: int) -> float:
     def chain(entry: Estimate) -> float:
         return entry.seconds + max((chain(by_path[path]) for path in entry.part.needs if path in by_path), default=0.0)
 
-    return max(sum(e.seconds for e in estimates) / jobs, max((chain(e) for e in estimates), default=0.0))
+    start = START_SECONDS if jobs > 1 and any(e.seconds for e in estimates) else 0.0
+    return start + max(sum(e.seconds for e in estimates) / jobs, max((chain(e) for e in estimates), default=0.0))
 
 
 class _StepClock:
@@ -84,6 +88,7 @@ class _StepClock:
         self.device, self.progress = torch.device(circumstances.device), progress
         self._steps: dict[Any, float] = {}
         self._test_image: float | None = None
+        self._svd: float | None = None
 
     def seconds(self, part: Part) -> float:
         """Of the training, the tests on the way, the calibration and the sizes."""
@@ -93,8 +98,11 @@ class _StepClock:
         tests = math.ceil(settings.epochs / settings.evaluate_every)
         sizes = len(settings.sizes) * max(1, len(part.training.variants))
         images = (tests + sizes) * self.data.test_count + 2 * sizes * settings.calibration_images
-        # A network of half the sizes costs about half on average; sizes are at most the whole.
-        return left * self._step(part) + 0.75 * images * self._image(settings)
+        variants = max(1, len(part.training.variants))
+        # On average a size costs half of the whole, but thin layers are slower than their MACs say.
+        return (
+            left * self._step(part) + 0.75 * images * self._image(settings) + variants * self._decomposition(settings)
+        )
 
     def _step(self, part: Part) -> float:
         method = "plain" if part.method in _RANKS_FROM_WEIGHTS else part.method
@@ -102,7 +110,7 @@ class _StepClock:
         key = (method, settings.width, settings.form, settings.batch_size)
         if key not in self._steps:
             self.progress(f"timing: a step of {method}")
-            self._steps[key] = _timed(self._stepper(settings), warmup=1, repeats=TIMED_STEPS)
+            self._steps[key] = _timed(self._stepper(settings), TIMED_STEPS)
         return self._steps[key]
 
     def _stepper(self, settings: Settings) -> Callable[[], None]:
@@ -128,8 +136,16 @@ class _StepClock:
             x, _ = training.moved(self.data.test_batch(torch.arange(count)), self.device, settings)
             model = self._model(settings).eval()
             with torch.no_grad():
-                self._test_image = _timed(lambda: model(x), warmup=1, repeats=2) / count
+                self._test_image = _timed(lambda: model(x), TIMED_STEPS) / count
         return self._test_image
+
+    def _decomposition(self, settings: Settings) -> float:
+        if self._svd is None:
+            self.progress("timing: a decomposition")
+            x, _ = self.data.test_batch(torch.arange(1))
+            model = self._model(settings)
+            self._svd = _timed(lambda: decompose(model, example_input=x, form=settings.form), 1)
+        return self._svd
 
     def _model(self, settings: Settings) -> nn.Module:
         seed_everything(settings.seed)
@@ -139,15 +155,16 @@ class _StepClock:
         return model
 
 
-def _timed(function: Callable[[], Any], *, warmup: int, repeats: int) -> float:
-    for _ in range(warmup):
+def _timed(function: Callable[[], Any], repeats: int) -> float:
+    """Seconds of a call, the first one not counted; the median, as a moment of the machine may be slow."""
+    seconds = []
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
         function()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        function()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / repeats
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[1:])
 
 
 def _steps_made(part: Part) -> int:

@@ -61,6 +61,7 @@ class Comparison:
     out: Path
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
+    settings: Settings = field(repr=False)
     parts: tuple[Part, ...] = field(repr=False)
     added: dict[str, str] = field(default_factory=dict)  # by the method that needs it
 
@@ -84,7 +85,13 @@ def plan(recipe: str, settings: Settings, names: Sequence[str], seeds: Sequence[
     parts = [part for seed in dict.fromkeys(seeds) for name in order for part in _parts(name, seed, settings, out)]
     ordered = tuple(name for name in methods.METHODS if name in wanted)
     return Comparison(
-        recipe=recipe, out=out, methods=ordered, seeds=tuple(dict.fromkeys(seeds)), parts=tuple(parts), added=added
+        recipe=recipe,
+        out=out,
+        methods=ordered,
+        seeds=tuple(dict.fromkeys(seeds)),
+        settings=settings,
+        parts=tuple(parts),
+        added=added,
     )
 
 
@@ -96,8 +103,9 @@ def _needed(name: str, settings: Settings) -> set[str]:
 
 def _parts(name: str, seed: int, settings: Settings, out: Path) -> list[Part]:
     base = out / name / str(seed)
-    # The sizes that are measured are those that are calibrated: the whole grid is for networks that are to be used.
-    calibrated = settings.calibrated_sizes or tuple(size for size in settings.sizes if size < 1)
+    # The sizes that are measured are those that are calibrated, the full one too, as other methods calibrate it: the
+    # whole grid is for networks that are to be used.
+    calibrated = settings.calibrated_sizes or settings.sizes
     parts = []
     for training in methods.find(name).trainings(settings):
         own = {"method": name, "seed": seed, "calibrated_sizes": calibrated, **training.settings}

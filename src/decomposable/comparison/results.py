@@ -2,7 +2,7 @@
 
 A method may have several curves: ways to decompose one network, or trainings with other settings. The curve that stands
 for it in the figure is, where all of them have the same sizes, the best of them at each size, which favours a method
-that tries many; elsewhere it is the first one.
+that tries many; elsewhere it is the one that reaches the highest accuracy.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any
 
 from decomposable import methods, records
 from decomposable.comparison.parts import Comparison, Part
+from decomposable.runs import RunError
 
 Rows = list[dict[str, Any]]
+_NUMBERS = ("size", "macs", "params", "macs_fraction", "params_fraction", "accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ def summary(comparison: Comparison) -> dict[str, Any]:
     content: dict[str, Any] = {
         "recipe": comparison.recipe,
         "seeds": list(comparison.seeds),
+        "sizes": list(comparison.settings.sizes),
         "made": records.now(),
         "methods": {},
     }
@@ -65,7 +68,11 @@ def _curves_of(parts: Sequence[Part]) -> dict[str, Rows]:
     found: dict[str, dict[str, Rows]] = defaultdict(lambda: defaultdict(list))
     for part in parts:
         for row in (part.folder.finished() or {})["sizes"]:
-            found[row["curve"] or part.training.curve][part.training.choice].append(row)
+            if not isinstance(row, dict) or not all(isinstance(row.get(key), int | float) for key in _NUMBERS):
+                raise RunError(
+                    f"{part.folder.record}: a size of it is {row!r:.80}; remove {part.path} to train it again"
+                )
+            found[row.get("curve") or part.training.curve][part.training.choice].append(row)
     return {curve: max(choices.values(), key=_best_at_its_largest) for curve, choices in found.items()}
 
 
@@ -79,7 +86,7 @@ def mean_over_seeds(runs: Sequence[Rows], curve: str) -> list[Point]:
     """
     ordered = [sorted(rows, key=lambda row: -row["macs"]) for rows in runs]
     asked = [{row["size"] for row in rows} for rows in ordered]
-    if any(len(rows) != len(ordered[0]) for rows in ordered) and (shared := set.intersection(*asked)):
+    if any(sizes != asked[0] for sizes in asked) and (shared := set.intersection(*asked)):
         ordered = [[row for row in rows if row["size"] in shared] for rows in ordered]
     return [_point(rows, curve) for rows in zip(*ordered, strict=False)]
 
@@ -87,9 +94,7 @@ def mean_over_seeds(runs: Sequence[Rows], curve: str) -> list[Point]:
 def _point(rows: Iterable[Mapping[str, Any]], curve: str) -> Point:
     rows = list(rows)
     accuracies = [row["accuracy"] for row in rows]
-    means = {
-        key: fmean(row[key] for row in rows) for key in ("size", "macs", "params", "macs_fraction", "params_fraction")
-    }
+    means = {key: fmean(row[key] for row in rows) for key in _NUMBERS if key != "accuracy"}
     return Point(
         **means,
         accuracy=fmean(accuracies),
@@ -107,5 +112,5 @@ def representative(curves: Mapping[str, Sequence[Point]]) -> tuple[str, list[Poi
     if len(all_curves) > 1 and len(set(sizes)) == 1:
         best = [max(points, key=lambda point: point.accuracy) for points in zip(*all_curves, strict=True)]
         return f"best of {len(all_curves)}", best
-    name, points = next(iter(curves.items()))
+    name, points = max(curves.items(), key=lambda item: max(point.accuracy for point in item[1]))
     return name, list(points)

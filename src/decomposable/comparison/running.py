@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import pickle
-import queue
-import signal
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +17,38 @@ import torch
 from decomposable import artifact, experiment, methods, recipes
 from decomposable.comparison.parts import Comparison, Part, plan
 from decomposable.comparison.results import summary
+from decomposable.comparison.workers import Worker, cores, reason_of, threads_for
 from decomposable.devices import choose_device
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import write_atomically
 from decomposable.interrupts import Interrupted, stop_signals
-from decomposable.runs import RunFolder
+from decomposable.runs import RunError, RunFolder, check_same_run, held
 from decomposable.settings import Settings, with_overrides
 from decomposable.training import Say, as_duration
 
 MOST_JOBS = 4  # side by side unless more are asked for: each takes the memory of a training
-_SECONDS_BETWEEN_LINES = 0.5
+SET_BY_ITSELF = {
+    "method": "--methods",
+    "seed": "--seeds",
+    "width": "compare_widths",
+    "ranks": "compare_ranks",
+    "trp_energy": "compare_energies",
+    "trp_strength": "compare_strengths",
+    "vbmf_form": "compare_vbmf_forms",
+}
+"""Settings that a comparison has a value of its own for in each training, and how to choose these."""
+
+Failures = dict[str, str]  # why, by the name of the part
 
 
 class PartsFailedError(DecomposableError):
-    """Some trainings of a comparison failed; the others are done."""
+    """Some trainings of a comparison failed."""
+
+    def __init__(self, failures: Failures, total: int) -> None:
+        name, reason = next(iter(failures.items()))
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        others = "the others are done, and " if len(failures) < total else ""
+        super().__init__(f"{name}{more}: {reason}; {others}the same command tries again")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +86,14 @@ def compare(
         data: where the data set is.
         device: "auto", "cpu", "cuda" …
         jobs: how many trainings run side by side; by default one on a GPU, and on a CPU one for each core, up to four.
+            More than one needs ``if __name__ == "__main__":`` around the program, as all of multiprocessing does.
         checkpoint_seconds: from one checkpoint to the next.
         progress: called with a line about what is under way.
         say: called with a line for every training that is done.
         **settings: of the recipe, to be replaced, such as ``epochs=10``.
 
-    Returns the content of ``comparison.json``: for every method its curves, mean and spread over the seeds.
+    Returns the content of ``comparison.json``: for every method its curves, mean and spread over the seeds. Where some
+    trainings failed, `PartsFailedError` says which and why; the others are there.
     """
     comparison, circumstances = prepare(
         recipe,
@@ -90,7 +105,10 @@ def compare(
         checkpoint_seconds=checkpoint_seconds,
         overrides=settings,
     )
-    return run(comparison, circumstances, jobs=jobs, progress=progress, say=say)
+    content, failures = run(comparison, circumstances, jobs=jobs, progress=progress, say=say)
+    if failures:
+        raise PartsFailedError(failures, len(comparison.parts))
+    return content
 
 
 def prepare(
@@ -109,12 +127,21 @@ def prepare(
     """Check everything that can be checked before anything is written."""
     function = recipes.find(recipe) if isinstance(recipe, str) else recipe
     name = recipe if isinstance(recipe, str) else f"{function.__module__}:{function.__qualname__}"
-    chosen = with_overrides(settings or recipes.default_settings(function), overrides or {})
+    default = recipes.default_settings(function)
+    chosen = with_overrides(settings or default, overrides or {})
+    for key, instead in SET_BY_ITSELF.items():
+        if getattr(chosen, key) != getattr(default, key):
+            raise InvalidArgumentError(f"{key}={getattr(chosen, key)}: a comparison sets it itself; allowed: {instead}")
     recipes.make_task(function, data, chosen)
+    if not checkpoint_seconds >= 0:
+        raise InvalidArgumentError(f"--checkpoint-seconds {checkpoint_seconds:g}; allowed: a number of at least 0")
     if out.exists() and not out.is_dir():
         raise InvalidArgumentError(f"--out {out}: it is a file; allowed: a folder")
     wanted = [names] if isinstance(names, str) else list(names)
     comparison = plan(name, chosen, list(methods.METHODS) if wanted == ["all"] else wanted, seeds, out)
+    for part in comparison.parts:
+        if part.ranks_from is None:  # else its ranks are not known yet
+            methods.find(part.method).check(part.settings, has_init=part.training.init is not None)
     circumstances = Circumstances(
         recipe=recipe,
         data=data,
@@ -154,33 +181,31 @@ def run(
     jobs: int | None = None,
     progress: Say = lambda text: None,
     say: Say = lambda text: None,
-) -> dict[str, Any]:
-    """Train what is missing, then write every method's record and the summary, which comes back."""
+) -> tuple[dict[str, Any], Failures]:
+    """Train what is missing, then write every method's record and the summary; it comes back, and what failed."""
+    count = number_of_jobs(jobs, circumstances.device)
+    check_finished(comparison, circumstances)
+    missing = [part for part in comparison.parts if not part.is_done]
+    at_once = min(count, len(missing))
+    if at_once > 1:
+        _check_sendable(circumstances, at_once)
     for needed, name in comparison.added.items():
         say(f"{needed} is trained as well: {name} starts from it")
-    count = number_of_jobs(jobs, circumstances.device)
-    missing = [part for part in comparison.parts if not part.is_done]
-    check_finished(comparison, circumstances)
-    done = len(comparison.parts) - len(missing)
-    if done:
-        say(f"{done} of {len(comparison.parts)} trainings are done already")
-    failures: dict[str, str] = {}
-    if missing:
-        at_once = min(count, len(missing))
-        schedule = _one_by_one if at_once == 1 else _side_by_side
-        failures = schedule(missing, circumstances, at_once, progress, say)
-    content = gather(comparison)
-    if failures:
-        name, reason = next(iter(failures.items()))
-        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-        raise PartsFailedError(f"{name}{more}: {reason}; the others are done, and the same command tries again")
-    return content
+    if len(missing) < len(comparison.parts):
+        say(f"{len(comparison.parts) - len(missing)} of {len(comparison.parts)} trainings are done already")
+    comparison.out.mkdir(parents=True, exist_ok=True)
+    with held(comparison.out):
+        failures: Failures = {}
+        if missing:
+            schedule = _side_by_side if at_once > 1 else _one_by_one
+            failures = schedule(missing, circumstances, at_once, progress, say)
+        return gather(comparison, circumstances, failures), failures
 
 
 def number_of_jobs(jobs: int | None, device: str) -> int:
     """How many trainings run side by side."""
     if jobs is None:
-        return 1 if torch.device(device).type != "cpu" else min(MOST_JOBS, os.cpu_count() or 1)
+        return 1 if torch.device(device).type != "cpu" else min(MOST_JOBS, cores())
     if jobs < 1:
         raise InvalidArgumentError(f"--jobs {jobs}; allowed: an int of at least 1")
     return jobs
@@ -190,34 +215,58 @@ def check_finished(comparison: Comparison, circumstances: Circumstances) -> None
     """Refuse a folder whose finished trainings are of another comparison, before anything is trained."""
     for part in comparison.parts:
         if part.is_done and all(RunFolder(path).record.exists() for path in part.needs):
-            experiment.finished(job_of(part, circumstances))
+            _finished(part, circumstances)
 
 
-def _one_by_one(
-    parts: Sequence[Part], circumstances: Circumstances, jobs: int, progress: Say, say: Say
-) -> dict[str, str]:
+def _finished(part: Part, circumstances: Circumstances) -> dict[str, Any]:
+    """The record of a part that is done under these very settings."""
+    try:
+        record = experiment.finished(job_of(part, circumstances))
+        assert record is not None
+        stored = {key: record["settings"].get(key) for key in experiment.OF_THE_SIZES}
+        ours = experiment.plain_settings(part.settings)
+        check_same_run(part.folder.record, stored, {key: ours[key] for key in experiment.OF_THE_SIZES})
+        return record
+    except InvalidArgumentError as error:
+        what = str(error).partition("; allowed:")[0]
+        raise InvalidArgumentError(f"{what}; allowed: the same settings, or another folder") from error
+    except RunError as error:
+        what = str(error).partition(";")[0]
+        raise RunError(f"{what}; remove {part.path} to train it again") from error
+
+
+def _one_by_one(parts: Sequence[Part], circumstances: Circumstances, jobs: int, progress: Say, say: Say) -> Failures:
     """In this process, one after the other; what failed comes back, with the reason."""
-    failures: dict[str, str] = {}
-    for number, part in enumerate(parts, start=1):
+    failures: Failures = {}
+    done = 0
+    for part in parts:
         if _lacks_something(part, failures):
             continue
-        title = f"{part.name} ({number} of {len(parts)})"
         try:
-            record = experiment.run(job_of(part, circumstances), progress=_titled(title, progress))
-            say(_line(part, record, number, len(parts)))
-        except Interrupted:
-            raise
-        except (DecomposableError, OSError) as error:
-            failures[part.name] = str(error)
-            say(f"{part.name} failed: {error}")
+            record = _train(circumstances, part, _titled(f"{part.name} ({done + 1} of {len(parts)})", progress))
+            done += 1
+            say(_line(part, record, done, len(parts)))
+        except Interrupted as error:
+            raise _stopped(len(parts) - done, len(parts)) from error
+        except Exception as error:  # whatever the code of a recipe raises
+            failures[part.name] = reason_of(error, part.folder)
+            say(f"{part.name} failed: {failures[part.name]}")
     return failures
+
+
+def _train(circumstances: Circumstances, part: Part, progress: Say) -> dict[str, Any]:
+    return experiment.run(job_of(part, circumstances), progress=progress)
 
 
 def _titled(title: str, progress: Say) -> Say:
     return lambda text: progress(f"{title}: {text}")
 
 
-def _lacks_something(part: Part, failures: dict[str, str]) -> bool:
+def _stopped(left: int, total: int) -> Interrupted:
+    return Interrupted(f"stopped with {left} of {total} trainings to go; the same command goes on where they were")
+
+
+def _lacks_something(part: Part, failures: Failures) -> bool:
     """Whether what it starts from has failed; then it has, too."""
     absent = [path for path in part.needs if not RunFolder(path).record.exists()]
     if absent:
@@ -234,57 +283,74 @@ def _line(part: Part, record: Mapping[str, Any], number: int, count: int) -> str
     return f"[{number}/{count}] {part.name}: {sizes}, up to {best:.2f}% ({seconds} of training)"
 
 
-def _side_by_side(
-    parts: Sequence[Part], circumstances: Circumstances, jobs: int, progress: Say, say: Say
-) -> dict[str, str]:
-    """Some at a time, each in a process with its share of the cores."""
+def _check_sendable(circumstances: Circumstances, jobs: int) -> None:
     try:
         pickle.dumps(circumstances)
     except Exception as error:  # a function inside a function, a lambda …
         raise InvalidArgumentError(
             f"jobs={jobs}: the recipe cannot be sent to another process; allowed: jobs=1, or a function of a module"
         ) from error
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    failures: dict[str, str] = {}
-    waiting, count = list(parts), 0
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with stop_signals() as stop, context.Manager() as manager:
-        lines: Any = manager.Queue()
-        told = _Telling(lines, len(parts), progress)
-        with ProcessPoolExecutor(
-            jobs, mp_context=context, initializer=_begin, initargs=(os.getpid(), threads, lines)
-        ) as pool:
-            running: dict[Future[dict[str, Any]], Part] = {}
-            while (waiting and not stop.is_set()) or running:
-                while (
-                    len(running) < jobs and not stop.is_set() and (part := _next(waiting, running.values(), failures))
-                ):
-                    running[pool.submit(_work, part, circumstances)] = part
-                if not running:
+
+
+def _side_by_side(parts: Sequence[Part], circumstances: Circumstances, jobs: int, progress: Say, say: Say) -> Failures:
+    """Some at a time, each in a process with its share of the cores."""
+    failures: Failures = {}
+    waiting, done = list(parts), 0
+    make: Callable[[], Worker] = partial(Worker, partial(_train, circumstances), threads_for(jobs))
+    workers: list[Worker] = []
+    is_clean = False
+    try:
+        with stop_signals() as stop:
+            while True:
+                busy = [worker for worker in workers if worker.part is not None]
+                while not stop.is_set() and len(busy) < jobs:
+                    part = _next(waiting, [worker.part for worker in busy], failures)
+                    if part is None:
+                        break
+                    worker = next((w for w in workers if w.part is None), None) or make()
+                    workers += [] if worker in workers else [worker]
+                    worker.begin(part)
+                    busy.append(worker)
+                if not busy:
                     break
-                finished, _ = wait(running, timeout=_SECONDS_BETWEEN_LINES, return_when=FIRST_COMPLETED)
-                told.show(count)
                 if stop.is_set():
-                    _ask_to_stop(pool)
-                for future in finished:
-                    part, count = running.pop(future), count + 1
-                    told.forget(part.name)
-                    reason = _outcome(future)
-                    if reason is None:
-                        say(_line(part, future.result(), count, len(parts)))
-                    elif not stop.is_set():
-                        failures[part.name] = reason
-                        say(f"{part.name} failed: {reason}")
-        if stop.is_set():
-            left = len(parts) - count
-            raise Interrupted(f"stopped with {left} of {len(parts)} trainings to go; the same command goes on")
+                    for worker in busy:
+                        worker.ask_to_stop()
+                for worker in _speaking(busy):
+                    kind, content = worker.message()
+                    if kind == "line":
+                        worker.line = str(content).removeprefix("training: ")
+                        continue
+                    part, worker.part = worker.part, None
+                    if kind == "died":
+                        workers.remove(worker)
+                    if kind == "done":
+                        done += 1
+                        say(_line(part, content, done, len(parts)))
+                    elif kind != "stopped" and not stop.is_set():
+                        failures[part.name] = content
+                        say(f"{part.name} failed: {content}")
+                lines = [f"{worker.part.name} {worker.line}" for worker in busy if worker.part is not None]
+                progress("  |  ".join([f"comparing: {done} of {len(parts)} done", *lines]))
+            is_clean = True
+            if stop.is_set():
+                raise _stopped(len(parts) - done, len(parts))
+    finally:
+        for worker in workers:
+            worker.close(at_once=not is_clean)
     return failures
 
 
-def _next(waiting: list[Part], running: Any, failures: dict[str, str]) -> Part | None:
+def _speaking(workers: Sequence[Worker]) -> list[Worker]:
+    """Those that have something to say; waits half a second for one, so that a signal is seen."""
+    ready = wait([worker.connection for worker in workers], timeout=0.5)
+    return [worker for worker in workers if worker.connection in ready]
+
+
+def _next(waiting: list[Part], running: Sequence[Part], failures: Failures) -> Part | None:
     """The first part that has what it needs; it is taken off the list."""
-    to_come = {part.path for part in (*waiting, *running)}
     for part in list(waiting):
+        to_come = {other.path for other in (*waiting, *running)}
         if any(path in to_come for path in part.needs):
             continue
         waiting.remove(part)
@@ -293,118 +359,64 @@ def _next(waiting: list[Part], running: Any, failures: dict[str, str]) -> Part |
     return None
 
 
-def _outcome(future: Future[dict[str, Any]]) -> str | None:
-    """Why it failed; None where it did not."""
-    error = future.exception()
-    if error is None:
-        return None
-    if isinstance(error, BrokenProcessPool):
-        return "its process was killed, perhaps for want of memory"
-    if isinstance(error, DecomposableError | OSError):
-        return str(error)
-    raise error
-
-
-class _Telling:
-    """The last line of every training that is under way, put together."""
-
-    def __init__(self, lines: Any, total: int, progress: Say) -> None:
-        self.lines, self.total, self.progress = lines, total, progress
-        self._last: dict[str, str] = {}
-
-    def show(self, count: int) -> None:
-        """Read what has come, and show it."""
-        while True:
-            try:
-                name, text = self.lines.get_nowait()
-            except queue.Empty:
-                break
-            self._last[name] = text
-        under_way = "  |  ".join(f"{name} {text}" for name, text in self._last.items())
-        self.progress(f"comparing: {count} of {self.total} done  |  {under_way}")
-
-    def forget(self, name: str) -> None:
-        """It is done."""
-        self._last.pop(name, None)
-
-
-_LINES: Any = None  # of a worker process: where its lines go
-
-
-def _begin(parent: int, threads: int, lines: Any) -> None:
-    """Of a worker process: its share of the cores; signals come from the parent, and without a parent it stops."""
-    global _LINES
-    _LINES = lines
-    torch.set_num_threads(threads)
-    if hasattr(os, "setpgid"):
-        os.setpgid(0, 0)  # else Ctrl-C would reach it twice: from the terminal and from the parent
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _work(part: Part, circumstances: Circumstances) -> dict[str, Any]:
-    """Of a worker process: one training."""
-    return experiment.run(job_of(part, circumstances), progress=_now_and_then(part.name))
-
-
-def _now_and_then(name: str) -> Callable[[str], None]:
-    last = 0.0
-
-    def report(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last > _SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            _LINES.put((name, text.removeprefix("training: ")))
-
-    return report
-
-
-def _ask_to_stop(pool: ProcessPoolExecutor) -> None:
-    """Each training under way then writes its checkpoint and ends. Asked once: a second time would stop it at once."""
-    processes = getattr(pool, "_processes", None) or {}
-    for process in processes.values():
-        if not getattr(process, "was_asked_to_stop", False):
-            process.was_asked_to_stop = True
-            process.terminate()
-
-
-def gather(comparison: Comparison) -> dict[str, Any]:
-    """Write the record of every method and seed that is complete, and the summary of all, which comes back."""
-    for name in (*comparison.methods, *comparison.added):
-        for seed in comparison.seeds:
-            parts = [part for part in comparison.parts if (part.method, part.seed) == (name, seed)]
-            if len(parts) > 1 or parts[0].training.folder:
+def gather(comparison: Comparison, circumstances: Circumstances, failures: Failures) -> dict[str, Any]:
+    """Write the record of every method and seed that is complete, and the summary of all that is in the folder."""
+    everything = _all_in_folder(comparison, circumstances)
+    for name in everything.methods:
+        for seed in everything.seeds:
+            parts = [part for part in everything.parts if (part.method, part.seed) == (name, seed)]
+            if parts and parts[0].training.folder and all(part.is_done for part in parts):
                 _write_record(comparison, parts)
-    content = summary(comparison)
+    content = {**summary(everything), "failed": failures}
     write_atomically(comparison.out / "comparison.json", (json.dumps(content, indent=1) + "\n").encode())
     return content
 
 
+def _all_in_folder(comparison: Comparison, circumstances: Circumstances) -> Comparison:
+    """With the methods and seeds of earlier commands, as far as their settings are the same."""
+    found = {int(path.name) for name in methods.METHODS for path in _folders(comparison.out / name)}
+    seeds = sorted({*comparison.seeds, *found})
+    every = plan(comparison.recipe, comparison.settings, list(methods.METHODS), seeds, comparison.out)
+    asked = {part.path for part in comparison.parts}
+    kept = []
+    for part in every.parts:
+        if part.path in asked:
+            kept.append(part)
+        elif part.is_done and all(RunFolder(path).record.exists() for path in part.needs):
+            with suppress(InvalidArgumentError, DecomposableError, OSError):
+                _finished(part, circumstances)
+                kept.append(part)
+    names = {part.method for part in kept if part.is_done}
+    return replace(
+        every,
+        parts=tuple(kept),
+        methods=tuple(name for name in methods.METHODS if name in names),
+        seeds=tuple(seed for seed in seeds if any(part.seed == seed and part.is_done for part in kept)),
+    )
+
+
+def _folders(path: Path) -> list[Path]:
+    return [folder for folder in path.iterdir() if folder.name.isdigit()] if path.is_dir() else []
+
+
 def _write_record(comparison: Comparison, parts: Sequence[Part]) -> None:
-    """One record for the trainings of one method and seed, where all of them are done."""
-    if not all(part.is_done for part in parts):
-        return
+    """One record for the trainings of one method and seed."""
     found = {part.training.folder: part.folder.finished() or {} for part in parts}
-    first = parts[0]
+    first = next(iter(found.values()))
     rows = [{**row, "training": folder} for folder, record in found.items() for row in record["sizes"]]
     record = {
         "recipe": comparison.recipe,
-        "method": first.method,
-        "seed": first.seed,
+        "method": parts[0].method,
+        "seed": parts[0].seed,
         "finished": max(record["finished"] for record in found.values()),
         "training_seconds": round(sum(record["training_seconds"] for record in found.values()), 1),
-        "machine": next(iter(found.values()))["machine"],
-        "commit": next(iter(found.values()))["commit"],
+        "machine": first["machine"],
+        "commit": first["commit"],
         "trainings": {
             folder: {key: record[key] for key in ("settings", "training_seconds", "steps", "finished", "commit")}
             for folder, record in found.items()
         },
         "sizes": rows,
     }
-    path = comparison.out / first.method / str(first.seed) / "record.json"
+    path = comparison.out / parts[0].method / str(parts[0].seed) / "record.json"
     write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())

@@ -14,8 +14,8 @@ STYLES: Mapping[str, dict[str, Any]] = {
     "trp": {"color": "#009E73", "marker": "^", "linestyle": "-."},
     "tucker": {"color": "#CC79A7", "marker": "P", "linestyle": ":"},
     "plain": {"color": "#666666", "marker": "v", "linestyle": "--"},
-    "width": {"color": "#000000", "marker": "*", "linestyle": "none", "markersize": 13},
-    "scratch": {"color": "#56B4E9", "marker": "X", "linestyle": "none", "markersize": 10},
+    "width": {"color": "#000000", "marker": "*", "linestyle": "none", "markersize": 13, "zorder": 7},
+    "scratch": {"color": "#56B4E9", "marker": "X", "linestyle": "none", "markersize": 10, "zorder": 8},
 }
 NAMES = {
     "decomposable": "Decomposable-Net",
@@ -27,9 +27,9 @@ NAMES = {
     "width": "fewer channels, trained alone",
     "scratch": "our ranks, trained from scratch",
 }
-TICKS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
-MOST_POINTS_BELOW = 35.0
-"""Accuracies so far below the best one are left out of sight: they would flatten everything else."""
+TICKS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.02, 0.01)
+SEEN_BELOW = 12.0
+"""Accuracies so many points below every method's best one are left out of sight: they would flatten everything else."""
 
 
 def draw(content: Mapping[str, Any]) -> bytes:
@@ -37,17 +37,16 @@ def draw(content: Mapping[str, Any]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure  # not pyplot: no window and no global state
 
-    figure = Figure(figsize=(9.5, 6), dpi=160, layout="constrained")
+    figure = Figure(figsize=(11, 5.6), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     shown = [name for name in STYLES if name in content["methods"]]
     for name in shown:
         _draw_method(axes, name, content["methods"][name])
-    points = [p for name in shown for p in content["methods"][name]["shown"]["points"]]
-    _set_limits(axes, points)
+    _set_limits(axes, [content["methods"][name]["shown"]["points"] for name in shown])
     seeds = len(content["seeds"])
     axes.set_title(f"{content['recipe']}: accuracy over size", loc="left", fontsize=15, fontweight="bold", pad=26)
     runs = f"mean and range of {seeds} runs" if seeds > 1 else "one run"
-    text = f"One protocol for all methods, {runs}. Thin lines: a method's other curves."
+    text = f"One protocol for all methods, {runs}. Thin: each curve of a method that has several."
     axes.text(0, 1.03, text, transform=axes.transAxes, fontsize=10.5, color="#444444").set_in_layout(False)
     axes.set_xlabel("MACs, as a fraction of the original network's", fontsize=11)
     axes.set_ylabel("test accuracy (%)", fontsize=11)
@@ -55,7 +54,7 @@ def draw(content: Mapping[str, Any]) -> bytes:
     axes.grid(color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=10)
+    figure.legend(loc="outside right center", frameon=False, fontsize=10, labelspacing=0.9)
     png = io.BytesIO()
     FigureCanvasAgg(figure).print_png(png)
     return png.getvalue()
@@ -76,7 +75,7 @@ def _draw_method(axes: Any, name: str, method: Mapping[str, Any]) -> None:
             axes.errorbar(x, y, yerr=spread, fmt="none", ecolor=style["color"], elinewidth=1.2, capsize=3, zorder=3)
         else:
             axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
-    several = f" ({label})" if len(method["curves"]) > 1 else ""
+    several = f"\n{label}" if len(method["curves"]) > 1 else ""
     axes.plot(x, y, label=NAMES[name] + several, **style)
 
 
@@ -84,14 +83,16 @@ def _line(points: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]
     return [p["macs_fraction"] for p in points], [p["accuracy"] for p in points]
 
 
-def _set_limits(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:
-    """The sizes on a logarithmic axis; of the accuracies those that can be told apart."""
-    smallest = min((p["macs_fraction"] for p in points), default=0.1)
-    lowest = min((p["accuracy"] for p in points), default=0.0)
-    best = max((p["accuracy"] for p in points), default=100.0)
+def _set_limits(axes: Any, methods: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """The sizes on a logarithmic axis; of the accuracies those that can be told apart, every method's best included."""
+    points = [point for curve in methods for point in curve]
+    worst_best = min((max(p["accuracy"] for p in curve) for curve in methods), default=0.0)
+    bottom = max(min((p["lowest"] for p in points), default=0.0), worst_best - SEEN_BELOW)
+    top = max((p["highest"] for p in points), default=100.0)
+    margin = 0.03 * (top - bottom) + 0.1
+    axes.set_ylim(bottom - margin, min(top + margin, 100 + margin / 2))
+    smallest = min((p["macs_fraction"] for p in points if p["accuracy"] >= bottom), default=0.1)
     axes.set_xscale("log")
-    axes.set_xlim(0.9 * smallest, 1.06)
-    ticks = [size for size in TICKS if size >= 0.9 * smallest]
+    axes.set_xlim(0.88 * smallest, 1.06)
+    ticks = [size for size in TICKS if size >= 0.88 * smallest]
     axes.set_xticks(ticks, [f"{size:g}" for size in ticks])
-    margin = 0.05 * (best - max(lowest, best - MOST_POINTS_BELOW)) + 0.2
-    axes.set_ylim(max(lowest, best - MOST_POINTS_BELOW) - margin, best + margin)
