@@ -14,7 +14,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import cli, methods
 from decomposable.comparison import results, running
-from decomposable.comparison.estimate import START_SECONDS, Estimate, total_seconds
+from decomposable.comparison.estimate import START_SECONDS, Estimate, estimate, total_seconds
 from decomposable.comparison.parts import plan
 from decomposable.comparison.running import PartsFailedError
 from decomposable.data import digits
@@ -328,6 +328,22 @@ def test_sizes_that_were_not_measured_are_not_passed_off_as_measured(everything,
     assert result.returncode == 2
     assert "sizes" in result.stderr
     assert result.stderr.rstrip().endswith("allowed: the same settings, or another folder")
+
+
+def grouped(settings=small.DIGITS):
+    def build():
+        return nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3, groups=4), nn.Flatten(), nn.Linear(128, 10))
+
+    return dn.Task(build_model=build, load_data=small.digits(settings).load_data)
+
+
+def test_a_dry_run_says_which_method_cannot_train_the_model(tmp_path):
+    comparison, circumstances = running.prepare(grouped, out=tmp_path / "out", names=["plain", "us-net"])
+    plain, us_net = estimate(comparison, circumstances, jobs=1, progress=lambda text: None)
+    assert (plain.state, plain.reason) == ("to do", "")
+    assert plain.seconds > 0
+    assert us_net.state == "cannot"
+    assert "groups=4" in us_net.reason
 
 
 def test_two_comparisons_in_one_folder_are_refused(tmp_path):

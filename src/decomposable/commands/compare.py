@@ -123,13 +123,16 @@ def _dry_run(
             str(entry.part.seed),
             entry.part.training.folder,
             entry.state,
-            "" if entry.state == "done" else as_duration(entry.seconds),
+            "" if entry.state in ("done", "cannot") else as_duration(entry.seconds),
         )
         for entry in estimates
     ]
     print(as_table(("method", "seed", "training", "state", "about"), rows_text))
     for needed, name in comparison.added.items():
         print(f"{needed} is trained as well: {name} starts from it")
+    for entry in estimates:
+        if entry.reason:
+            print(f"{entry.part.name} cannot be trained: {entry.reason}")
     print(
         f"\n{_counted(estimates)}; about {as_duration(seconds)} on this machine, {jobs} at a time. Nothing was trained."
     )
@@ -137,7 +140,7 @@ def _dry_run(
 
 def _counted(estimates: list[Estimate]) -> str:
     states = [entry.state for entry in estimates]
-    counts = [f"{states.count(state)} {state}" for state in ("done", "cut off", "to do") if state in states]
+    counts = [f"{states.count(state)} {state}" for state in ("done", "cut off", "to do", "cannot") if state in states]
     return f"trainings: {len(states)} ({', '.join(counts)})"
 
 

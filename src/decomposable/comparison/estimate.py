@@ -18,6 +18,7 @@ from decomposable.comparison.parts import Comparison, Part
 from decomposable.comparison.running import Circumstances
 from decomposable.comparison.workers import threads_for
 from decomposable.data.base import Data, TrainBatches
+from decomposable.errors import DecomposableError
 from decomposable.network import decompose
 from decomposable.settings import Settings
 from decomposable.training import Say
@@ -32,8 +33,9 @@ class Estimate:
     """One training: what there is of it, and about how many seconds are left to do."""
 
     part: Part
-    state: str  # "done", "cut off" or "to do"
+    state: str  # "done", "cut off", "to do", or "cannot"
     seconds: float
+    reason: str = ""  # why it cannot
 
     def as_plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -44,6 +46,7 @@ class Estimate:
             "training": part.training.folder,
             "state": self.state,
             "seconds": round(self.seconds, 1),
+            "reason": self.reason,
         }
 
 
@@ -56,14 +59,18 @@ def estimate(comparison: Comparison, circumstances: Circumstances, *, jobs: int,
     torch.set_num_threads(threads_for(jobs))
     try:
         clock = _StepClock(missing[0].settings, circumstances, progress)
-        return [
-            Estimate(part=part, state="done", seconds=0.0)
-            if part.is_done
-            else Estimate(part=part, state="cut off" if part.is_begun else "to do", seconds=clock.seconds(part))
-            for part in comparison.parts
-        ]
+        return [_estimated(part, clock) for part in comparison.parts]
     finally:
         torch.set_num_threads(threads)
+
+
+def _estimated(part: Part, clock: _StepClock) -> Estimate:
+    if part.is_done:
+        return Estimate(part=part, state="done", seconds=0.0)
+    try:
+        return Estimate(part=part, state="cut off" if part.is_begun else "to do", seconds=clock.seconds(part))
+    except DecomposableError as error:  # a model that a method cannot train
+        return Estimate(part=part, state="cannot", seconds=0.0, reason=str(error))
 
 
 def total_seconds(estimates: list[Estimate], jobs: int) -> float:
