@@ -1,7 +1,9 @@
 """Comparing methods: what is trained, in what order, once; and what comes out."""
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,15 +56,29 @@ def run(out, *more, **options):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """All methods, reduced, two trainings at a time."""
-    out = tmp_path_factory.mktemp("comparison") / "all"
-    result = run(out, "--jobs", "2")
-    assert result.returncode == 0, result.stderr
-    return out, result
+    """All methods, reduced, two trainings at a time; made once for all processes that run tests: not to be changed."""
+    is_alone = os.environ.get("PYTEST_XDIST_WORKER") is None
+    base = tmp_path_factory.getbasetemp()
+    out = (base if is_alone else base.parent) / "comparison" / "all"
+    said = out.parent / "said.json"
+    out.parent.mkdir(exist_ok=True)
+    with (out.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not said.exists():
+            result = run(out, "--jobs", "2")
+            assert result.returncode == 0, result.stderr
+            said.write_text(json.dumps([result.stdout, result.stderr]))
+    return out, *json.loads(said.read_text())
+
+
+@pytest.fixture
+def copied(everything, tmp_path):
+    """A copy of it, to go on in."""
+    return shutil.copytree(everything[0], tmp_path / "copy")
 
 
 def test_every_method_leaves_a_record_with_its_sizes(everything):
-    out, _ = everything
+    out = everything[0]
     for name in methods.METHODS:
         record = json.loads((out / name / "0" / "record.json").read_text())
         assert record["sizes"], name
@@ -78,7 +94,7 @@ def test_every_method_leaves_a_record_with_its_sizes(everything):
 
 
 def test_the_curves_have_the_names_of_the_paper(everything):
-    out, _ = everything
+    out = everything[0]
     content = json.loads((out / "comparison.json").read_text())
     assert list(content["methods"]) == list(methods.METHODS)
     curves = {name: set(method["curves"]) for name, method in content["methods"].items()}
@@ -90,14 +106,14 @@ def test_the_curves_have_the_names_of_the_paper(everything):
 
 
 def test_networks_trained_from_scratch_have_the_ranks_of_decomposable_net(everything):
-    out, _ = everything
+    out = everything[0]
     [row] = json.loads((out / "scratch" / "0" / "record.json").read_text())["sizes"]
     ours = json.loads((out / "decomposable" / "0" / "record.json").read_text())["sizes"]
     assert row["macs"] == next(r["macs"] for r in ours if r["size"] == 0.25)
 
 
 def test_every_network_can_be_loaded_and_has_the_accuracy_that_its_record_says(everything):
-    out, _ = everything
+    out = everything[0]
     data = digits.load_data(train_images=200)
     checked = 0
     for path in sorted(out.rglob("network.safetensors")):
@@ -116,29 +132,29 @@ def test_every_network_can_be_loaded_and_has_the_accuracy_that_its_record_says(e
 
 
 def test_the_figure_is_drawn_and_the_table_printed(everything):
-    out, result = everything
+    out, printed, errors = everything
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
     for name in methods.METHODS:
-        assert any(line.split()[:1] == [name] for line in result.stdout.splitlines())
-    assert "Traceback" not in result.stderr
+        assert any(line.split()[:1] == [name] for line in printed.splitlines())
+    assert "Traceback" not in errors
 
 
 def contents(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".safetensors", ".jsonl")}
 
 
-def test_the_same_command_again_trains_nothing(everything):
-    out, first = everything
-    before = contents(out)
-    again = run(out, "--jobs", "2")
+def test_the_same_command_again_trains_nothing(everything, copied):
+    out, printed, _ = everything
+    before = contents(copied)
+    again = run(copied, "--jobs", "2")
     assert again.returncode == 0
-    assert again.stdout == first.stdout
-    assert contents(out) == before
+    assert again.stdout == printed.replace(str(out), str(copied))
+    assert contents(copied) == before
     assert "trainings are done already" in again.stderr
 
 
 def test_a_dry_run_tells_what_is_done_and_writes_nothing(everything, tmp_path):
-    out, _ = everything
+    out = everything[0]
     result = run(out, "--dry-run", "--json")
     assert {row["state"] for row in json.loads(result.stdout)["trainings"]} == {"done"}
     result = run(tmp_path / "new", "--dry-run", "--seeds", "0,1", names="tucker,us-net")
@@ -149,7 +165,7 @@ def test_a_dry_run_tells_what_is_done_and_writes_nothing(everything, tmp_path):
 
 
 def test_other_settings_in_the_same_folder_are_refused(everything):
-    out, _ = everything
+    out = everything[0]
     before = contents(out)
     result = run(out, settings=[*AS_TEXT, "learning_rate=0.05"])
     assert result.returncode == 2
@@ -309,8 +325,8 @@ def _target(link):
         return None
 
 
-def test_a_method_or_a_sweep_is_added_to_what_is_there(everything, tmp_path):
-    out, _ = everything
+def test_a_method_or_a_sweep_is_added_to_what_is_there(copied):
+    out = copied
     before = contents(out)
     result = run(out, "--jobs", "2", names="plain")  # the others are still there, and shown
     assert result.returncode == 0, result.stderr
@@ -323,7 +339,7 @@ def test_a_method_or_a_sweep_is_added_to_what_is_there(everything, tmp_path):
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_sizes_that_were_not_measured_are_not_passed_off_as_measured(everything, more):
-    out, _ = everything
+    out = everything[0]
     result = run(out, *more, names="plain", settings=[*AS_TEXT, "sizes=1,0.75,0.1"])
     assert result.returncode == 2
     assert "sizes" in result.stderr
