@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from decomposable.commands import trainings
 from decomposable.commands.verb import ProgressLine, Verb, as_table
 from decomposable.errors import InvalidArgumentError
 
@@ -20,33 +21,17 @@ SHOWN_SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.1)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name, or your own as package.module:function")
-    parser.add_argument("--data", metavar="DIR", type=Path, help="where the data set is (digits needs none)")
+    trainings.add_what(parser, settings_help="such as epochs=10 (decomposable train RECIPE --dry-run lists them all)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="the folder of the comparison; the same one goes on")
     parser.add_argument("--methods", metavar="LIST", default="all", help="some of them, or all (default: all)")
     parser.add_argument("--seeds", metavar="LIST", default="0", help="train each with these, as in 0,1 (default: 0)")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="settings to replace for all methods, such as epochs=10 (decomposable train RECIPE --dry-run lists them)",
-    )
-    parser.add_argument("--device", metavar="NAME", default="auto", help="auto (cuda or cpu), cpu, cuda:1 …")
     parser.add_argument(
         "--jobs",
         metavar="N",
         type=int,
         help="trainings side by side (default: 1 on a GPU; on a CPU one for each core, up to 4)",
     )
-    parser.add_argument(
-        "--checkpoint-seconds",
-        metavar="N",
-        type=float,
-        default=60.0,
-        help="from one checkpoint of a training to the next (default: 60)",
-    )
+    trainings.add_how(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="tell what would run and about how long, and train nothing"
     )
@@ -203,8 +188,7 @@ VERB = Verb(
         "         us-net        universally slimmable: any width\n"
         "         decomposable  Decomposable-Net\n"
         "         tucker starts from plain's network, scratch from decomposable's ranks: these are trained as well\n\n"
-        "recipes: digits, fashion-mnist, cifar10-resnet20, cifar10-vgg15, cifar100-resnet34, imagenet-resnet50,\n"
-        "         package.module:function (your own; docs/recipes.md)"
+        + trainings.RECIPES
     ),
     example=(
         "decomposable compare digits --methods plain,us-net,decomposable --seeds 0,1 --out runs/digits-comparison\n"

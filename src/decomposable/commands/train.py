@@ -8,22 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from decomposable.commands import networks
+from decomposable.commands import networks, trainings
 from decomposable.commands.verb import ProgressLine, Verb
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name, or your own as package.module:function")
-    parser.add_argument("--data", metavar="DIR", type=Path, help="where the data set is (digits needs none)")
+    trainings.add_what(parser, settings_help="such as epochs=10 ratio=0.01,0.5 (--dry-run lists them all)")
     parser.add_argument("--out", metavar="RUN", type=Path, help="the folder of the run")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="settings to replace, such as epochs=10 ratio=0.01,0.5 (--dry-run lists them all)",
-    )
     parser.add_argument(
         "--init",
         metavar="FILE",
@@ -32,14 +23,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "rate is then fine_tune_learning_rate",
     )
     parser.add_argument("--resume", action="store_true", help="go on where the run in RUN was cut off, or start it")
-    parser.add_argument("--device", metavar="NAME", default="auto", help="auto (cuda or cpu), cpu, cuda:1 …")
-    parser.add_argument(
-        "--checkpoint-seconds",
-        metavar="N",
-        type=float,
-        default=60.0,
-        help="from one checkpoint to the next; 0 writes one after every step (default: 60)",
-    )
+    trainings.add_how(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the settings, and train nothing")
 
 
@@ -99,9 +83,7 @@ VERB = Verb(
         "  metrics.jsonl        what was seen on the way, line by line\n"
         "  record.json          settings, seed, commit, machine, sizes and accuracies\n"
         "A run that was cut off goes on with --resume, and ends with the same bits as one that was not.\n\n"
-        "recipes: digits, fashion-mnist, cifar10-resnet20 (minutes to hours on a CPU),\n"
-        "         cifar10-vgg15, cifar100-resnet34, imagenet-resnet50 (the paper's),\n"
-        "         package.module:function (your own; docs/recipes.md)"
+        + trainings.RECIPES
     ),
     example=(
         "decomposable train digits --out runs/digits\n"
