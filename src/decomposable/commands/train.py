@@ -34,7 +34,7 @@ def _run(options: argparse.Namespace) -> None:
     from decomposable.settings import from_text
 
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
-    methods.check(settings.method)
+    methods.find(settings.method)  # an unknown one is refused before a dry run, too
     if options.dry_run:
         _show_settings(options, settings)
         return

@@ -8,7 +8,7 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.methods import decomposable, plain, scratch, slimmable, trp, tucker, us_net, width
 from decomposable.methods.base import Material, Method, Sized, Step, Training
 
-__all__ = ["METHODS", "Material", "Method", "Sized", "Step", "Training", "check", "find"]
+__all__ = ["METHODS", "Material", "Method", "Sized", "Step", "Training", "find"]
 
 METHODS: dict[str, Method] = {
     package.METHOD.name: package.METHOD
@@ -16,13 +16,8 @@ METHODS: dict[str, Method] = {
 }
 
 
-def check(name: str) -> None:
-    """Refuse an unknown method, with the nearest name."""
-    find(name)
-
-
 def find(name: str) -> Method:
-    """The method of that name."""
+    """The method of that name; an unknown one is refused with the nearest."""
     if name not in METHODS:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), METHODS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
