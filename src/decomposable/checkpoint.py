@@ -41,7 +41,7 @@ class Checkpoints:
                 torch.save({"format": FORMAT, "random": random_state(), **state}, unfinished)
         except RuntimeError as error:
             if "inline_container" not in str(error):  # what torch's writer says where a disk is full
-                raise  # such as the death of a worker process, which torch raises wherever the program happens to be
+                raise
             raise CheckpointError(
                 f"{self.path} cannot be written (is the disk full?); the one before is kept"
             ) from error

@@ -15,7 +15,7 @@ from torch import nn
 
 from decomposable import methods, recipes, records, training
 from decomposable.checkpoint import Checkpoints, seed_everything
-from decomposable.data.base import Batch, Data, TrainBatches, dead_workers_named
+from decomposable.data.base import Batch, Data, TrainBatches
 from decomposable.devices import bits_depend_on, choose_device, make_deterministic
 from decomposable.divergence import Loss
 from decomposable.errors import InvalidArgumentError
@@ -185,7 +185,6 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
     with (
         stop_signals() as stop,
         job.folder.locked(job.found),
-        dead_workers_named(),
         MetricsLog(job.folder.metrics, after_step=steps_made) as log,
     ):
         watchers = Watchers(log=log, progress=progress, say=say)

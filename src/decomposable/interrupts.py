@@ -11,6 +11,8 @@ from types import FrameType
 
 from decomposable.errors import DecomposableError
 
+_SECONDS_TO_END = 30.0
+
 
 class Interrupted(DecomposableError):
     """A signal asked the run to stop; it can be resumed."""
@@ -40,7 +42,8 @@ def stop_signals() -> Iterator[threading.Event]:
 def leave_signals_to_the_parent(worker: int = 0) -> None:
     """For worker processes: a signal to the whole group must not take the data away from the step that is finished.
 
-    A second SIGTERM ends the worker: the parent sends it to those that do not end by themselves.
+    A second SIGTERM ends the worker: the parent sends it to those that do not end by themselves. So does time, because
+    two signals that come at once are one.
     """
     seen = threading.Event()
 
@@ -48,6 +51,9 @@ def leave_signals_to_the_parent(worker: int = 0) -> None:
         if seen.is_set():
             os._exit(1)
         seen.set()
+        last_resort = threading.Timer(_SECONDS_TO_END, os._exit, (1,))
+        last_resort.daemon = True
+        last_resort.start()
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)

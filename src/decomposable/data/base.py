@@ -9,6 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -227,20 +230,6 @@ class TestBatches(Dataset[Batch]):
         return _Loader(self, range(len(self)), workers)
 
 
-@contextmanager
-def dead_workers_named() -> Iterator[None]:
-    """Say in one line that a worker process died; torch raises that wherever the program happens to be."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise DataError(
-            "a worker process that makes batches was killed, perhaps for want of memory; "
-            "--resume goes on from the last checkpoint, with fewer workers if need be"
-        ) from error
-
-
 class _Failure(NamedTuple):
     """An error of ours on its way out of a worker: raised there, it would arrive wrapped in the worker's traceback."""
 
@@ -267,10 +256,50 @@ class _Loader:
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # else starting an iterator would advance the global one
         )
-        for batch in loader:
-            if isinstance(batch, _Failure):
-                raise batch.error
-            yield batch
+        with _dead_workers_found_by_waiting():
+            batches = iter(loader)
+            while True:
+                try:
+                    batch = next(batches, None)
+                except (RuntimeError, EOFError, OSError) as error:
+                    if not self.workers or not _is_of_a_dead_worker(error):
+                        raise
+                    raise DataError(
+                        "a worker process that makes batches was killed, perhaps for want of memory; "
+                        "--resume goes on from the last checkpoint, with fewer workers if need be"
+                    ) from error
+                if batch is None:
+                    return
+                if isinstance(batch, _Failure):
+                    raise batch.error
+                yield batch
+
+
+@contextmanager
+def _dead_workers_found_by_waiting() -> Iterator[None]:
+    """The death of a worker is raised where its batch is waited for, some seconds later.
+
+    Torch's own handler of the signal raises it wherever the program happens to be: in the middle of a checkpoint, or
+    where no exception can be raised, and then it is lost, or leaves a queue that is waited for without end.
+    """
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        yield  # where torch sets no handler
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()  # it does so once, and not again after this
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, before)
+
+
+def _is_of_a_dead_worker(error: Exception) -> bool:
+    """Torch's words, or a connection to the worker, on which it hands over memory, that nobody answers any more."""
+    is_connection = isinstance(error, EOFError | ConnectionError | FileNotFoundError)
+    is_raised_in_it = str(error).startswith("Caught ")  # by the data set, and only handed on
+    return "DataLoader worker (pid" in str(error) or (is_connection and not is_raised_in_it)
 
 
 class _Shielded(Dataset[Any]):
