@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decomposable.calibration import Statistics, position
+from decomposable.calibration import Statistics
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.factors import Factors
+from decomposable.interpolation import position
 from decomposable.loading import load
 from decomposable.network import DecomposedNet
 from decomposable.parts import sliced, stored_ranks, truncated, with_stored

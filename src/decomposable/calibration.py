@@ -4,10 +4,8 @@ A network with fewer bases has other activations, so the running mean and varian
 have to be its own (the paper computes them on the training set for each size). Here that happens once, for a grid of
 sizes: all of them see the same batches in one pass over the data, so that the statistics of neighbouring sizes differ
 only by what the bases between them do. A size that was calibrated itself is taken as it is. One that lies between two
-is interpolated layer by layer: what matters most for a normalisation layer is the rank of the layer that feeds it, so
-its place between the two neighbours is that of this rank, and only where both neighbours have the same rank is it that
-of the network as a whole. (Interpolating all layers alike loses up to 12 points where some layer becomes dense between
-the neighbours.) `docs/calibration.md` shows how close this comes to calibrating every size on its own.
+is interpolated layer by layer (`interpolation.py`). `docs/calibration.md` shows how close this comes to calibrating
+every size on its own.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from decomposable.errors import InvalidArgumentError
+from decomposable.interpolation import CalibratedSizes, position
 from decomposable.ranks import RankPlan
 from decomposable.tracing import Forward
 
@@ -41,18 +39,11 @@ class CalibrationReport:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Statistics:
+class Statistics(CalibratedSizes):
     """Mean and variance of all batch normalisation channels, laid end to end, for calibrated sizes, smallest first."""
 
-    names: tuple[str, ...]
-    channels: tuple[int, ...]
-    feeders: tuple[str | None, ...]  # the decomposed layer whose output each normalises, if there is one
-    positions: tuple[float, ...]  # of the sizes, ascending: their part of the original's MACs (or parameters)
-    plans: tuple[RankPlan, ...]
     mean_SC: Tensor
     var_SC: Tensor
-    has_explicit_full: bool
-    full_plan: RankPlan
     original: tuple[Tensor, Tensor]  # mean and variance of the original network, the end of every interpolation
 
     @property
@@ -62,24 +53,18 @@ class Statistics:
 
     def at(self, plan: RankPlan) -> dict[str, tuple[Tensor, Tensor]] | None:
         """Mean and variance of every layer for this size; None for a full size that keeps the original's."""
-        if plan.is_full and not self.has_explicit_full:
+        found = self.between(plan)
+        if found is None:
             return None
-        for row, calibrated in enumerate(self.plans):
-            if calibrated.ranks == plan.ranks:
-                return self._named(self.mean_SC[row], self.var_SC[row])
-        upper = int(np.searchsorted(self.positions, position(plan)))
-        if upper == 0:
-            return self._named(self.mean_SC[0], self.var_SC[0])
-        below, above = self._row(upper - 1), self._row(upper)
-        places = [_place(plan, below[0], above[0], feeder) for feeder in self.feeders]
-        place_C = torch.from_numpy(np.repeat(places, self.channels)).to(self.mean_SC)
-        return self._named(*(torch.lerp(low, high, place_C) for low, high in zip(below[1:], above[1:], strict=True)))
+        below, above = self._row(found.lower), self._row(found.upper)
+        place_C = torch.from_numpy(found.place_C).to(self.mean_SC)
+        return self._named(*(torch.lerp(low, high, place_C) for low, high in zip(below, above, strict=True)))
 
-    def _row(self, index: int) -> tuple[RankPlan, Tensor, Tensor]:
+    def _row(self, index: int) -> tuple[Tensor, Tensor]:
         """A calibrated size; behind the last one comes the original."""
         if index == len(self.plans):
-            return self.full_plan, *self.original
-        return self.plans[index], self.mean_SC[index], self.var_SC[index]
+            return self.original
+        return self.mean_SC[index], self.var_SC[index]
 
     def _named(self, mean_C: Tensor, var_C: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         pairs = zip(mean_C.split(self.channels), var_C.split(self.channels), strict=True)
@@ -107,21 +92,6 @@ class Statistics:
         mean, var = self.original
         moved = function(self.mean_SC), function(self.var_SC)
         return replace(self, mean_SC=moved[0], var_SC=moved[1], original=(function(mean), function(var)))
-
-
-def _place(plan: RankPlan, below: RankPlan, above: RankPlan, feeder: str | None) -> float:
-    """How far from one calibrated size to the next a normalisation layer of this plan is, from 0 to 1."""
-    if feeder is not None:
-        low, high = below.ranks[feeder], above.ranks[feeder]
-        if low != high:
-            return float(np.clip((plan.ranks[feeder] - low) / (high - low), 0, 1))
-    width = position(above) - position(below)
-    return float(np.clip((position(plan) - position(below)) / width, 0, 1)) if width > 0 else 1.0
-
-
-def position(plan: RankPlan) -> float:
-    """Where a size lies between nothing and the original."""
-    return plan.params_fraction if plan.macs_fraction is None else plan.macs_fraction
 
 
 def default_grid(smallest: float) -> list[float]:

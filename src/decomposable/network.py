@@ -41,7 +41,7 @@ from decomposable.layers import (
     laid_out,
     require_layers,
 )
-from decomposable.parts import Parts, mapped, sliced, truncated
+from decomposable.parts import InputSpec, Parts, mapped, sliced, truncated
 from decomposable.ranks import Limits, Measure, RankPlan, RankSelector, rank_limits
 from decomposable.storage.contents import Artifact
 from decomposable.storage.skeleton import skeleton_of, state_of
@@ -125,6 +125,7 @@ def decompose(
         feeders=_named_feeders(base, layers, seen),
         skipped=skipped,
         not_counted={} if example_input is None else not_counted(base, seen),
+        input=InputSpec.of(example_input),
     )
     net = DecomposedNet(base=base, layers=layers, parts=parts, forward=forward)
     if example_input is not None:
@@ -159,13 +160,14 @@ class DecomposedNet(nn.Module):
     Attributes:
         skipped: the convolution, linear and attention layers left alone, each with the reason.
         not_counted: modules with weights of their own that no MAC formula counts, with their type.
+        input: what it takes, where an example input has told.
         info: what a file that it was loaded from says besides, such as measured accuracies; empty otherwise.
     """
 
     def __init__(self, *, base: nn.Module, layers: tuple[Layer, ...], parts: Parts, forward: Forward) -> None:
         super().__init__()
         self.skipped, self.not_counted, self.info = dict(parts.skipped), dict(parts.not_counted), dict(parts.info)
-        self.selector = parts.selector
+        self.selector, self.input = parts.selector, parts.input
         self._trainable = {name: p.requires_grad for name, p in base.named_parameters(remove_duplicate=False)}
         self.__dict__["_base"] = base.requires_grad_(False)  # not a submodule: what runs is `module`
         self._layers, self._factors, self._forward = layers, dict(parts.factors), forward
@@ -241,6 +243,7 @@ class DecomposedNet(nn.Module):
                 feeders=self._feeders,
                 skipped=self.skipped,
                 not_counted=self.not_counted,
+                input=self.input,
                 info=self.info,
                 skeleton=skeleton_of(self._base, self._layers, self._trainable),
                 state=state_of(self._base),

@@ -73,6 +73,7 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
         "feeders": dict(artifact.feeders),
         "skipped": dict(artifact.skipped),
         "not_counted": dict(artifact.not_counted),
+        "input": None if artifact.input is None else {"shape": artifact.input.shape, "dtype": artifact.input.dtype},
         "statistics": None
         if statistics is None
         else {"names": list(statistics.names), "has_explicit_full": statistics.has_explicit_full},
