@@ -931,9 +931,15 @@ def test_a_safetensors_file_of_something_else_is_refused(tmp_path):
         ({"format": "pt"}, "not one of this package"),
         ({"decomposable": "{"}, "its description is not JSON"),
         ({"decomposable": "[]"}, "no format version"),
-        ({"decomposable": "[" * 100_000}, "recursion"),
-        ({"decomposable": '{"format": 1}'}, "no checksum"),
-        ({"decomposable": '{"format": 2}'}, "its format is version 2, this package reads up to 1"),
+        ({"decomposable": "[" * 100_000}, "not JSON .too many levels"),
+        ({"decomposable": '{"format": 2}'}, "no checksum"),
+        ({"decomposable": '{"format": 1}'}, "its format is version 1, this package reads version 2; save the network"),
+        ({"decomposable": '{"format": 3}'}, "its format is version 3, this package reads version 2; install a newer"),
+        ({"decomposable": '{"format": 2, "format": 2}'}, "'format' is there twice"),
+        ({"decomposable": '{"format": NaN}'}, "NaN is not a finite number"),
+        ({"decomposable": '{"format": 1e999}'}, "1e999 is not a finite number"),
+        ({"decomposable": '{"format": 2, "a": "\\ud800"}'}, "not JSON .*surrogates"),
+        ({"decomposable": '{"format": ' + "9" * 5000 + "}"}, "not JSON"),
         ({"decomposable": '{"format": true}'}, "no format version"),
     ]:
         save_file({"x": torch.zeros(2)}, path, metadata=metadata)

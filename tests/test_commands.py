@@ -293,8 +293,9 @@ def _truncate(file):
 
 
 def _flip(file):
+    """In the header: what a verb does not read, it need not check."""
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[1000] ^= 1
     file.write_bytes(content)
 
 

@@ -4,6 +4,7 @@
                           └─ read ──▶ Artifact ─┬─ size_state_dict, save_size ──▶ one size, plain
                                                 └─ shrink ──▶ Artifact, smaller ── save ──▶ file
 
+Both `load` and `read` take a size: then they read that part of the file alone, and give what `shrink` gives.
 `docs/artifact.md` describes the format; `contents.py` writes it, `parsing.py` reads it.
 """
 
@@ -11,36 +12,60 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from decomposable.calibration import Statistics
-from decomposable.errors import ArtifactError, InvalidArgumentError
+from decomposable.errors import ArtifactError
 from decomposable.factors import Factors
-from decomposable.interpolation import position
 from decomposable.loading import load
 from decomposable.network import DecomposedNet
-from decomposable.parts import sliced, stored_ranks, truncated, with_stored
+from decomposable.parts import sliced, truncated
 from decomposable.ranks import RankPlan
-from decomposable.storage.container import read_container, write_container
+from decomposable.storage.container import Container, open_container, write_container
 from decomposable.storage.contents import Artifact, describe_size
 from decomposable.storage.parsing import kind_of, naming, network_from
+from decomposable.storage.shrinking import check_plan, read_network, shrink, size_given, statistics_at
 from decomposable.storage.skeleton import join, pair_around
 
-__all__ = ["Artifact", "load", "read", "save_size", "shrink", "size_state_dict"]
+__all__ = ["Artifact", "load", "outline", "read", "save_size", "shrink", "size_state_dict"]
 
 
-def read(path: str | os.PathLike[str]) -> Artifact:
-    """What a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it."""
-    description, tensors = read_container(path)
-    kind = kind_of(path, description)
+def read(
+    path: str | os.PathLike[str],
+    *,
+    macs: float | None = None,
+    params: float | None = None,
+    ratio: float | None = None,
+    ranks: Mapping[str, int] | None = None,
+) -> Artifact:
+    """What a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it.
+
+    With a size, given as to `resize_`, that size and all smaller ones, which is what `shrink` makes of the whole: only
+    that part of the file is read.
+    """
+    size = size_given(macs=macs, params=params, ratio=ratio, ranks=ranks)
+    with open_container(path) as container, naming(path):
+        _require_network(path, container)
+        return read_network(container, size)
+
+
+def outline(path: str | os.PathLike[str]) -> Artifact:
+    """What a file of `DecomposedNet.save` says of its sizes: as `read` gives it, but for the content of the factors, of
+    the state and of the statistics, which are not read (they are on the meta device).
+    """
+    with open_container(path) as container, naming(path):
+        _require_network(path, container)
+        return network_from(container)
+
+
+def _require_network(path: str | os.PathLike[str], container: Container) -> None:
+    kind = kind_of(path, container.description)
     if kind == "sized":
+        method = container.description.get("method")
         raise ArtifactError(
-            f"{path}: holds the sizes of the method {description.get('method')!r:.40}, which are not decomposed; in "
+            f"{path}: holds the sizes of the method {method!r:.40}, which are not decomposed; in "
             "Python: net = decomposable.load(path, model=...); net.resize_(macs=...); net.extract()"
         )
     if kind != "network":
@@ -48,8 +73,6 @@ def read(path: str | os.PathLike[str]) -> Artifact:
             f"{path}: holds one size only: decomposable.load(path, model=...) takes it in Python; here it takes "
             "the network file that it was made from"
         )
-    with naming(path):
-        return network_from(description, tensors)
 
 
 @torch.no_grad()
@@ -64,7 +87,7 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
     ['0.0.weight', '0.1.weight', '0.1.bias', '2.weight', '2.bias']
     """
     check_plan(artifact, plan)
-    changed = _statistics_at(artifact, plan)
+    changed = statistics_at(artifact, plan)
     pairs: dict[str, Factors] = {}
     for layer, cost in zip(artifact.skeleton.layers, artifact.selector.costs, strict=True):
         rank, factors = plan.ranks[layer.name], artifact.factors[layer.name]
@@ -101,70 +124,3 @@ def save_size(
     artifact = source if isinstance(source, Artifact) else source.artifact()
     tensors = size_state_dict(artifact, plan)
     write_container(path, describe_size(artifact, plan, tensors, artifact.info if info is None else info), tensors)
-
-
-@torch.no_grad()
-def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
-    """The network with this size as its largest: the bases that this size does not use are gone, smaller sizes stay.
-
-    The weight of a layer that loses bases becomes W̃. Fractions of MACs and of parameters keep counting from the
-    original network.
-    """
-    check_plan(artifact, plan)
-    selector = artifact.selector
-    ranks = np.array([plan.ranks[cost.name] for cost in selector.costs], dtype=np.int64)
-    if plan.is_full:
-        return replace(artifact, plan=plan)
-    state, factors = {**artifact.state, **_statistics_at(artifact, plan)}, dict(artifact.factors)
-    for layer, cost in zip(artifact.skeleton.layers, selector.costs, strict=True):
-        rank, whole = plan.ranks[layer.name], artifact.factors[layer.name]
-        if rank < len(whole.first):
-            weight = truncated(artifact.state[layer.key], whole, layer.form, rank, cost.full_rank)
-            state.update({join(path, "weight"): weight for path in layer.paths})
-            part = sliced(whole, rank)
-            factors[layer.name] = Factors(part.first.clone(), part.second.clone())  # lets go of the rest
-    upper = np.where(ranks < selector.full_ranks, ranks, selector.upper)
-    smaller = with_stored(replace(selector, lower=np.minimum(selector.lower, upper), upper=upper), ranks)
-    statistics = artifact.statistics and _up_to(artifact.statistics, plan)
-    return replace(artifact, state=state, factors=factors, selector=smaller, plan=plan, statistics=statistics)
-
-
-def _up_to(statistics: Statistics, plan: RankPlan) -> Statistics:
-    """The statistics of the sizes that are not larger than this one, and of the next, the end of interpolation."""
-    next_larger = int(np.searchsorted(statistics.positions, position(plan), side="right"))
-    kept = [
-        i
-        for i, calibrated in enumerate(statistics.plans)
-        if i <= next_larger or all(rank <= plan.ranks[name] for name, rank in calibrated.ranks.items())
-    ]
-    return replace(
-        statistics,
-        positions=tuple(statistics.positions[i] for i in kept),
-        plans=tuple(statistics.plans[i] for i in kept),
-        mean_SC=statistics.mean_SC[kept],
-        var_SC=statistics.var_SC[kept],
-    )
-
-
-def _statistics_at(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
-    """The buffers of batch normalisation that are this size's own, by their keys in the state dict."""
-    found = artifact.statistics.at(plan) if artifact.statistics is not None else None
-    buffers = {
-        join(name, kind): tensor
-        for name, pair in (found or {}).items()
-        for kind, tensor in zip(("running_mean", "running_var"), pair, strict=True)
-    }
-    by_tensor = {id(artifact.state[key]): tensor for key, tensor in reversed(buffers.items())}
-    # A module that stands in two places of the tree has two keys, one of which the statistics name.
-    aliases = {key: by_tensor[id(tensor)] for key, tensor in artifact.state.items() if id(tensor) in by_tensor}
-    return {**aliases, **buffers}
-
-
-def check_plan(artifact: Artifact, plan: RankPlan) -> None:
-    """Refuse a plan of another network, or one that needs bases which are not there."""
-    names = [layer.name for layer in artifact.skeleton.layers]
-    if not isinstance(plan, RankPlan) or list(plan.ranks) != names:
-        raise InvalidArgumentError("plan: it is not of this network; allowed: what its selector.choose() returns")
-    for name, most in zip(names, stored_ranks(artifact.factors).tolist(), strict=True):
-        if not 1 <= plan.ranks[name] <= most:
-            raise InvalidArgumentError(f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}")

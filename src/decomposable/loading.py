@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
+from decomposable.calibration import tracked_batch_norms
 from decomposable.errors import InvalidArgumentError
 from decomposable.layers import Decomposable, Layer, TwoFactors, avoid_fast_paths_
+from decomposable.models.rebuilding import BUILDERS, rebuilt
 from decomposable.network import DecomposedNet
-from decomposable.storage.container import read_container
-from decomposable.storage.parsing import Size, kind_of, naming, network_from, size_from
+from decomposable.storage.container import FLOATS, open_container
+from decomposable.storage.contents import Artifact
+from decomposable.storage.fields import Damaged, Fields, one_line
+from decomposable.storage.parsing import Size, kind_of, naming, read_built_by, size_from
+from decomposable.storage.shrinking import read_network, size_given
 from decomposable.storage.skeleton import Skeleton, join
 from decomposable.tracing import call_with_first
 from decomposable.tree import deep_copy, rewire, unwrap
 
+_NOT_CALIBRATED = "batch normalisation still has the full network's statistics; run calibrate_(loader) once"
+
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained
-def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    *,
+    macs: float | None = None,
+    params: float | None = None,
+    ratio: float | None = None,
+    ranks: Mapping[str, int] | None = None,
+) -> Any:
     """The network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``, a
     `SizedNet` of a method that makes other sizes.
 
@@ -30,7 +47,10 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
     Args:
         path: the file.
         model: gives the architecture, and the buffers that a state dict leaves out. It stays as it is; its weights do
-            not matter, but the network is made where they are (on a CPU if they are on the meta device).
+            not matter, but the network is made where they are (on a CPU if they are on the meta device). Networks of
+            `decomposable.models` do without it: the file knows how they are built.
+        macs, params, ratio, ranks: a size, given as to ``resize_``. The network has that size and smaller ones, gives
+            the very same results as after ``resize_``, and only that part of the file is read.
 
     Example:
         >>> import tempfile, pathlib, decomposable as dn
@@ -39,38 +59,84 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
         ...     path = pathlib.Path(folder) / "net.safetensors"
         ...     dn.decompose(build()).save(path, info={"accuracy": 0.9})
         ...     net = load(path, model=build())
-        >>> net.plan.is_full, net.info
-        (True, {'accuracy': 0.9})
+        ...     small = load(path, model=build(), ratio=0.5)
+        >>> net.plan.is_full, net.info, small.plan == net.resize_(ratio=0.5)
+        (True, {'accuracy': 0.9}, True)
     """
-    description, tensors = read_container(path)
-    kind = kind_of(path, description)
-    if model is None:
+    size = size_given(macs=macs, params=params, ratio=ratio, ranks=ranks)
+    with open_container(path) as container, naming(path):
+        kind = kind_of(path, container.description)
+        base, origin = _base(path, container.description, model)
+        device = next((p.device for p in base.parameters() if not p.is_meta), torch.device("cpu"))
+        if kind == "size":
+            _refuse_size(path, size)
+            content = size_from(container.description, container.read_all())
+            return _plain_module(path, base, content, device, origin)
+        if kind == "network":
+            artifact = read_network(container, size).to(device)
+            return _network(path, base, artifact, size, origin)
+        description, tensors = container.description, container.read_all()
+    from decomposable.methods.files import load_sized  # the methods build on this module's row
+
+    return load_sized(path, description, tensors, base, size, is_from_file=origin is not None)
+
+
+def _base(
+    path: str | os.PathLike[str], description: Mapping[str, Any], model: nn.Module | None
+) -> tuple[nn.Module, str | None]:
+    """A model of its own to be filled: a copy of what was given, or what the file says; then also who built it."""
+    if model is not None:
+        return deep_copy(rewire(unwrap(model), {})), None
+    note = read_built_by(Fields({"built_by": None, **description}, "the file"))
+    if note is None:
         raise InvalidArgumentError(
             f"model= is needed: {path} holds weights but not the code that uses them; "
             "allowed: a model built as the one that was saved, of any weights"
         )
-    base = deep_copy(rewire(unwrap(model), {}))
-    device = next((p.device for p in base.parameters() if not p.is_meta), torch.device("cpu"))
-    if kind == "sized":
-        from decomposable.methods.files import load_sized  # the methods build on this module's row
-
-        return load_sized(path, description, tensors, base)
-    with naming(path):
-        content = network_from(description, tensors) if kind == "network" else size_from(description, tensors)
-    if isinstance(content, Size):
-        return _plain_module(path, base, content, device)
-    artifact = content.to(device)
-    _fit_(path, base, artifact.skeleton, artifact.state, {key: t.shape for key, t in artifact.state.items()})
-    return DecomposedNet(base=base, layers=_layers_of(base, artifact.skeleton), parts=artifact, forward=call_with_first)
+    if note["name"] not in BUILDERS:
+        raise InvalidArgumentError(
+            f"model= is needed: {path} says that {note['name']!r:.60} built its model, which is not one of "
+            f"decomposable.models; allowed: a model built so, of any weights"
+        )
+    try:
+        return rebuilt(note), f"{note['name']}, changed since" if note["is_changed"] else str(note["name"])
+    except InvalidArgumentError as error:
+        raise Damaged(str(error)) from error
 
 
-def _plain_module(path: str | os.PathLike[str], base: nn.Module, size: Size, device: torch.device) -> nn.Module:
+def _network(
+    path: str | os.PathLike[str],
+    base: nn.Module,
+    artifact: Artifact,
+    size: Mapping[str, Any] | None,
+    origin: str | None,
+) -> DecomposedNet:
+    """The model filled with what the file holds."""
+    shapes = {key: tensor.shape for key, tensor in artifact.state.items()}
+    _fit_(path, base, artifact.skeleton, artifact.state, shapes, origin)
+    net = DecomposedNet(base=base, layers=_layers_of(base, artifact.skeleton), parts=artifact, forward=call_with_first)
+    net.latency_beside = Path(path).absolute()
+    if size is not None and artifact.statistics is None and not net.plan.is_full and tracked_batch_norms(base):
+        warn(_NOT_CALIBRATED, stacklevel=4)  # the caller of load
+    return net
+
+
+def _refuse_size(path: str | os.PathLike[str], size: Mapping[str, Any] | None) -> None:
+    if size is not None:
+        raise InvalidArgumentError(
+            f"{next(iter(size))}=: {path} holds one size only; allowed: no size, or the network file it was made from"
+        )
+
+
+def _plain_module(
+    path: str | os.PathLike[str], base: nn.Module, size: Size, device: torch.device, origin: str | None
+) -> nn.Module:
     """The model with pairs in place of the layers that have become pairs."""
     moved: dict[int, Tensor] = {}  # what is one tensor stays one
     state = {key: None if t is None else moved.setdefault(id(t), t.to(device)) for key, t in size.state.items()}
     dense_shapes = {join(path, "weight"): layer.shape for layer in size.skeleton.layers for path in layer.paths}
     shapes = {key: dense_shapes.get(key) if t is None else t.shape for key, t in state.items()}
-    _fit_(path, base, size.skeleton, state, shapes)
+    _fit_(path, base, size.skeleton, state, shapes, origin)
     replacements: dict[nn.Module, nn.Module] = {}
     for layer, stored in zip(_layers_of(base, size.skeleton), size.skeleton.layers, strict=True):
         if layer.name in size.pairs:
@@ -125,10 +191,20 @@ def _fit_(
     skeleton: Skeleton,
     state: Mapping[str, Tensor | None],
     shapes: Mapping[str, tuple[int, ...] | None],
+    origin: str | None,
 ) -> None:
-    """Give the model the file's parameters, buffers, flags and modes, or say in what it is another model."""
+    """Give the model the file's parameters, buffers, flags and modes, or say in what it is another model.
+
+    `origin` is who built the model where the file said that, and not the caller gave it.
+    """
     slots = _slots(base, persistent=True)
-    _check_same_architecture(path, slots, skeleton, shapes)
+    try:
+        types = {key: tensor.dtype for key, tensor in state.items() if tensor is not None}
+        _check_same_architecture(path, slots, skeleton, shapes, types)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(one_line(error) if origin is None else _changed(path, origin, error)) from error
+    if skeleton.built_by is not None and origin is not None and skeleton.built_by["is_changed"]:
+        raise InvalidArgumentError(_changed(path, origin, None))
     first_keys: dict[int, str] = {}
     for key, tensor in state.items():
         if tensor is None:
@@ -159,6 +235,7 @@ def _check_same_architecture(
     slots: Mapping[str, _Slot],
     skeleton: Skeleton,
     shapes: Mapping[str, tuple[int, ...] | None],
+    types: Mapping[str, torch.dtype],
 ) -> None:
     """Raise for the first layer, in the file's order, that the model has not or has in another shape."""
     for key in [*shapes, *slots]:
@@ -171,12 +248,19 @@ def _check_same_architecture(
         is_replaced = key in shapes and shapes[key] is None and key in slots  # its shape is not known any more
         if in_file != in_model and not is_replaced:
             raise _misfit(path, key, in_file, in_model)
+        if key in types and _kind(types[key]) != _kind(slots[key].tensor.dtype):
+            raise _misfit(path, key, f"one of {types[key]}", f"one of {slots[key].tensor.dtype}")
     for layer in skeleton.layers:
         for name in layer.paths:
             module = slots[join(name, "weight")].module
             expected = nn.Linear if len(layer.shape) == 2 else nn.Conv2d
             if not isinstance(module, expected):
                 raise _misfit(path, join(name, "weight"), f"a {expected.__name__}", f"a {type(module).__name__}")
+
+
+def _kind(dtype: torch.dtype) -> str:
+    """What the type is for: numbers to compute with are alike, of whatever precision."""
+    return "float" if dtype in FLOATS else str(dtype)
 
 
 def _in_words(is_parameter: bool, shape: tuple[int, ...] | None) -> str:
@@ -190,6 +274,11 @@ def _misfit(path: str | os.PathLike[str], key: str, in_file: str, in_model: str)
         f"model: it is not the one of {path}: for '{name}' of layer '{layer}' the file has {in_file}, "
         f"the model {in_model}"
     )
+
+
+def _changed(path: str | os.PathLike[str], origin: str, error: Exception | None) -> str:
+    reason = f": {one_line(error).removeprefix('model: ')}" if error is not None else ""
+    return f"model= is needed: {path} was built by {origin}{reason}; allowed: a model as the one that was saved"
 
 
 def _layers_of(base: nn.Module, skeleton: Skeleton) -> tuple[Layer, ...]:

@@ -1,3 +1,6 @@
+import copy
+import inspect
+import json
 import math
 from pathlib import Path
 
@@ -8,6 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import models
+from decomposable.models.origin import built_by
+from decomposable.models.rebuilding import noted, rebuilt
 
 # name: (arguments, image side, parameters, MACs). VGG-15's MACs and the ResNet-50 row are given figures; the
 # others follow from the architecture by arithmetic (kernel area x widths x output pixels), not this code.
@@ -174,3 +179,25 @@ def test_resnet20_with_real_weights(shared_data: Path) -> None:
         correct = torch.cat([model(part).argmax(1) for part in ((x - mean) / std).split(250)]) == y
     accuracy = correct.float().mean().item()
     assert accuracy > 0.90
+
+
+@pytest.mark.parametrize("name", [*FIGURES, "small_cnn"])
+def test_a_model_knows_how_it_was_built(name: str) -> None:
+    with torch.device("meta"):
+        model = getattr(models, name)(num_classes=np.int64(7), in_channels=2)
+    note = built_by(model)
+    assert json.loads(json.dumps(note)) == note
+    assert note["name"] == name
+    assert note["arguments"].keys() == inspect.signature(getattr(models, name)).parameters.keys()
+    assert built_by(copy.deepcopy(model)) == note
+    assert repr(rebuilt(note)) == repr(model)
+    assert all(p.is_meta for p in rebuilt(note).parameters())
+    assert noted(model) == {**note, "is_changed": False}
+    model[0] = nn.Identity()
+    assert noted(model) == {**note, "is_changed": True}
+    assert "decomposable" not in str(note)  # a model that is pickled does not ask for this package because of it
+
+
+def test_a_model_too_large_for_a_file_to_name_is_not_noted_in_one() -> None:
+    with torch.device("meta"):
+        assert noted(models.small_cnn(num_classes=1 << 30)) is None

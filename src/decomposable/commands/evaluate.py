@@ -42,7 +42,7 @@ def _run(options: argparse.Namespace) -> None:
     description = networks.sized_description(options.file)
     info: Mapping[str, Any]
     if description is None:
-        contents = artifact.read(options.file)
+        contents = artifact.outline(options.file)
         plans = _plans(contents.selector, options)  # what is impossible is refused before any work
         info = contents.info
     else:

@@ -12,7 +12,6 @@ from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from decomposable.evaluation import Row
-    from decomposable.ranks import RankPlan, RankSelector
     from decomposable.recipes import Task
 
 HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks", "test accuracy")
@@ -47,11 +46,11 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 def sized_description(path: Path) -> dict[str, Any] | None:
     """What a file says of itself that holds the sizes of a method which does not decompose; None for other files."""
-    from decomposable.storage.container import read_container
+    from decomposable.storage.container import open_container
     from decomposable.storage.parsing import kind_of
 
-    description, _ = read_container(path)
-    return description if kind_of(path, description) == "sized" else None
+    with open_container(path) as container:
+        return container.description if kind_of(path, container.description) == "sized" else None
 
 
 def sized_rows(path: Path, description: Mapping[str, Any]) -> list[tuple[str, Row]]:
@@ -106,20 +105,14 @@ def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
     return name is None or recipes.needs_data(recipes.find(name))
 
 
-def choose_plan(selector: RankSelector, options: argparse.Namespace) -> tuple[str, RankPlan]:
-    """The plan for whichever of --macs, --params and --ratio was given, and how it was asked for."""
+def size_asked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Whichever of --macs, --params and --ratio was given: as it was typed, and as `artifact.read` takes it."""
     given = {name: getattr(options, name) for name in ("macs", "params", "ratio") if getattr(options, name) is not None}
     if len(given) != 1:
         came = " and ".join(f"--{name}" for name in given) or "none"
         raise InvalidArgumentError(f"a size is given by exactly one of --macs, --params and --ratio; got {came}")
     [(name, text)] = given.items()
-    size = parse_size(f"--{name}", text)
-    plan = (
-        selector.choose(ratio=size)
-        if name == "ratio"
-        else selector.of_size(size, "macs" if name == "macs" else "params")
-    )
-    return f"{name}={text}", plan
+    return f"{name}={text}", {name: parse_size(f"--{name}", text)}
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:

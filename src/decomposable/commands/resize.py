@@ -35,8 +35,7 @@ def _run(options: argparse.Namespace) -> None:
     from decomposable import artifact
     from decomposable.errors import InvalidArgumentError
 
-    contents = artifact.read(options.file)
-    asked, plan = networks.choose_plan(contents.selector, options)
+    asked, size = networks.size_asked(options)
     if options.out.suffix != ".safetensors":
         raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .safetensors")
     if not options.out.parent.is_dir():
@@ -45,9 +44,11 @@ def _run(options: argparse.Namespace) -> None:
         )
     if options.out.exists() and not options.force:
         raise InvalidArgumentError(f"-o {options.out}: it exists; allowed: another name, or --force to replace it")
+    contents = artifact.read(options.file, **size)  # no more of the file than this size
+    plan = contents.plan
     info = {**contents.info, "resized": asked, "sizes": _up_to(contents.info.get("sizes"), plan)}
     if options.kind == "artifact":
-        artifact.shrink(contents, plan).save(options.out, info)
+        contents.save(options.out, info)
     else:
         artifact.save_size(contents, plan, options.out, info)
     written = options.out.stat().st_size
@@ -66,7 +67,9 @@ def _run(options: argparse.Namespace) -> None:
         )
         return
     print(plan)
-    print(f"\n{options.out}: {written:,} bytes; load it with decomposable.load({str(options.out)!r}, model=...)")
+    note = contents.skeleton.built_by
+    model = "" if note is not None and not note["is_changed"] else ", model=..."
+    print(f"\n{options.out}: {written:,} bytes; load it with decomposable.load({str(options.out)!r}{model})")
 
 
 def _up_to(rows: object, plan: RankPlan) -> list[Any]:

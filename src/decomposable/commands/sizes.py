@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> None:
     if description is not None:
         _show_sized(options, description)
         return
-    contents = artifact.read(options.file)
+    contents = artifact.outline(options.file)
     rows = _rows(contents.selector, _measured(contents.info))
     if drop is not None:
         rows = [_smallest(options, contents, rows)]

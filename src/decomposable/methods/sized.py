@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from decomposable.calibration import tracked_batch_norms
 from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
+from decomposable.models.origin import built_inside
 from decomposable.storage.container import as_json, write_container
 from decomposable.tracing import call_with_first, on_device_of
 from decomposable.tree import deep_copy
@@ -172,6 +173,7 @@ class SizedNet(nn.Module):
         description = {
             "kind": "sized",
             "method": self.method,
+            "built_by": built_inside(self._network),
             "structure": as_json("structure", self.structure),
             "sizes": [asdict(size) for size in self.sizes],
             "size": self.sizes.index(self.plan),

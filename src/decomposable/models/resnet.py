@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from decomposable.models.origin import noting
+
 Block = Callable[[int, int, int], nn.Module]  # (input width, output width, stride) -> block
 
 
@@ -26,7 +28,8 @@ def resnet20(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     >>> sum(p.numel() for p in model.parameters())
     269722
     """
-    return _cifar_resnet((3, 3, 3), (16, 32, 64), _padded_block, num_classes, in_channels)
+    model = _cifar_resnet((3, 3, 3), (16, 32, 64), _padded_block, num_classes, in_channels)
+    return noting("resnet20", model, num_classes=num_classes, in_channels=in_channels)
 
 
 def resnet56(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
@@ -37,7 +40,8 @@ def resnet56(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     >>> sum(p.numel() for p in resnet56().parameters())
     853018
     """
-    return _cifar_resnet((9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
+    model = _cifar_resnet((9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
+    return noting("resnet56", model, num_classes=num_classes, in_channels=in_channels)
 
 
 def resnet34(num_classes: int = 100, in_channels: int = 3) -> nn.Sequential:
@@ -50,7 +54,8 @@ def resnet34(num_classes: int = 100, in_channels: int = 3) -> nn.Sequential:
     ...     sum(p.numel() for p in resnet34().parameters())
     21328292
     """
-    return _cifar_resnet((3, 4, 6, 3), (64, 128, 256, 512), _projected_block, num_classes, in_channels)
+    model = _cifar_resnet((3, 4, 6, 3), (64, 128, 256, 512), _projected_block, num_classes, in_channels)
+    return noting("resnet34", model, num_classes=num_classes, in_channels=in_channels)
 
 
 def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Sequential:
@@ -72,7 +77,7 @@ def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Sequential:
     modules["avgpool"] = nn.AdaptiveAvgPool2d(1)
     modules["flatten"] = nn.Flatten()
     modules["fc"] = nn.Linear(2048, num_classes)
-    return _finish(modules)
+    return noting("resnet50", _finish(modules), num_classes=num_classes, in_channels=in_channels)
 
 
 class BasicBlock(nn.Module):

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from decomposable.models.origin import noting
+
 
 def small_cnn(
     widths: Sequence[int] = (32, 64, 64, 64, 64), num_classes: int = 10, in_channels: int = 1
@@ -19,4 +21,5 @@ def small_cnn(
         layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
         if i in (1, 3):
             layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes))
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes))
+    return noting("small_cnn", model, widths=widths, num_classes=num_classes, in_channels=in_channels)

@@ -9,6 +9,8 @@ from collections import OrderedDict
 
 from torch import nn
 
+from decomposable.models.origin import noting
+
 GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 HIDDEN = 512
 
@@ -54,7 +56,7 @@ def vgg15(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     modules["fc2"] = nn.Linear(HIDDEN, num_classes)
     model = nn.Sequential(modules)
     _initialise_(model)
-    return model
+    return noting("vgg15", model, num_classes=num_classes, in_channels=in_channels)
 
 
 def _initialise_(model: nn.Module) -> None:

@@ -1,9 +1,11 @@
-"""The outer shape of the files: safetensors, with a description in JSON and a checksum over every byte.
+"""The outer shape of the files: safetensors, with a description in JSON and checksums.
 
-The metadata have one entry, "decomposable", a JSON object that begins with "sha256" and "format". The checksum is the
-SHA-256 of the whole file with its own 64 digits read as zeros, so that a change of any bit is found, be it in a
-tensor, a shape or the description. Tensors are stored with their axes in order; the strides of those that lie otherwise
-in memory, such as channels-last weights, are in the description, and what is read has them again.
+The metadata have one entry, "decomposable", a JSON object that begins with "sha256" and "format". That checksum is the
+SHA-256 of the header, with its own 64 digits read as zeros; the header holds those of the tensors, in blocks of rows
+(`digests.py`). So a change of any bit that is read is found, be it in a tensor, a shape or the description, and the
+first rows of a tensor can be had without reading the others. Tensors are stored with their axes in order; the strides
+of those that lie otherwise in memory, such as channels-last weights, are in the description, and what is read has them
+again.
 
 Nothing in a file is trusted: it is not executed, and no memory is taken for what it merely claims to hold.
 """
@@ -12,10 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,10 +30,12 @@ from torch import Tensor
 
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.files import replacing
-from decomposable.storage.fields import Damaged
+from decomposable.storage.digests import Blocks, row_count
+from decomposable.storage.fields import MOST, Damaged, one_line, parse_json
 
-FORMAT = 1
-"""The version of the format that is written; a file of a larger one is refused."""
+FORMAT = 2
+"""The version of the format that is written and read. (Version 1, with one checksum over the whole file, was never
+released.)"""
 
 DTYPES = {
     "F64": torch.float64,
@@ -47,7 +53,11 @@ DTYPES = {
 }
 """What can be stored, by its name in the file."""
 
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Those of them that networks compute with."""
+
 _ENTRY = "decomposable"
+_OWN_FIELDS = ("sha256", "format", "strides", "blocks")
 _NO_DIGEST = "0" * 64
 _MOST_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
@@ -71,7 +81,15 @@ def write_container(
 ) -> None:
     """Write the file at once or not at all; `description` is JSON-able."""
     strides = {name: list(tensor.stride()) for name, tensor in tensors.items() if _lies_otherwise(tensor)}
-    content = {"sha256": _NO_DIGEST, "format": FORMAT, **description, "strides": strides}
+    stored = _each_in_memory_of_its_own(tensors)
+    blocks = {name: Blocks.of(tensor) for name, tensor in stored.items()}
+    content = {
+        "sha256": _NO_DIGEST,
+        "format": FORMAT,
+        **{key: value for key, value in description.items() if key not in _OWN_FIELDS},
+        "strides": strides,
+        "blocks": {name: [each.rows, each.sha256] for name, each in blocks.items()},
+    }
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     if len(text) > _MOST_HEADER_BYTES // 2:
         raise InvalidArgumentError(f"info: the description takes {len(text):,} bytes; allowed: 50 million")
@@ -79,7 +97,7 @@ def write_container(
         unfinished.touch()
         usual_mode = stat.S_IMODE(unfinished.stat().st_mode)
         try:
-            save_file(_each_in_memory_of_its_own(tensors), unfinished, metadata={_ENTRY: text})
+            save_file(stored, unfinished, metadata={_ENTRY: text})
         except SafetensorError as error:
             raise OSError(f"{path}: it could not be written: {_first_line(error)}") from error
         unfinished.chmod(usual_mode)  # safetensors makes files that nobody else can read
@@ -101,8 +119,55 @@ def _each_in_memory_of_its_own(tensors: Mapping[str, Tensor]) -> dict[str, Tenso
     return stored
 
 
-def read_container(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The description and the tensors of a file whose checksum is right; raise `ArtifactError` otherwise."""
+class Container:
+    """An open file whose header is right: its description, and its tensors, which are read when they are asked for.
+
+    `outlines` are the tensors without their content, on the meta device: shape, type, and strides as they had them.
+    """
+
+    def __init__(self, opened: Any, description: dict[str, Any]) -> None:
+        self._opened, self.description = opened, description
+        self.outlines: dict[str, Tensor] = {}
+        self._blocks: dict[str, Blocks] = {}
+        strides, blocks = description.get("strides"), description.get("blocks")
+        if not isinstance(strides, dict) or not isinstance(blocks, dict):
+            raise Damaged("its strides or checksums are not an object")
+        for name in opened.keys():  # noqa: SIM118
+            outline = _outline(name, opened.get_slice(name), strides.get(name))
+            self.outlines[name] = outline
+            self._blocks[name] = Blocks.from_json(name, blocks.get(name), outline.shape)
+        if len(blocks) > len(self.outlines):
+            raise Damaged("it has checksums of tensors that are not there")
+
+    def read(self, name: str, rows: int | None = None) -> Tensor:
+        """The tensor in memory of its own, verified and laid out as it was; of its first rows alone, axes in order."""
+        outline, blocks = self.outlines[name], self._blocks[name]
+        count = row_count(outline.shape)
+        if outline.numel() == 0:
+            return torch.empty_like(outline[:rows] if outline.dim() else outline, device="cpu")
+        kept = count if rows is None else min(rows, count)
+        plain, end = self._rows(name, 0, kept), min(blocks.end(kept), count)
+        blocks.verify(name, plain, self._rows(name, kept, end) if end > kept else None)
+        if outline.dtype == torch.bool:
+            plain = plain.ne(0)
+        return plain if rows is not None else like(outline, plain)
+
+    def _rows(self, name: str, start: int, end: int) -> Tensor:
+        """Rows of the file, copied: what safetensors gives is a view of it. A flag is still the byte that is stored."""
+        has_rows = self.outlines[name].dim() > 0  # a single number has no axis to slice
+        rows: Tensor = self._opened.get_slice(name)[start:end] if has_rows else self._opened.get_tensor(name)
+        if rows.dtype == torch.bool:
+            rows = rows.view(torch.uint8)
+        return rows.clone(memory_format=torch.contiguous_format)
+
+    def read_all(self) -> dict[str, Tensor]:
+        """Every tensor."""
+        return {name: self.read(name) for name in self.outlines}
+
+
+@contextmanager
+def open_container(path: str | os.PathLike[str]) -> Iterator[Container]:
+    """The file, to be read from; whatever is found to be damaged meanwhile is an `ArtifactError` with its name."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for, a device read without end
         raise ArtifactError(f"{path}: not an ordinary file")
     try:
@@ -112,29 +177,38 @@ def read_container(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[s
                 digest, _ = _digest_of(file, description["sha256"])
             if digest != description["sha256"]:
                 raise Damaged("its checksum is wrong: it was damaged or changed")
-            strides = description.get("strides")
-            if not isinstance(strides, dict):
-                raise Damaged("its strides are not an object")
-            return description, {name: _tensor(opened, name, strides.get(name)) for name in opened.keys()}  # noqa: SIM118
+            yield Container(opened, description)
     except SafetensorError as error:
         raise ArtifactError(f"{path}: not a whole safetensors file ({_first_line(error)})") from error
-    except (Damaged, RecursionError) as error:
-        raise ArtifactError(f"{path}: {error}") from error
+    except Damaged as error:
+        raise ArtifactError(f"{path}: {one_line(error)}") from error
+
+
+def read_container(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and all the tensors of a file whose checksums are right; raise `ArtifactError` otherwise."""
+    with open_container(path) as container:
+        return container.description, container.read_all()
+
+
+def like(outline: Tensor, plain: Tensor) -> Tensor:
+    """The tensor laid out in memory as the outline is; itself where it is so already."""
+    if plain.stride() == outline.stride():
+        return plain
+    return torch.empty_strided(outline.shape, outline.stride(), dtype=plain.dtype).copy_(plain)
 
 
 def _checked_description(metadata: Mapping[str, str] | None) -> dict[str, Any]:
     text = (metadata or {}).get(_ENTRY)
     if text is None:
         raise Damaged("a safetensors file, but not one of this package: its metadata have no 'decomposable'")
-    try:
-        description = json.loads(text)
-    except ValueError as error:
-        raise Damaged(f"its description is not JSON ({_first_line(error)})") from error
+    description = parse_json(text)
     version = description.get("format") if isinstance(description, dict) else None
     if type(version) is not int or version < 1:
         raise Damaged("its description has no format version")
     if version > FORMAT:
-        raise Damaged(f"its format is version {version}, this package reads up to {FORMAT}; install a newer one")
+        raise Damaged(f"its format is version {version}, this package reads version {FORMAT}; install a newer one")
+    if version < FORMAT:
+        raise Damaged(f"its format is version {version}, this package reads version {FORMAT}; save the network again")
     digest = description.get("sha256")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise Damaged("its description has no checksum")
@@ -142,7 +216,7 @@ def _checked_description(metadata: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def _digest_of(file: BinaryIO, stated: str) -> tuple[str, int]:
-    """SHA-256 of the file with the first place that holds the `stated` digits read as zeros, and that place."""
+    """SHA-256 of the header with the first place that holds the `stated` digits read as zeros, and that place."""
     length = int.from_bytes(file.read(8), "little")
     header = file.read(min(length, _MOST_HEADER_BYTES))
     place = header.find(stated.encode())
@@ -150,25 +224,24 @@ def _digest_of(file: BinaryIO, stated: str) -> tuple[str, int]:
         raise Damaged("its description has no checksum")
     hasher = hashlib.sha256(length.to_bytes(8, "little"))
     hasher.update(header[:place] + _NO_DIGEST.encode() + header[place + len(stated) :])
-    while block := file.read(1 << 20):
-        hasher.update(block)
     return hasher.hexdigest(), 8 + place
 
 
-def _tensor(opened: Any, name: str, strides: object) -> Tensor:
-    """A tensor in memory of its own, laid out as it was when it was written."""
-    part = opened.get_slice(name)
-    if part.get_dtype() not in DTYPES:
+def _outline(name: str, part: Any, strides: object) -> Tensor:
+    """A tensor without its content, laid out as it was when it was written."""
+    dtype, shape = DTYPES.get(part.get_dtype()), part.get_shape()
+    if dtype is None:
         raise Damaged(f"tensor '{name}' has type {part.get_dtype()}")
-    stored: Tensor = opened.get_tensor(name)
+    if math.prod(max(1, size) for size in shape) >= MOST:  # one that is empty may claim any other extent
+        raise Damaged(f"tensor '{name}' has the shape {shape!r:.80}")
     if strides is None:
-        return stored.clone()
-    is_list = isinstance(strides, list) and len(strides) == stored.dim()
+        return torch.empty(shape, dtype=dtype, device="meta")
+    is_list = isinstance(strides, list) and len(strides) == len(shape)
     if not is_list or not all(type(s) is int and 0 <= s < 1 << 48 for s in strides):  # type: ignore[attr-defined]
         raise Damaged(f"tensor '{name}' has the strides {strides!r:.80}")
-    if not _is_dense(stored.shape, strides):  # type: ignore[arg-type]
-        raise Damaged(f"tensor '{name}' of shape {tuple(stored.shape)} cannot have the strides {strides!r:.80}")
-    return torch.empty_strided(stored.shape, strides, dtype=stored.dtype).copy_(stored)  # type: ignore[arg-type]
+    if not _is_dense(shape, strides):  # type: ignore[arg-type]
+        raise Damaged(f"tensor '{name}' of shape {tuple(shape)} cannot have the strides {strides!r:.80}")
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")  # type: ignore[arg-type]
 
 
 def _lies_otherwise(tensor: Tensor) -> bool:

@@ -51,14 +51,24 @@ class Artifact(Parts):
         )
 
 
+def state_name(key: str) -> str:
+    """What a tensor of the state is called in the file of a network."""
+    return f"state/{key}"
+
+
+def factor_names(layer: str) -> tuple[str, str]:
+    """What a layer's two factors are called there."""
+    return f"first/{layer}", f"second/{layer}"
+
+
 def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and the tensors of a whole network."""
     selector, layers = artifact.selector, artifact.skeleton.layers
     state, tensors = _state_entries(artifact.state, artifact.skeleton)
     for layer, scores in zip(layers, selector.scores, strict=True):
-        factors = artifact.factors[layer.name]
-        tensors[f"first/{layer.name}"] = factors.first
-        tensors[f"second/{layer.name}"] = factors.second.movedim(1, 0)  # the first r bases are one slice of the file
+        factors, (first, second) = artifact.factors[layer.name], factor_names(layer.name)
+        tensors[first] = factors.first
+        tensors[second] = factors.second.movedim(1, 0)  # the first r bases are one slice of the file
         tensors[f"scores/{layer.name}"] = torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float64))
     tensors["limits/lower"], tensors["limits/upper"] = (torch.from_numpy(a) for a in (selector.lower, selector.upper))
     statistics = artifact.statistics
@@ -102,7 +112,7 @@ def _state_entries(state: Mapping[str, Tensor | None], skeleton: Skeleton) -> tu
         if tensor is not None and first_keys.setdefault(id(tensor), key) != key:
             entry["same_as"] = first_keys[id(tensor)]
         elif tensor is not None:
-            tensors[f"state/{key}"] = tensor
+            tensors[state_name(key)] = tensor
         entries[key] = entry
     return entries, tensors
 
@@ -113,6 +123,7 @@ def _skeleton_entries(
     return {
         "kind": kind,
         "info": as_json("info", info),
+        "built_by": skeleton.built_by,
         "state": state,
         "layers": [
             {"name": layer.name, "paths": list(layer.paths), "form": layer.form, "shape": list(layer.shape), **more}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 MOST = 1 << 62
@@ -10,6 +12,53 @@ MOST = 1 << 62
 
 class Damaged(ValueError):
     """What a file says is wrong. Whoever reads the file adds its name."""
+
+
+class Corrupt(Damaged):
+    """The bytes of a tensor are not those that were written."""
+
+
+def parse_json(text: str) -> Any:
+    """What the text stands for; refuse what Python's reader lets pass: a key twice, NaN, infinity, half a character.
+
+    >>> parse_json('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    decomposable.storage.fields.Damaged: its description is not JSON ('a' is there twice)
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
+        json.dumps(value, ensure_ascii=False).encode()  # half a character can neither be stored nor shown
+        return value
+    except RecursionError as error:
+        raise Damaged("its description is not JSON (too many levels)") from error
+    except ValueError as error:
+        raise Damaged(f"its description is not JSON ({error})") from error
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"{key!r:.60} is there twice")
+        values[key] = value
+    return values
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is not a finite number")
+    return number
+
+
+def one_line(text: object, most: int = 400) -> str:
+    r"""Text that may hold what a file says, fit to be shown: no line breaks, nothing a terminal would obey.
+
+    >>> print(one_line("layer 'a\nb' is damaged"))
+    layer 'a\nb' is damaged
+    """
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text)[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def require(condition: bool, text: str) -> None:

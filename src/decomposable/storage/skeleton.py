@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from decomposable.errors import InvalidArgumentError
-from decomposable.forms import Form
+from decomposable.forms import Form, matrix_shape
 from decomposable.layers import Layer
+from decomposable.models.rebuilding import noted
 from decomposable.storage.container import DTYPES
 
 
@@ -28,6 +30,11 @@ class StoredLayer:
         """The weight's name in the state dict."""
         return join(self.name, "weight")
 
+    @property
+    def full_rank(self) -> int:
+        """The most bases that the matrix of this shape can have."""
+        return min(matrix_shape(self.shape, self.form))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Skeleton:
@@ -37,6 +44,7 @@ class Skeleton:
         trainable: for every parameter whether it is to be trained; what the state holds besides are buffers.
         training: whether the network was in training mode; the modules of `other_mode` were in the other one.
         dtypes: of the buffers that are not stored, because the model makes them itself.
+        built_by: which of `decomposable.models` built it and from what arguments, where that is known.
     """
 
     layers: tuple[StoredLayer, ...]
@@ -44,6 +52,7 @@ class Skeleton:
     training: bool
     other_mode: tuple[str, ...]
     dtypes: Mapping[str, torch.dtype]
+    built_by: Mapping[str, Any] | None = None
 
 
 def skeleton_of(base: nn.Module, layers: Sequence[Layer], trainable: Mapping[str, bool]) -> Skeleton:
@@ -68,6 +77,7 @@ def skeleton_of(base: nn.Module, layers: Sequence[Layer], trainable: Mapping[str
             for name, buffer in module._buffers.items()
             if buffer is not None and name in module._non_persistent_buffers_set
         },
+        built_by=noted(base),
     )
 
 

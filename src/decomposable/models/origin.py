@@ -1,0 +1,47 @@
+"""Which function built a model, noted on it: a file that says so can be loaded without the model's code.
+
+The note is plain JSON, so that a model is stored and copied as ever: ``{"name": "resnet20", "arguments": {...}}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, TypeVar
+
+from torch import nn
+
+_NOTE = "_built_by"
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def noting(name: str, model: Model, **arguments: int | Sequence[int]) -> Model:
+    """The model, with the name and the arguments of its builder noted on it.
+
+    >>> built_by(noting("resnet20", nn.Sequential(), num_classes=10))
+    {'name': 'resnet20', 'arguments': {'num_classes': 10}}
+    """
+    model.__dict__[_NOTE] = {"name": name, "arguments": {key: _plain(value) for key, value in arguments.items()}}
+    return model
+
+
+def built_by(model: nn.Module) -> dict[str, Any] | None:
+    """The note on a model, or None. What was done to the model since is not in it."""
+    note = vars(model).get(_NOTE)
+    return {"name": note["name"], "arguments": dict(note["arguments"])} if isinstance(note, dict) else None
+
+
+def built_inside(network: nn.Module) -> dict[str, Any] | None:
+    """The note on the model that a method made a network of, for its file; the method says what it changed.
+
+    >>> built_inside(nn.Sequential(noting("resnet20", nn.Sequential(), num_classes=10)))["name"]
+    'resnet20'
+    """
+    note = next((note for module in network.modules() if (note := built_by(module)) is not None), None)
+    return None if note is None else {**note, "is_changed": False}
+
+
+def _plain(value: int | Sequence[int]) -> int | list[int]:
+    """As JSON knows it."""
+    return int(value) if isinstance(value, Integral) else [int(each) for each in value]  # type: ignore[union-attr]
