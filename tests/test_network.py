@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import RankPlan, Taylor, decompose, models
-from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError
+from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
+from decomposable.latency import LatencyProfile, TimedSize, timed_now
+from decomposable.timing import Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
 
@@ -1254,3 +1256,103 @@ def test_a_lazy_layer_needs_an_input():
     with pytest.raises(InvalidArgumentError, match=r"'1.weight' is lazy and has seen no input"):
         decompose(model)
     assert "lazy layer" in decompose(model, example_input=torch.zeros(1, 4)).skipped["1"]
+
+
+# Ranks that the hardware likes, and times
+
+
+def timed_profile(net, times, **more):
+    """A profile of this network, as if it had been measured here."""
+    sizes = []
+    for size, milliseconds in times.items():
+        plan = net.selector.of_size(size, align=more.get("align"))
+        sizes.append(TimedSize.of(plan, Sample((milliseconds / 1e3,))))
+    entry = timed_now(runtime="torch", batch=1, threads=torch.get_num_threads(), sizes=sizes, **more)
+    return LatencyProfile.of(net.selector, [entry])
+
+
+@pytest.mark.parametrize("size", [{"macs": 0.5}, {"params": 0.5}, {"ratio": 0.4}])
+def test_ranks_are_rounded_to_multiples(size):
+    model, x = make("cnn")
+    net = decompose(model, x)
+    plan = net.resize_(**size, align=4)
+    assert plan == net.selector.choose(**size, align=4)
+    assert plan != net.selector.choose(**size)
+    factored = [name for name in plan.ranks if name not in plan.dense]
+    assert factored
+    assert all(plan.ranks[name] % 4 == 0 for name in factored)
+    assert flops_per_sample(net, x) == 2 * plan.macs
+    assert parameters_of(net) == plan.params
+    assert [net.module.get_submodule(name)[0].out_channels for name in factored if name == "4"] == [plan.ranks["4"]]
+
+
+def test_an_aligned_size_holds_the_best_approximation_of_its_ranks():
+    model, x = make("cnn")
+    net = decompose(model, x)
+    plan = net.resize_(macs=0.5, align=4)
+    expected = truncated(model[4].weight, plan.ranks["4"], "spatial")
+    np.testing.assert_allclose(effective_weight(net.module[4]), expected, atol=1e-5)
+
+
+def test_a_time_takes_the_largest_size_that_holds_it():
+    net, _ = reduced()
+    net.latency = timed_profile(net, {0.4: 2.0, 0.8: 4.0, 1.0: 5.0})
+    low, high = (net.selector.choose(macs=size).macs_fraction for size in (0.4, 0.8))
+    assert net.resize_(latency_ms=3) == net.plan == net.selector.choose(macs=(low + high) / 2)
+    assert net.resize_(latency_ms=2) == net.selector.choose(macs=0.4)
+    assert net.resize_(latency_ms=100).is_full
+    with pytest.raises(BudgetError, match="latency_ms=1 is too small"):
+        net.resize_(latency_ms=1)
+    assert net.plan.is_full
+
+
+def test_the_measured_alignment_is_used():
+    net, _ = reduced()
+    net.latency = timed_profile(net, {0.5: 2.0, 1.0: 5.0}, align=4, trials=[(1, 1.0), (4, 0.9)])
+    assert net.resize_(macs=0.6, align="measured") == net.selector.choose(macs=0.6, align=4)
+    assert net.resize_(latency_ms=2) == net.selector.choose(macs=0.5, align=4)
+
+
+@pytest.mark.parametrize("size", [{"latency_ms": 5}, {"macs": 0.5, "align": "measured"}])
+def test_a_network_without_a_profile_says_how_to_get_one(size):
+    net, _ = reduced()
+    assert net.latency is None
+    with pytest.raises(InvalidArgumentError, match=r"no latency profile.*decomposable bench"):
+        net.resize_(**size)
+
+
+def test_a_profile_of_another_network_is_refused():
+    net, _ = reduced()
+    other = decompose(cnn(), torch.randn(IMAGE), form="channel")
+    net.latency = timed_profile(other, {0.5: 2.0, 1.0: 5.0})
+    with pytest.raises(DecomposableError, match="another network"):
+        net.resize_(latency_ms=5)
+
+
+def test_the_profile_beside_a_file_is_read_when_it_is_needed(tmp_path):
+    net, _ = reduced()
+    net.latency_beside = tmp_path / "net.safetensors"
+    assert net.latency is None
+    beside = LatencyProfile.path_beside(net.latency_beside)
+    beside.write_text("spoilt")
+    net.resize_(macs=0.5)  # does not need it
+    with pytest.raises(ArtifactError, match="not a latency profile"):
+        net.resize_(latency_ms=5)
+    profile = timed_profile(net, {0.5: 2.0, 1.0: 5.0})
+    profile.save(beside)
+    assert net.latency == profile
+    assert net.resize_(latency_ms=2) == net.selector.choose(macs=0.5)
+    net.latency = None
+    assert net.latency is None
+
+
+def test_a_size_can_be_extracted_that_is_not_in_force():
+    net, x = reduced()
+    in_force, plan = net.module, net.selector.choose(macs=0.6)
+    apart = net.extract(plan)
+    assert net.module is in_force
+    net.set_plan_(plan)
+    assert torch.equal(apart(x), net(x))
+    mine = {storage(t) for t in apart.state_dict().values()}
+    assert not mine & {storage(t) for t in net.state_dict().values()}
+    assert all(p.requires_grad for p in apart.parameters())

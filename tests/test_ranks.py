@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 import decomposable
 from decomposable.cost import LayerCost
 from decomposable.errors import BudgetError, InvalidArgumentError
-from decomposable.ranks import RankSelector, absolute_budget, check_ratio, prefix_ranks, rank_limits
+from decomposable.parts import with_stored
+from decomposable.ranks import (
+    RankSelector,
+    absolute_budget,
+    aligned_ranks,
+    check_ratio,
+    prefix_ranks,
+    rank_limits,
+)
 
 some_networks = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -203,6 +211,148 @@ def test_macs_without_feature_maps_ask_for_an_example_input():
         chooser.choose(macs=0.5)
     plan = chooser.choose(params=0.5)
     assert (plan.macs, plan.full_macs, plan.macs_fraction) == (None, None, None)
+
+
+# Ranks rounded to multiples
+
+
+def nearest(rank: int, low: int, high: int, full: int, align: int) -> int:
+    """The allowed rank nearest to this one, found by trying all; halfway, the larger."""
+    multiples = [r for r in range(low, high + 1) if r % align == 0]
+    if not multiples:
+        return rank
+    allowed = [*multiples, *([full] if high == full else [])]
+    return min(allowed, key=lambda r: (abs(r - rank), -r))
+
+
+def every_aligned_prefix(chooser: RankSelector, align: int) -> list[list[int]]:
+    limits = list(zip(chooser.lower.tolist(), chooser.upper.tolist(), chooser.full_ranks.tolist(), strict=True))
+    return [
+        [nearest(rank, *limit, align) for rank, limit in zip(ranks, limits, strict=True)]
+        for ranks in every_prefix(chooser)
+    ]
+
+
+@given(full=st.integers(1, 40), align=st.integers(1, 12), data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=150)
+def test_a_rounded_rank_is_the_nearest_allowed_one(full, align, data):
+    low = data.draw(st.integers(1, full))
+    high = data.draw(st.integers(low, full))
+    expected = [nearest(min(max(kept, low), high), low, high, full, align) for kept in range(full + 1)]
+    rounded = aligned_ranks(low, high, full, align)
+    assert rounded.tolist() == expected
+    assert (np.diff(rounded) >= 0).all()
+    assert (low <= rounded).all()
+    assert (rounded <= high).all()
+
+
+@pytest.mark.parametrize("measure", ["macs", "params"])
+@some_networks
+@given(chooser=networks(), align=st.integers(1, 5), data=st.data())
+def test_an_aligned_plan_is_the_longest_prefix_that_fits_when_rounded(measure, chooser, align, data):
+    prefixes = every_aligned_prefix(chooser, align)
+    prices = [network_price(chooser, ranks, measure) for ranks in prefixes]
+    budget = data.draw(st.integers(max(2, min(prices)), max(2, max(prices)) + 3))
+    longest = [ranks for ranks, cost in zip(prefixes, prices, strict=True) if cost <= budget][-1]
+    plan = chooser.choose(**{measure: budget}, align=align)
+    assert getattr(plan, measure) == network_price(chooser, longest, measure) <= budget
+    for i, cost in enumerate(chooser.costs):
+        rank, is_dense = plan.ranks[cost.name], price(cost, longest[i], measure)[1]
+        assert (cost.name in plan.dense) == is_dense
+        assert rank == (chooser.upper[i] if is_dense else longest[i])
+        has_multiple = chooser.upper[i] // align * align >= chooser.lower[i]
+        assert is_dense or not has_multiple or rank % align == 0
+
+
+@pytest.mark.parametrize("measure", ["macs", "params"])
+@some_networks
+@given(chooser=networks(), align=st.integers(1, 5), data=st.data())
+def test_aligned_plans_are_nested(measure, chooser, align, data):
+    smallest, total = chooser.smallest_cost(measure, align), chooser.full_cost(measure)
+    budgets = st.integers(max(2, smallest), max(2, smallest, total))
+    small, large = sorted((data.draw(budgets), data.draw(budgets)))
+    inner, outer = (chooser.choose(**{measure: budget}, align=align) for budget in (small, large))
+    assert all(inner.ranks[name] <= outer.ranks[name] for name in inner.ranks)
+
+
+@some_networks
+@given(chooser=networks(), align=st.integers(1, 5), ratio=st.floats(0.01, 1))
+def test_an_aligned_ratio_is_the_rounded_prefix(chooser, align, ratio):
+    prefixes = every_aligned_prefix(chooser, align)
+    plan = chooser.choose(ratio=ratio, align=align)
+    assert list(plan.ranks.values()) == prefixes[round(ratio * (len(prefixes) - 1))]
+
+
+@some_networks
+@given(chooser=networks(), size=st.sampled_from(["macs", "params", "ratio"]), fraction=st.floats(0.05, 1))
+def test_an_alignment_of_1_is_none(chooser, size, fraction):
+    try:
+        plan = chooser.choose(**{size: fraction})
+    except BudgetError as error:
+        with pytest.raises(BudgetError, match=re.escape(str(error))):
+            chooser.choose(**{size: fraction}, align=1)
+    else:
+        assert chooser.choose(**{size: fraction}, align=1) == plan
+
+
+@pytest.mark.parametrize("align", [2, 7, 8, 16, 1000])
+def test_the_whole_budget_is_the_original_network_at_any_alignment(align):
+    chooser = selector(layer("a", 30, 20), layer("b", 3, 9), fixed_macs=5, fixed_params=7)
+    assert chooser.choose(macs=1.0, align=align) == chooser.choose(ratio=1.0, align=align) == chooser.full_plan()
+
+
+def test_a_layer_too_thin_for_the_alignment_keeps_its_rank():
+    chooser = selector(layer("thin", 3, 100), layer("wide", 100, 100), scores=[[9, 5, 1], np.linspace(10, 1, 100)])
+    plan = chooser.choose(ratio=0.5, align=16)
+    assert plan.ranks["wide"] % 16 == 0
+    assert plan.ranks["thin"] == chooser.choose(ratio=0.5).ranks["thin"]
+
+
+def test_limits_that_are_no_multiples_are_kept():
+    chooser = selector(layer("a", 100, 100), limits={"a": (5, 30)})
+    ranks = {chooser.choose(params=params, align=8).ranks["a"] for params in range(1600, 10_001, 100)}
+    assert ranks == {8, 16, 24}
+
+
+def test_a_network_that_lost_bases_is_aligned_below_what_is_stored():
+    whole = selector(layer("a", 100, 100))
+    shrunk = with_stored(dataclasses.replace(whole, upper=np.array([30])), np.array([30]))
+    assert shrunk.choose(macs=1.0).ranks["a"] == 30
+    assert shrunk.choose(macs=1.0, align=8).ranks["a"] == 24
+    assert shrunk.choose(ratio=1.0, align=8).ranks["a"] == 24
+    assert shrunk.choose(macs=0.2, align=8).ranks["a"] == 8  # 0.2 are 10 bases
+
+
+@pytest.mark.parametrize("measure", ["macs", "params"])
+def test_a_budget_that_is_impossible_when_aligned_only_says_both(measure):
+    chooser = selector(layer("a", 20, 20), layer("b", 30, 30), fixed_macs=11, fixed_params=11)
+    with pytest.raises(BudgetError, match=f"{measure}=200 is too small with align=4: ") as caught:
+        chooser.choose(**{measure: 200}, align=4)
+    aligned, unaligned = re.findall(r"\(([\d,]+) of 1,311", str(caught.value))
+    assert (aligned, unaligned) == ("411", "111")
+    assert getattr(chooser.choose(**{measure: 411}, align=4), measure) == 411
+    stated = float(re.search(r"smallest possible is ([\d.]+)", str(caught.value)).group(1))
+    assert getattr(chooser.choose(**{measure: stated}, align=4), measure) == 411
+    assert getattr(chooser.choose(**{measure: 200}), measure) <= 200
+
+
+@pytest.mark.parametrize("align", [0, -8, 8.0, True, "8", "measured"])
+def test_a_wrong_alignment_is_refused(align):
+    with pytest.raises(InvalidArgumentError, match=r"align=.*; allowed: an int of at least 1"):
+        selector(layer("a", 10, 10)).choose(params=0.5, align=align)
+
+
+def test_given_ranks_are_not_rounded():
+    with pytest.raises(InvalidArgumentError, match=r"align=8 and ranks=.*allowed: one of them"):
+        selector(layer("a", 10, 10)).choose(ranks={"a": 3}, align=8)
+
+
+def test_the_table_of_an_alignment_is_made_once(monkeypatch):
+    chooser, made = selector(layer("a", 10, 10), layer("b", 20, 20)), []
+    monkeypatch.setattr("decomposable.ranks.aligned_ranks", lambda *a: made.append(a) or aligned_ranks(*a))
+    for align in (4, 8, 4, 8, 21, 1000):  # above the largest rank, all are one
+        chooser.choose(params=1.0, align=align)
+    assert len(made) == 3 * 2
 
 
 # Ratios and given ranks are taken literally

@@ -13,7 +13,8 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 from warnings import warn
 
 import torch
@@ -32,6 +33,7 @@ from decomposable.criteria import Criterion, find_criterion
 from decomposable.errors import InvalidArgumentError
 from decomposable.factors import factors_in_order
 from decomposable.forms import check_form, to_matrix
+from decomposable.latency import LatencyProfile, choose_timed
 from decomposable.layers import (
     FilterFn,
     Layer,
@@ -162,6 +164,7 @@ class DecomposedNet(nn.Module):
         not_counted: modules with weights of their own that no MAC formula counts, with their type.
         input: what it takes, where an example input has told.
         info: what a file that it was loaded from says besides, such as measured accuracies; empty otherwise.
+        latency_beside: the file whose latency profile `latency` reads, where it was loaded from one.
     """
 
     def __init__(self, *, base: nn.Module, layers: tuple[Layer, ...], parts: Parts, forward: Forward) -> None:
@@ -175,6 +178,8 @@ class DecomposedNet(nn.Module):
         self._norms, self._feeders = tuple(tracked_batch_norms(base)), dict(parts.feeders)
         self._statistics: Statistics | None = parts.statistics
         self._has_warned = False
+        self.latency_beside: Path | None = None
+        self._latency: LatencyProfile | None = None
         self._lock = threading.RLock()  # one resize at a time; forward passes take no lock
         self.training = base.training
         self.selector.prepare()
@@ -184,6 +189,17 @@ class DecomposedNet(nn.Module):
     def plan(self) -> RankPlan:
         """The size in force."""
         return self._in_force.plan
+
+    @property
+    def latency(self) -> LatencyProfile | None:
+        """How long its sizes take on a machine, as `decomposable bench` measured it; None where it did not."""
+        if self._latency is None and self.latency_beside is not None:  # read when asked for: few networks need it
+            self._latency = LatencyProfile.load_beside(self.latency_beside)
+        return self._latency
+
+    @latency.setter
+    def latency(self, profile: LatencyProfile | None) -> None:
+        self._latency, self.latency_beside = profile, None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network at the size in force."""
@@ -196,14 +212,31 @@ class DecomposedNet(nn.Module):
         params: float | None = None,
         ratio: float | None = None,
         ranks: Mapping[str, int] | None = None,
+        latency_ms: float | None = None,
+        align: int | Literal["measured"] | None = None,
     ) -> RankPlan:
         """Change the size, in place, in milliseconds and without data; up and down as often as you like.
 
         Give one of: `macs` or `params`, a budget for the whole network (a float is a fraction of the original's, an
         int above 1 a count); `ratio`, the part Z of all bases to keep; `ranks`, a rank by layer name (others stay
-        full). Returns the plan, which prints as a table.
+        full); `latency_ms`, the time that a pass may take on this machine, where `latency` knows that. Returns the
+        plan, which prints as a table.
+
+        `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "measured"
+        takes what was found to be the fastest here.
         """
-        plan = self.selector.choose(macs=macs, params=params, ratio=ratio, ranks=ranks)
+        plan = choose_timed(
+            self.selector,
+            lambda: self.latency,
+            runtime="torch",
+            threads=torch.get_num_threads(),
+            latency_ms=latency_ms,
+            align=align,
+            macs=macs,
+            params=params,
+            ratio=ratio,
+            ranks=ranks,
+        )
         if self._norms and self._statistics is None and not plan.is_full and not self._has_warned:
             self._has_warned = True
             warn(
@@ -217,9 +250,13 @@ class DecomposedNet(nn.Module):
             self._install(plan)
         return plan
 
-    def extract(self) -> nn.Module:
-        """The network at the size in force, as a plain module with no tie to this one."""
-        module = deep_copy(self._in_force.module)
+    def extract(self, plan: RankPlan | None = None) -> nn.Module:
+        """The network at the size in force, or at that of a plan, as a plain module with no tie to this one."""
+        if plan is None:
+            module = deep_copy(self._in_force.module)
+        else:
+            with self._lock:
+                module = deep_copy(self._made(plan))
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(self._trainable[name if name in self._trainable else _dense_name(name)])
         return module
@@ -296,8 +333,9 @@ class DecomposedNet(nn.Module):
 
     def train(self, mode: bool = True) -> DecomposedNet:
         """Set training mode here and for the sizes to come."""
-        self._base.train(mode)
-        super().train(mode)
+        with self._lock:  # a size that is being made now must not come into force in the other mode
+            self._base.train(mode)
+            super().train(mode)
         return self
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
@@ -342,12 +380,17 @@ class DecomposedNet(nn.Module):
 
     def _install(self, plan: RankPlan) -> None:
         """Make the network of this size, complete, and put it in force at once."""
+        module = self._made(plan)
+        self._modules["module"] = module
+        self.__dict__["_size"] = _Size(plan, module)
+
+    def _made(self, plan: RankPlan) -> nn.Module:
+        """The network of a size, with the statistics that were calibrated for it."""
         module = self._build(plan)
         statistics = self._statistics.at(plan) if self._statistics is not None else None
         for name, (mean, var) in (statistics or {}).items():
             module.get_submodule(name)._buffers.update(running_mean=mean.clone(), running_var=var.clone())
-        self._modules["module"] = module
-        self.__dict__["_size"] = _Size(plan, module)
+        return module
 
     @torch.inference_mode(False)  # a size made in that mode could not be used outside it
     @torch.no_grad()
@@ -401,7 +444,9 @@ class DecomposedNet(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        with self._lock:  # while it is being copied it may be resized, which changes `_modules` in place
+            state = {name: value for name, value in self.__dict__.items() if name != "_lock"}
+            return {**state, "_modules": self._modules.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -2,6 +2,8 @@
 
 All bases of the network stand in one list, best score first. A size is a prefix of that list: the first k bases are
 kept. Every size is therefore contained in every larger one, and the largest k that fits a budget is one binary search.
+With `align`, every layer's number of bases is rounded to what the hardware likes, by a rule that never falls as the
+number grows: all of the above still holds for the rounded sizes.
 """
 
 from __future__ import annotations
@@ -97,6 +99,34 @@ def prefix_ranks(scores: Sequence[NDArray[np.float64]], ratio: float, lower: Int
     return np.clip(np.bincount(layer_of[kept], minlength=len(scores)), lower, upper)
 
 
+def aligned_ranks(lower: int, upper: int, full: int, align: int) -> Ints:
+    """The rank that a layer takes for 0, 1, … `full` kept bases: the nearest multiple of `align` within its limits.
+
+    The full rank is allowed as well, because nothing is factored there. Halfway, the larger one is taken. Where no
+    multiple lies within the limits, ranks stay as they are.
+
+    >>> aligned_ranks(1, 10, 10, 4).tolist()
+    [4, 4, 4, 4, 4, 4, 8, 8, 8, 10, 10]
+    >>> aligned_ranks(1, 3, 3, 4).tolist()
+    [1, 1, 2, 3]
+    """
+    kept = np.clip(np.arange(full + 1), lower, upper)
+    allowed = np.arange(-(-lower // align) * align, upper + 1, align, dtype=np.int64)
+    if not len(allowed):
+        return kept.astype(np.int64)
+    if upper == full and allowed[-1] != full:
+        allowed = np.append(allowed, full)
+    # The number of middles between neighbours that are reached is the place of the nearest one.
+    return allowed[np.searchsorted(allowed[:-1] + allowed[1:], 2 * kept, side="right")]
+
+
+def check_align(align: int) -> int:
+    """What ranks are rounded to: 1 leaves them as they are."""
+    if is_integer(align) and align >= 1:
+        return int(align)
+    raise InvalidArgumentError(f"align={align!r}; allowed: an int of at least 1, such as 8 or 16")
+
+
 def best_first(scores: Sequence[NDArray[np.float64]]) -> Ints:
     """Positions of all bases in the layers' scores laid end to end, best first; what is equal stays in order."""
     return np.argsort(-np.concatenate(list(scores)), kind="stable") if scores else np.zeros(0, np.int64)
@@ -129,6 +159,14 @@ def rank_limits(
     return lower, upper
 
 
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """For one alignment: every layer's rank by how many of its bases are kept, and by measure what prefixes cost."""
+
+    ranks: tuple[Ints, ...]
+    costs: Mapping[str, Ints]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankSelector:
     """Everything that a choice of size depends on; `choose` makes the plan.
@@ -159,25 +197,39 @@ class RankSelector:
         return np.repeat(np.arange(len(self.costs)), self.full_ranks)[self.order]
 
     @cached_property
-    def _cumulative(self) -> dict[str, Ints]:
-        """For each measure, the network's cost after the first 0, 1, 2, … bases of the list; never decreasing."""
-        tables = {}
-        for measure in ("macs", "params"):
-            dense, per_rank = self._prices(measure)
-            fixed = self.fixed_params if measure == "params" else (self.fixed_macs or 0)
-            steps, start = [], fixed
-            for i, full in enumerate(self.full_ranks):
-                ranks = np.clip(np.arange(full + 1), self.lower[i], self.upper[i])
-                cost = np.where(ranks == full, dense[i], np.minimum(dense[i], ranks * per_rank[i]))
-                steps.append(np.diff(cost))
-                start += int(cost[0])
-            ordered = np.concatenate(steps)[self.order] if steps else np.zeros(0, np.int64)
-            tables[measure] = start + np.concatenate([[0], np.cumsum(ordered)]).astype(np.int64)
-        return tables
+    def _tables(self) -> dict[int, _Table]:
+        """By alignment, as they are asked for."""
+        return {}
+
+    def _table(self, align: int) -> _Table:
+        """What every prefix of the list comes to with this alignment; alignments above all ranks are one."""
+        align = min(align, int(self.full_ranks.max(initial=0)) + 1)
+        if align not in self._tables:
+            limits = zip(self.lower.tolist(), self.upper.tolist(), self.full_ranks.tolist(), strict=True)
+            ranks = tuple(aligned_ranks(low, high, full, align) for low, high, full in limits)
+            table = _Table(ranks, {by: self._cumulative(by, ranks) for by in ("macs", "params")})
+            self.__dict__["_tables"] = {
+                **self._tables,
+                align: table,
+            }  # not changed: a thread may be copying the old one
+            return table
+        return self._tables[align]
+
+    def _cumulative(self, measure: str, ranks: Sequence[Ints]) -> Ints:
+        """The network's cost after the first 0, 1, 2, … bases of the list; never decreasing."""
+        dense, per_rank = self._prices(measure)
+        steps, start = [], self.fixed_params if measure == "params" else (self.fixed_macs or 0)
+        for i, full in enumerate(self.full_ranks):
+            cost = np.where(ranks[i] == full, dense[i], np.minimum(dense[i], ranks[i] * per_rank[i]))
+            steps.append(np.diff(cost))
+            start += int(cost[0])
+        ordered = np.concatenate(steps)[self.order] if steps else np.zeros(0, np.int64)
+        return start + np.concatenate([[0], np.cumsum(ordered)]).astype(np.int64)
 
     def prepare(self) -> None:
         """Make the tables now, so that the first choice is as fast as the others."""
-        self._cumulative, self._layer_of  # noqa: B018
+        self._table(1)
+        self._layer_of  # noqa: B018
 
     def _prices(self, measure: str) -> tuple[Ints, Ints]:
         dense = [cost.dense_macs if measure == "macs" else cost.dense_params for cost in self.costs]
@@ -199,9 +251,9 @@ class RankSelector:
         fixed = self.fixed_params if measure == "params" else (self.fixed_macs or 0)
         return fixed + int(self._prices(measure)[0].sum())
 
-    def smallest_cost(self, measure: Measure) -> int:
+    def smallest_cost(self, measure: Measure, align: int = 1) -> int:
         """The cost of the smallest size: every layer at its smallest rank."""
-        return int(self._cumulative[measure][0])
+        return int(self._table(align).costs[measure][0])
 
     def choose(
         self,
@@ -210,8 +262,12 @@ class RankSelector:
         params: float | None = None,
         ratio: float | None = None,
         ranks: Mapping[str, int] | None = None,
+        align: int | None = None,
     ) -> RankPlan:
-        """The plan for exactly one of a MAC budget, a parameter budget, a rank ratio Z, or given ranks."""
+        """The plan for exactly one of a MAC budget, a parameter budget, a rank ratio Z, or given ranks.
+
+        `align` rounds ranks to its multiples; budgets hold all the same. Given ranks are never rounded.
+        """
         given = {
             k: v for k, v in {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks}.items() if v is not None
         }
@@ -219,18 +275,22 @@ class RankSelector:
             raise InvalidArgumentError(
                 f"a size is given by exactly one of macs, params, ratio or ranks; got {', '.join(given) or 'none'}"
             )
+        multiple = 1 if align is None else check_align(align)
         if macs is not None:
-            return self._within("macs", macs)
+            return self._within("macs", macs, multiple)
         if params is not None:
-            return self._within("params", params)
+            return self._within("params", params, multiple)
         if ratio is not None:
-            return self._literal(prefix_ranks(self.scores, check_ratio("ratio", ratio), self.lower, self.upper))
+            length = round(check_ratio("ratio", ratio) * len(self.order))
+            return self._literal(self._prefix(length, multiple))
+        if align is not None:
+            raise InvalidArgumentError(f"align={align!r} and ranks=: given ranks are not rounded; allowed: one of them")
         return self._literal(self._check_ranks(ranks or {}))
 
-    def of_size(self, size: float, measure: Measure | None = None) -> RankPlan:
+    def of_size(self, size: float, measure: Measure | None = None, align: int | None = None) -> RankPlan:
         """The plan for a budget by a measure, by default the one that is known."""
         by = measure or self.measure
-        return self.choose(macs=size) if by == "macs" else self.choose(params=size)
+        return self.choose(macs=size, align=align) if by == "macs" else self.choose(params=size, align=align)
 
     def full_plan(self) -> RankPlan:
         """The original network: every layer dense with its full rank."""
@@ -240,24 +300,39 @@ class RankSelector:
         """Every layer at its smallest rank."""
         return self._literal(self.lower)
 
-    def _within(self, measure: Measure, value: float) -> RankPlan:
+    def _prefix(self, length: int, align: int) -> Ints:
+        """The ranks that the first so many bases of the list come to."""
+        kept = np.bincount(self._layer_of[:length], minlength=len(self.costs))
+        rounded = [ranks[k] for ranks, k in zip(self._table(align).ranks, kept.tolist(), strict=True)]
+        return np.array(rounded, dtype=np.int64)
+
+    def _within(self, measure: Measure, value: float, align: int) -> RankPlan:
         """The longest prefix of the list whose cost is within the budget."""
         if measure == "macs" and self.fixed_macs is None:
             raise InvalidArgumentError("macs= needs the sizes of the feature maps: decompose with example_input=...")
-        total, smallest = self.full_cost(measure), self.smallest_cost(measure)
-        budget = absolute_budget(measure, value, total)
-        if budget < smallest:
-            rounded_up = math.ceil(1e6 * smallest / total) / 1e6  # what the message states must be possible
-            raise BudgetError(
-                f"{measure}={value!r} is too small: the smallest possible is {rounded_up:.6f} of the original "
-                f"({smallest:,} of {total:,} {'MACs' if measure == 'macs' else 'parameters'})"
-            )
-        length = int(np.searchsorted(self._cumulative[measure], budget, side="right")) - 1
-        kept = np.bincount(self._layer_of[:length], minlength=len(self.costs))
-        ranks = np.clip(kept, self.lower, self.upper)
+        budget = absolute_budget(measure, value, self.full_cost(measure))
+        if budget < self.smallest_cost(measure, align):
+            raise BudgetError(self._too_small(measure, value, align))
+        length = int(np.searchsorted(self._table(align).costs[measure], budget, side="right")) - 1
+        ranks = self._prefix(length, align)
         dense = self._is_dense(measure, ranks)
         # A dense layer costs the same at any rank, so it takes the largest that it may have.
         return self._plan(np.where(dense, self.upper, ranks), dense)
+
+    def _too_small(self, measure: Measure, value: float, align: int) -> str:
+        total, unit = self.full_cost(measure), "MACs" if measure == "macs" else "parameters"
+
+        def stated(cost: int) -> str:
+            rounded_up = math.ceil(1e6 * cost / total) / 1e6  # what the message states must be possible
+            return f"{rounded_up:.6f} of the original ({cost:,} of {total:,} {unit})"
+
+        smallest, unaligned = self.smallest_cost(measure, align), self.smallest_cost(measure)
+        if align == 1 or smallest == unaligned:
+            return f"{measure}={value!r} is too small: the smallest possible is {stated(smallest)}"
+        return (
+            f"{measure}={value!r} is too small with align={align}: the smallest possible is {stated(smallest)}; "
+            f"without align, {stated(unaligned)}"
+        )
 
     def _literal(self, ranks: Ints) -> RankPlan:
         """Exactly these ranks; a layer whose factors would cost more than dense holds its truncated W̃ densely."""

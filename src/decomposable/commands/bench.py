@@ -1,0 +1,177 @@
+"""`decomposable bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decomposable.commands import export, networks
+from decomposable.commands.verb import ProgressLine, Verb, as_table, parse_sizes
+from decomposable.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from decomposable.latency import Entry, LatencyProfile
+
+HEADER = ("runtime", "size", "MACs", "parameters", "median ms", "middle half", "speed-up", "repetitions")
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", type=Path, help="a network.safetensors, or an any-size .onnx")
+    parser.add_argument("--sizes", metavar="LIST", help="besides the original: parts of its MACs, as in 0.5,0.25")
+    parser.add_argument("--batch", metavar="N", type=_positive, default=1, help="samples in one pass (default: 1)")
+    parser.add_argument("--threads", metavar="N", type=_positive, help="threads (default: as many as PyTorch uses)")
+    parser.add_argument(
+        "--runtime", metavar="LIST", help="torch, onnxruntime or both, with a comma (default: those that are installed)"
+    )
+    parser.add_argument(
+        "--seconds", metavar="S", type=_seconds, default=10.0, help="how long to measure in each runtime (default: 10)"
+    )
+    parser.add_argument(
+        "--align",
+        metavar="N",
+        type=export._alignment,
+        help="round ranks to multiples of 8, 16 …; measured: try which is best",
+    )
+    parser.add_argument("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
+    parser.add_argument("--model", metavar="FUNCTION", help="package.module:function that builds the model")
+    networks.add_recipe(parser)
+    parser.add_argument("--out", metavar="PROFILE", type=Path, help="where to keep it (default: FILE.latency.json)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}; allowed: an int of at least 1")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text}; allowed: seconds from 0 to 86400")
+    return number
+
+
+def _run(options: argparse.Namespace) -> None:
+    from decomposable.latency import LatencyProfile
+
+    sizes = None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
+    out = options.out or LatencyProfile.path_beside(options.file)
+    measured = _of_bundle if options.file.suffix == ".onnx" else _of_network
+    progress = ProgressLine()
+    try:
+        profile = measured(options, sizes, progress)
+    finally:
+        progress.close()
+    profile.save(out)
+    _show(options, profile, out)
+
+
+def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: ProgressLine) -> LatencyProfile:
+    from decomposable.bench.measuring import measure
+    from decomposable.latency import LatencyProfile
+    from decomposable.network import DecomposedNet
+    from decomposable.parts import InputSpec
+
+    runtimes = _runtimes(options.runtime)
+    net = export._network(options)
+    if not isinstance(net, DecomposedNet):
+        raise InvalidArgumentError(f"{options.file}: it holds no decomposed network; allowed: a file of net.save()")
+    spec = net.input if options.input is None else InputSpec.of(export._example(options.input, net))
+    if spec is None:
+        raise InvalidArgumentError(f"--input is needed: {options.file} does not say what the network takes")
+    how = {"batch": options.batch, "threads": options.threads, "seconds": options.seconds, "align": options.align}
+    entries = [measure(net, sizes, runtime=runtime, input=spec, say=say, **how) for runtime in runtimes]
+    return LatencyProfile.of(net.selector, entries)
+
+
+def _of_bundle(options: argparse.Namespace, sizes: list[float] | None, say: ProgressLine) -> LatencyProfile:
+    """An any-size ONNX file, as a device runs it."""
+    from decomposable.edge import AnySizeSession
+
+    for name in ("input", "model", "recipe"):
+        if getattr(options, name) is not None:
+            raise InvalidArgumentError(
+                f"--{name} is for network files: {options.file} needs none; allowed: no --{name}"
+            )
+    if options.runtime not in (None, "onnxruntime"):
+        raise InvalidArgumentError(f"--runtime {options.runtime}: {options.file} is ONNX; allowed: onnxruntime")
+    session = AnySizeSession(options.file, threads=options.threads)
+    say("onnxruntime: timing sizes side by side")
+    return session.measure(sizes, batch=options.batch, seconds=options.seconds, align=options.align)
+
+
+def _runtimes(text: str | None) -> Sequence[str]:
+    from decomposable.latency import RUNTIMES
+
+    if text is None:
+        return RUNTIMES if find_spec("onnxruntime") and find_spec("onnxscript") else RUNTIMES[:1]
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if name not in RUNTIMES:
+            raise InvalidArgumentError(f"--runtime {text}: got {name!r}; allowed: {', '.join(RUNTIMES)}")
+    return names
+
+
+def _show(options: argparse.Namespace, profile: LatencyProfile, out: Path) -> None:
+    if options.json:
+        entries = [
+            {**asdict(entry), "sizes": [{**asdict(timed), "speed_up": speed} for timed, speed in _speeds(entry)]}
+            for entry in profile.entries
+        ]
+        machine = asdict(profile.machine)
+        print(json.dumps({"file": str(options.file), "profile": str(out), "machine": machine, "entries": entries}))
+        return
+    print(as_table(HEADER, [row for entry in profile.entries for row in _rows(entry)]))
+    _, _, setting = str(profile.entries[0]).partition(", ")
+    print(f"\n{profile.machine}; {setting}; the sizes of a runtime ran in turn, so that they compare.")
+    for entry in profile.entries:
+        if entry.trials:
+            tried = ", ".join(f"{align}: {time:.3f}" for align, time in entry.trials)
+            print(f"{entry.runtime}: ranks are multiples of {entry.align} (relative times by multiple: {tried})")
+    verb = "session.resize" if options.file.suffix == ".onnx" else "net.resize_"
+    print(f"{out}: written; {verb}(latency_ms=...) uses it")
+
+
+def _speeds(entry: Entry) -> list[tuple[Any, float]]:
+    """Sizes, largest first, and how much faster each is than the first one, the original."""
+    dense = entry.sizes[-1].median_ms
+    return [(timed, dense / timed.median_ms) for timed in reversed(entry.sizes)]
+
+
+def _rows(entry: Entry) -> list[tuple[str, ...]]:
+    return [
+        (
+            entry.runtime,
+            f"{timed.size:.3f}",
+            "" if timed.macs is None else f"{timed.macs:,}",
+            f"{timed.params:,}",
+            f"{timed.median_ms:.3f}",
+            f"{timed.low_ms:.3f}-{timed.high_ms:.3f}",
+            f"{speed:.2f}x",
+            str(timed.repetitions),
+        )
+        for timed, speed in _speeds(entry)
+    ]
+
+
+VERB = Verb(
+    name="bench",
+    summary="how long each size of a network takes on this machine",
+    description=(
+        "Time a network and several of its sizes on this machine's processor, in PyTorch and in ONNX Runtime: medians\n"
+        "of interleaved passes, with the spread. The times are kept beside FILE, so that resize_(latency_ms=5) takes\n"
+        "the largest size that holds 5 ms here."
+    ),
+    example=(
+        "decomposable bench runs/digits/network.safetensors\n"
+        "  decomposable bench runs/digits/network.safetensors --sizes 0.5,0.25 --batch 32 --runtime torch --align 8"
+    ),
+    add_options=_options,
+    run=_run,
+)

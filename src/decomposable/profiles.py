@@ -1,0 +1,175 @@
+"""What a latency profile consists of: sizes with their times, under one setting each; and reading them from JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from decomposable.errors import BudgetError, InvalidArgumentError
+from decomposable.ranks import RankPlan, is_number
+from decomposable.storage.fields import Fields, require
+from decomposable.timing import Sample, now
+
+RUNTIMES = ("torch", "onnxruntime")
+MOST = 1 << 53
+"""Of a number in a file: readers of JSON keep whole numbers up to here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSize:
+    """A size as it was measured: what it costs, and the median and the quartiles of its times."""
+
+    macs: int | None
+    macs_fraction: float | None
+    params: int
+    params_fraction: float
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    repetitions: int
+
+    @classmethod
+    def of(cls, plan: RankPlan, sample: Sample) -> TimedSize:
+        """A plan and the times of its network."""
+        low, median, high = sample.quartiles_ms
+        return cls(
+            macs=plan.macs,
+            macs_fraction=plan.macs_fraction,
+            params=plan.params,
+            params_fraction=plan.params_fraction,
+            median_ms=median,
+            low_ms=low,
+            high_ms=high,
+            repetitions=sample.repetitions,
+        )
+
+    @property
+    def size(self) -> float:
+        """Its part of the original's MACs, or of its parameters where MACs are not known."""
+        return self.params_fraction if self.macs_fraction is None else self.macs_fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What was measured with one runtime, batch and number of threads.
+
+    Attributes:
+        sizes: what was measured, smallest first; the last one is the original network where that was measured.
+        align: what the ranks of these sizes were rounded to; 1 is no rounding.
+        trials: the alignments that were tried and their times relative to no rounding, where they were.
+        measured: when.
+    """
+
+    runtime: str
+    batch: int
+    threads: int
+    sizes: tuple[TimedSize, ...]
+    align: int = 1
+    trials: tuple[tuple[int, float], ...] = ()
+    measured: str = ""
+
+    @property
+    def setting(self) -> tuple[str, int, int]:
+        """What makes it another entry: the runtime, the batch, the threads."""
+        return self.runtime, self.batch, self.threads
+
+    def size_for(self, milliseconds: float) -> float:
+        """The largest part of the original that takes at most so long, to be given to ``resize_(macs=...)``.
+
+        It is the largest measured size whose median is within the time and, from there, as far towards the next larger
+        one as a straight line between the two says.
+        """
+        if not is_number(milliseconds) or not 0 < milliseconds < float("inf"):
+            raise InvalidArgumentError(f"latency_ms={milliseconds!r}; allowed: milliseconds above 0")
+        held = [i for i, timed in enumerate(self.sizes) if timed.median_ms <= milliseconds]
+        if not held:
+            fastest = min(self.sizes, key=lambda timed: timed.median_ms)
+            raise BudgetError(
+                f"latency_ms={milliseconds!r} is too small: the smallest that was measured is "
+                f"{fastest.median_ms:.3f} ms, at {fastest.size:.4f} of the original ({self})"
+            )
+        below = self.sizes[held[-1]]
+        if held[-1] == len(self.sizes) - 1:
+            return below.size
+        above = self.sizes[held[-1] + 1]
+        place = (milliseconds - below.median_ms) / (above.median_ms - below.median_ms)
+        return below.size + place * (above.size - below.size)
+
+    def __str__(self) -> str:
+        return f"{self.runtime}, batch {self.batch}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+
+def timed_now(
+    *,
+    runtime: str,
+    batch: int,
+    threads: int,
+    sizes: Sequence[TimedSize],
+    align: int = 1,
+    trials: Sequence[tuple[int, float]] = (),
+) -> Entry:
+    """The entry of a measurement that has just ended; of sizes that are the same one, the first is kept."""
+    by_size = {timed.size: timed for timed in reversed(sizes)}
+    ordered = tuple(by_size[size] for size in sorted(by_size))
+    return Entry(
+        runtime=runtime,
+        batch=batch,
+        threads=threads,
+        sizes=ordered,
+        align=align,
+        trials=tuple(trials),
+        measured=now(),
+    )
+
+
+def entry_from(fields: Fields) -> Entry:
+    """The entry that a file describes, every claim checked."""
+    where = fields.where
+    runtime, trials = fields.text("runtime"), fields.get("trials")
+    require(runtime in RUNTIMES, f"'runtime' of {where} is {runtime!r:.40}, not one of {', '.join(RUNTIMES)}")
+    is_pairs = isinstance(trials, list) and all(
+        isinstance(t, list) and len(t) == 2 and type(t[0]) is int and 1 <= t[0] <= MOST and _is_positive(t[1])
+        for t in trials
+    )
+    require(is_pairs, f"'trials' of {where} is {trials!r:.60}, not a list of alignments and times")
+    sizes = tuple(_timed(size) for size in fields.record_list("sizes"))
+    require(len(sizes) > 0, f"'sizes' of {where} is empty")
+    require(len({size.macs is None for size in sizes}) == 1, f"'sizes' of {where}: some have MACs, some have not")
+    places = [size.size for size in sizes]
+    require(places == sorted(set(places)) and places[-1] <= 1, f"'sizes' of {where} are not in order")
+    return Entry(
+        runtime=runtime,
+        batch=fields.integer("batch", 1, MOST),
+        threads=fields.integer("threads", 1, MOST),
+        sizes=sizes,
+        align=fields.integer("align", 1, MOST),
+        trials=tuple((int(align), float(time)) for align, time in trials),
+        measured=fields.text("measured"),
+    )
+
+
+def _timed(fields: Fields) -> TimedSize:
+    has_macs = fields.get("macs") is not None
+    require(has_macs == (fields.get("macs_fraction") is not None), f"MACs of {fields.where} are only half there")
+    timed = TimedSize(
+        macs=fields.integer("macs", 1, MOST) if has_macs else None,
+        macs_fraction=_number(fields, "macs_fraction") if has_macs else None,
+        params=fields.integer("params", 1, MOST),
+        params_fraction=_number(fields, "params_fraction"),
+        median_ms=_number(fields, "median_ms"),
+        low_ms=_number(fields, "low_ms"),
+        high_ms=_number(fields, "high_ms"),
+        repetitions=fields.integer("repetitions", 1, MOST),
+    )
+    require(timed.low_ms <= timed.median_ms <= timed.high_ms, f"times of {fields.where} are not in order")
+    return timed
+
+
+def _number(fields: Fields, key: str) -> float:
+    value = fields.get(key)
+    require(_is_positive(value), f"'{key}' of {fields.where} is {value!r:.60}, not a number above 0")
+    return float(value)
+
+
+def _is_positive(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value < MOST  # type: ignore[operator]
