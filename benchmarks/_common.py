@@ -46,6 +46,15 @@ def ratio_of_medians(numerator: list[float], denominator: list[float]) -> float:
     return statistics.median(numerator) / statistics.median(denominator)
 
 
+def onnx_session(path: Path, threads: int) -> Any:
+    """A file in ONNX Runtime, on the CPU."""
+    import onnxruntime  # most benchmarks do without
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
 def record(name: str, figures: Mapping[str, Any]) -> None:
     """Print the figures and append them, with where they come from, to the records."""
     line = {

@@ -21,6 +21,9 @@ _HOME = {
     "SizedNet": "methods.sized",
     "compare": "comparison",
     "decompose": "network",
+    "export_any_size": "export.any_size",
+    "export_onnx": "export.onnx_file",
+    "export_torch": "export.torch_file",
     "load": "loading",
     "models": "models",
     "recipes": "recipes",
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from decomposable.comparison import compare
     from decomposable.errors import ArtifactError, DecomposableError
     from decomposable.experiment import train
+    from decomposable.export.any_size import export_any_size
+    from decomposable.export.onnx_file import export_onnx
+    from decomposable.export.torch_file import export_torch
     from decomposable.joint import JointObjective, Losses
     from decomposable.loading import load
     from decomposable.methods.sized import SizedNet
@@ -54,6 +60,9 @@ __all__ = [
     "Taylor",
     "compare",
     "decompose",
+    "export_any_size",
+    "export_onnx",
+    "export_torch",
     "load",
     "models",
     "recipes",

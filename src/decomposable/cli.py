@@ -10,14 +10,23 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from decomposable import __version__
-from decomposable.commands import compare, demo, evaluate, resize, sizes, train
+from decomposable.commands import bench, compare, demo, evaluate, export, resize, sizes, train
 from decomposable.commands.verb import Verb
 from decomposable.errors import DecomposableError, InvalidArgumentError
 
 OK, FAILED, CALLED_WRONG = 0, 1, 2
 
 
-VERBS: tuple[Verb, ...] = (demo.VERB, train.VERB, sizes.VERB, evaluate.VERB, resize.VERB, compare.VERB)
+VERBS: tuple[Verb, ...] = (
+    demo.VERB,
+    train.VERB,
+    sizes.VERB,
+    evaluate.VERB,
+    resize.VERB,
+    export.VERB,
+    bench.VERB,
+    compare.VERB,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,12 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
-from decomposable.calibration import tracked_batch_norms
 from decomposable.errors import InvalidArgumentError
 from decomposable.layers import Decomposable, Layer, TwoFactors, avoid_fast_paths_
 from decomposable.models.rebuilding import BUILDERS, rebuilt
@@ -24,8 +22,6 @@ from decomposable.storage.shrinking import read_network, size_given
 from decomposable.storage.skeleton import Skeleton, join
 from decomposable.tracing import call_with_first
 from decomposable.tree import deep_copy, rewire, unwrap
-
-_NOT_CALIBRATED = "batch normalisation still has the full network's statistics; run calibrate_(loader) once"
 
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained
@@ -116,8 +112,8 @@ def _network(
     _fit_(path, base, artifact.skeleton, artifact.state, shapes, origin)
     net = DecomposedNet(base=base, layers=_layers_of(base, artifact.skeleton), parts=artifact, forward=call_with_first)
     net.latency_beside = Path(path).absolute()
-    if size is not None and artifact.statistics is None and not net.plan.is_full and tracked_batch_norms(base):
-        warn(_NOT_CALIBRATED, stacklevel=4)  # the caller of load
+    if size is not None:
+        net.warn_if_not_calibrated(net.plan, stacklevel=5)  # the caller of load
     return net
 
 

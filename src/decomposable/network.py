@@ -225,10 +225,28 @@ class DecomposedNet(nn.Module):
         `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "measured"
         takes what was found to be the fastest here.
         """
-        plan = choose_timed(
+        plan = self.choose(
+            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, runtime="torch"
+        )
+        self.warn_if_not_calibrated(plan, stacklevel=3)
+        return self.set_plan_(plan)
+
+    def choose(
+        self,
+        *,
+        macs: float | None = None,
+        params: float | None = None,
+        ratio: float | None = None,
+        ranks: Mapping[str, int] | None = None,
+        latency_ms: float | None = None,
+        align: int | Literal["measured"] | None = None,
+        runtime: str = "torch",
+    ) -> RankPlan:
+        """The plan that `resize_` would take; what was measured is that in `runtime`, "torch" or "onnxruntime"."""
+        return choose_timed(
             self.selector,
             lambda: self.latency,
-            runtime="torch",
+            runtime=runtime,
             threads=torch.get_num_threads(),
             latency_ms=latency_ms,
             align=align,
@@ -237,12 +255,15 @@ class DecomposedNet(nn.Module):
             ratio=ratio,
             ranks=ranks,
         )
+
+    def warn_if_not_calibrated(self, plan: RankPlan, stacklevel: int) -> None:
+        """Say once, where `plan` is used, that its batch normalisation has statistics of another size."""
         if self._norms and self._statistics is None and not plan.is_full and not self._has_warned:
             self._has_warned = True
             warn(
-                "batch normalisation still has the full network's statistics; run calibrate_(loader) once", stacklevel=2
+                "batch normalisation still has the full network's statistics; run calibrate_(loader) once",
+                stacklevel=stacklevel,
             )
-        return self.set_plan_(plan)
 
     def set_plan_(self, plan: RankPlan) -> RankPlan:
         """Take a size that was chosen before, such as one that `net.plan` was; `resize_` chooses and takes."""

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import export, networks
+from decomposable.commands import networks, opening
 from decomposable.commands.verb import ProgressLine, Verb, as_table, parse_sizes
 from decomposable.errors import InvalidArgumentError
 
@@ -34,7 +34,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--align",
         metavar="N",
-        type=export._alignment,
+        type=opening.alignment,
         help="round ranks to multiples of 8, 16 …; measured: try which is best",
     )
     parser.add_argument("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
@@ -79,10 +79,10 @@ def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: Pro
     from decomposable.parts import InputSpec
 
     runtimes = _runtimes(options.runtime)
-    net = export._network(options)
+    net = opening.open_network(options)
     if not isinstance(net, DecomposedNet):
         raise InvalidArgumentError(f"{options.file}: it holds no decomposed network; allowed: a file of net.save()")
-    spec = net.input if options.input is None else InputSpec.of(export._example(options.input, net))
+    spec = net.input if options.input is None else InputSpec.of(opening.example(options.input, net))
     if spec is None:
         raise InvalidArgumentError(f"--input is needed: {options.file} does not say what the network takes")
     how = {"batch": options.batch, "threads": options.threads, "seconds": options.seconds, "align": options.align}

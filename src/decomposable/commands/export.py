@@ -1,0 +1,140 @@
+"""`decomposable export`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decomposable.commands import networks, opening
+from decomposable.commands.verb import ProgressLine, Verb, parse_size
+from decomposable.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from decomposable.export.report import ExportReport
+
+ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    networks.add_file(parser)
+    networks.add_size(parser)
+    parser.add_argument(
+        "--latency-ms", metavar="MS", type=float, help="at most this long here, as decomposable bench measured it"
+    )
+    parser.add_argument(
+        "--align", metavar="N", type=opening.alignment, help="round ranks to multiples: 8, 16 … or measured"
+    )
+    parser.add_argument("--any-size", action="store_true", help="all sizes in one ONNX file, for decomposable.edge")
+    parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write: .onnx or .pt2")
+    parser.add_argument("--format", metavar="FORMAT", choices=ENDINGS, help="onnx or torch-export (default: OUT's)")
+    parser.add_argument("--batch", metavar="N", type=int, help="the one batch size that it takes (default: any)")
+    opening.add_code(parser)
+    parser.add_argument(
+        "--tolerance", metavar="T", type=float, default=1e-4, help="largest difference from PyTorch (default: 1e-4)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
+
+
+def _run(options: argparse.Namespace) -> None:
+    kind, size = _checked(options)
+    progress = ProgressLine()
+    try:
+        progress("reading the network")
+        net = opening.open_network(options)
+        example = None if options.input is None else opening.example(options.input, net)
+        progress("exporting and comparing with PyTorch")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            report = _exported(options, kind, net, size, example)
+    finally:
+        progress.close()
+    for warning in caught:
+        print(f"decomposable export: warning: {warning.message}", file=sys.stderr)
+    if options.json:
+        print(json.dumps({**asdict(report), "path": str(report.path)}))
+        return
+    asked = ", ".join(f"{name}={value}" for name, value in size.items())
+    print(f"size: {asked or ('all' if kind == 'any-size' else 'as it was saved')}")
+    print(report)
+    print(f"run it with: {_how_to_run(report)}")
+
+
+def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """What kind of file is wanted, and the size; whatever can be seen to be wrong before any work is refused."""
+    out = options.out
+    endings = [ENDINGS["onnx"]] if options.any_size else list(ENDINGS.values())
+    kind = options.format or next((name for name, ending in ENDINGS.items() if out.suffix == ending), None)
+    if options.any_size and kind == "torch-export":
+        raise InvalidArgumentError("--any-size is not for torch-export; allowed: a file that ends in .onnx")
+    if kind is None or out.suffix != ENDINGS[kind]:
+        allowed = " or ".join(endings if options.format is None else [ENDINGS[options.format]])
+        raise InvalidArgumentError(f"-o {out}: got the ending {out.suffix!r}; allowed: {allowed}")
+    if not out.parent.is_dir():
+        raise InvalidArgumentError(f"-o {out}: there is no folder {out.parent}; allowed: one that exists")
+    if out.is_dir() or (out.exists() and not options.force):
+        raise InvalidArgumentError(f"-o {out}: it exists; allowed: another name, or --force to replace it")
+    size = _size(options)
+    if options.any_size and (size or options.batch is not None):
+        raise InvalidArgumentError("--any-size holds every size and takes any batch; allowed: no size, no --batch")
+    return ("any-size" if options.any_size else kind), size
+
+
+def _size(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of a size, as `resize_` takes them; none where the network is taken as it was saved."""
+    typed = {name: getattr(options, name) for name in ("macs", "params", "ratio")}
+    size: dict[str, Any] = {name: parse_size(f"--{name}", text) for name, text in typed.items() if text is not None}
+    if options.latency_ms is not None:
+        size["latency_ms"] = options.latency_ms
+    if len(size) > 1:
+        came = " and ".join(f"--{name.replace('_', '-')}" for name in size)
+        raise InvalidArgumentError(f"a size is given by one of --macs, --params, --ratio and --latency-ms; got {came}")
+    if options.align is not None:
+        if not size:
+            raise InvalidArgumentError("--align rounds the ranks of a size; allowed: with --macs, --params or another")
+        size["align"] = options.align
+    return size
+
+
+def _exported(
+    options: argparse.Namespace, kind: str, net: nn.Module, size: dict[str, Any], example: Tensor | None
+) -> ExportReport:
+    from decomposable import export_onnx, export_torch
+
+    if kind == "any-size":
+        from decomposable import export_any_size
+
+        return export_any_size(net, options.out, example_input=example, tolerance=options.tolerance)
+    export = export_onnx if kind == "onnx" else export_torch
+    return export(net, options.out, **size, batch=options.batch, example_input=example, tolerance=options.tolerance)
+
+
+def _how_to_run(report: ExportReport) -> str:
+    name = str(report.path)
+    if report.format == "any-size":
+        return f"session = decomposable.edge.AnySizeSession({name!r}); session.resize(macs=0.25); session.run(x)"
+    batch = report.batches[0] if len(report.batches) == 1 else "batch"
+    takes = f"x: {report.input.dtype}, ({', '.join(map(str, (batch, *report.input.shape)))})"
+    if report.format == "torch-export":
+        return f"torch.export.load({name!r}).module()(x)  # {takes}"
+    return f"onnxruntime.InferenceSession({name!r}).run(None, {{'input': x}})  # {takes}"
+
+
+VERB = Verb(
+    name="export",
+    summary="write a size of a network for ONNX Runtime or torch.export",
+    description=(
+        "Write one size of a network file as ONNX (.onnx) or as a program of torch.export (.pt2), compared with\n"
+        "PyTorch on the spot; without a size, the one that it was saved at. --any-size writes all sizes into one ONNX\n"
+        "file, which decomposable.edge resizes on a device without PyTorch."
+    ),
+    example="decomposable export runs/digits/network.safetensors --macs 0.25 -o small.onnx",
+    add_options=_options,
+    run=_run,
+)

@@ -1,0 +1,25 @@
+"""For devices without PyTorch: `AnySizeSession` runs a file of `decomposable.export_any_size` at any size.
+
+container   the file's outer shape: an ONNX model with a description, arrays and a checksum
+bundle      what it holds, every claim checked
+graph       where its graph has the decomposed layers
+statistics  batch normalisation at any size
+factors     a layer's weights at any rank
+folding     batch normalisation as part of the layer before
+building    the ONNX model of one size
+session     the session, and changing its size under load
+"""
+
+from decomposable.errors import MissingExtraError
+
+try:
+    from decomposable.edge.bundle import Port
+    from decomposable.edge.session import AnySizeSession
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in ("numpy", "onnx", "onnxruntime"):
+        raise
+    raise MissingExtraError(
+        f"{(error.name or '').partition('.')[0]} is not installed; run: pip install 'decomposable[onnx]'"
+    ) from error
+
+__all__ = ["AnySizeSession", "Port"]

@@ -1,0 +1,69 @@
+"""Between numpy's arrays and ONNX's tensors. Only tensors whose values lie in them as plain bytes are read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from decomposable.storage.fields import require
+
+Array = NDArray[Any]
+
+_TYPES: dict[int, np.dtype[Any]] = {
+    TensorProto.FLOAT: np.dtype("<f4"),
+    TensorProto.DOUBLE: np.dtype("<f8"),
+    TensorProto.FLOAT16: np.dtype("<f2"),
+    TensorProto.INT64: np.dtype("<i8"),
+    TensorProto.INT32: np.dtype("<i4"),
+    TensorProto.INT16: np.dtype("<i2"),
+    TensorProto.INT8: np.dtype("i1"),
+    TensorProto.UINT8: np.dtype("u1"),
+    TensorProto.BOOL: np.dtype("?"),
+}
+_CODES = {dtype: code for code, dtype in _TYPES.items()}
+INLINE_BYTES = 1024
+"""Larger tensors are given to the runtime as memory, smaller ones in the model: shapes have to be there."""
+
+
+def type_name(code: int) -> str | None:
+    """Numpy's name of an ONNX type; None for one that is not dealt with.
+
+    >>> type_name(TensorProto.FLOAT), type_name(TensorProto.BFLOAT16)
+    ('float32', None)
+    """
+    return _TYPES[code].name if code in _TYPES else None
+
+
+def array_of(tensor: TensorProto, what: str) -> Array:
+    """The values of a tensor, in memory of their own that cannot be written to; `what` is its name in messages."""
+    require(tensor.data_type in _TYPES, f"{what} has the type {tensor.data_type}")
+    dtype, shape = _TYPES[tensor.data_type], tuple(tensor.dims)
+    is_here = tensor.data_location == TensorProto.DEFAULT and not tensor.external_data
+    require(is_here, f"{what} has its values in another file")
+    raw = tensor.raw_data
+    is_whole = all(0 <= size <= 1 << 40 for size in shape) and math.prod(shape) * dtype.itemsize == len(raw)
+    require(is_whole, f"{what} of shape {shape!s:.80} and type {dtype.name} has {len(raw):,} bytes")
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def tensor_of(name: str, array: Array) -> TensorProto:
+    """The array as a tensor that holds its values."""
+    tensor = _header(name, array)
+    tensor.raw_data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+    return tensor
+
+
+def header_of(name: str, array: Array) -> TensorProto:
+    """A tensor that says where its values are not: the runtime is given them as memory."""
+    tensor = _header(name, array)
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="memory")
+    return tensor
+
+
+def _header(name: str, array: Array) -> TensorProto:
+    return TensorProto(name=name, data_type=_CODES[array.dtype.newbyteorder("<")], dims=array.shape)

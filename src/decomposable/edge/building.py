@@ -1,0 +1,124 @@
+"""From a bundle and a plan to the ONNX model of that size.
+
+    first, second at rank r ─┬─ two nodes with slices of the factors
+                             └─ one node with W̃, where the plan says dense: the first is taken out, the second
+                                takes the geometry of both
+    batch normalisation ─────── part of the node before it, where it can be, with the statistics of this size
+
+The model comes without its large weights: the runtime is given them as memory, and nothing is copied or serialised that
+need not be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper
+
+from decomposable.edge.arrays import INLINE_BYTES, Array, header_of, tensor_of
+from decomposable.edge.bundle import Bundle
+from decomposable.edge.factors import LayerWeights
+from decomposable.edge.folding import Norm, folded
+from decomposable.edge.graph import first_of, merged_attributes, number, second_of
+from decomposable.ranks import RankPlan
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SizeModel:
+    """An ONNX model, and the weights that it takes from memory."""
+
+    content: bytes
+    weights: dict[str, Array]
+
+
+def build(bundle: Bundle, plan: RankPlan) -> SizeModel:
+    """The model of a size."""
+    draft = _Draft(bundle)
+    if bundle.statistics is not None:
+        statistics = bundle.statistics.at(plan).items()
+        draft.tensors.update((name, values) for name, values in statistics if name in draft.tensors)
+    for layer in bundle.layers:
+        rank = plan.ranks[layer.name]
+        if layer.name in plan.dense:
+            draft.put_dense(layer, rank)
+        else:
+            draft.tensors[first_of(layer.name)], draft.tensors[second_of(layer.name)] = layer.pair(rank)
+    for norm, maker in bundle.foldable.items():
+        draft.fold(norm, maker)
+    return draft.finished()
+
+
+class _Draft:
+    """The graph of one size in the making. Nodes are copied before they are changed."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._nodes: dict[int, NodeProto] = dict(enumerate(bundle.wiring.nodes))
+        self._own: set[int] = set()
+        self.tensors: dict[str, Array] = dict(bundle.tensors)
+
+    def _node(self, index: int) -> NodeProto:
+        """The node, to be changed."""
+        if index not in self._own:
+            copy = NodeProto()
+            copy.CopyFrom(self._nodes[index])
+            self._nodes[index] = copy
+            self._own.add(index)
+        return self._nodes[index]
+
+    def put_dense(self, layer: LayerWeights, rank: int) -> None:
+        """One node where the layer has two, wherever it is used."""
+        wiring = self._bundle.wiring
+        most = int(self._bundle.selector.upper[self._bundle.layers.index(layer)])
+        self.tensors[second_of(layer.name)] = layer.dense(rank, keep=rank >= most)
+        for index, _ in wiring.takers(first_of(layer.name)):
+            if wiring.nodes[index].op_type == "Transpose":
+                self._nodes.pop(index, None)
+        for use in self._bundle.uses[layer.name]:
+            first, second = wiring.nodes[use.first], self._node(use.second)
+            del self._nodes[use.first]
+            self._node(use.entry).input[0] = first.input[0]
+            if second.op_type == "Conv":
+                merged = merged_attributes(first, second, layer.shape[2:])
+                kept = [a for a in second.attribute if a.name not in merged]
+                del second.attribute[:]
+                second.attribute.extend([*kept, *(helper.make_attribute(k, v) for k, v in merged.items())])
+
+    def fold(self, norm_index: int, maker_index: int) -> None:
+        """Make a batch normalisation part of the node before it."""
+        norm, maker = self._nodes.pop(norm_index), self._node(maker_index)
+        gamma, beta, mean, var = (self.tensors[name] for name in norm.input[1:5])
+        epsilon = number(norm, "epsilon", 1e-5)
+        has_bias = len(maker.input) > 2 and bool(maker.input[2])
+        weight, bias = folded(
+            self.tensors[maker.input[1]],
+            self.tensors[maker.input[2]] if has_bias else None,
+            Norm(gamma=gamma, beta=beta, mean=mean, var=var, epsilon=epsilon),
+        )
+        names = [f"decomposable/{maker_index}/{kind}" for kind in ("weight", "bias")]  # one use, not all of the layer
+        self.tensors.update(zip(names, (weight, bias), strict=True))
+        maker.input[:] = [maker.input[0], *names]
+        maker.output[0] = norm.output[0]
+
+    def finished(self) -> SizeModel:
+        """The model with the weights that are left in use."""
+        source = self._bundle.model
+        model = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
+        model.graph.name = source.graph.name or "graph"
+        model.graph.input.extend(source.graph.input)
+        model.graph.output.extend(source.graph.output)
+        model.graph.node.extend(self._nodes.values())
+        taken = {name for node in self._nodes.values() for name in node.input}
+        taken |= {name for index in self._nodes for name in self._bundle.wiring.captured(index)}
+        weights = {}
+        for name in sorted(taken & self.tensors.keys()):
+            array = np.ascontiguousarray(self.tensors[name])
+            array = array.reshape(self.tensors[name].shape)  # numpy makes a number a list of one
+            if array.nbytes > INLINE_BYTES:
+                weights[name] = array
+                model.graph.initializer.append(header_of(name, array))
+            else:
+                model.graph.initializer.append(tensor_of(name, array))
+        return SizeModel(content=model.SerializeToString(), weights=weights)

@@ -1,0 +1,251 @@
+"""What a bundle holds, read from its file. All of it is checked, and nothing is trusted."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from decomposable.cost import LayerCost, dense_size, factor_sizes
+from decomposable.edge.arrays import Array, array_of, type_name
+from decomposable.edge.container import unseal
+from decomposable.edge.extents import check_extents
+from decomposable.edge.factors import LayerWeights, factor_shapes, full_rank
+from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, first_of, second_of
+from decomposable.edge.selector import StoredSelector, plan_of
+from decomposable.edge.statistics import Statistics
+from decomposable.errors import ArtifactError
+from decomposable.ranks import RankSelector
+from decomposable.storage.fields import MOST, Damaged, Fields, require
+
+_MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory for a claim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """An input or output: its name, its shape with names for what may vary, and numpy's name of its type."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bundle:
+    """A network at every size, as a device has it.
+
+    Attributes:
+        model: the ONNX model without its weights.
+        wiring: which nodes take which values.
+        tensors: the weights that are no factors, by name.
+        uses: where the graph has each layer.
+        foldable: for every batch normalisation that can be folded, the node that takes it in.
+        info: what the network's file said besides, such as measured accuracies.
+    """
+
+    path: Path
+    model: onnx.ModelProto
+    wiring: Wiring
+    tensors: Mapping[str, Array]
+    layers: tuple[LayerWeights, ...]
+    uses: Mapping[str, tuple[Use, ...]]
+    foldable: Mapping[int, int]
+    selector: RankSelector
+    statistics: Statistics | None
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    info: Mapping[str, Any]
+
+
+def read_bundle(path: str | os.PathLike[str]) -> Bundle:
+    """The content of a file of `export_any_size`; raises `ArtifactError` for anything else."""
+    try:
+        return _parse(Path(path), *unseal(path))
+    except (Damaged, RecursionError) as error:
+        line = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it quotes a stranger
+        raise ArtifactError(f"{path}: {line}") from error
+
+
+def _parse(path: Path, model: onnx.ModelProto, description: dict[str, Any], arrays: dict[str, Array]) -> Bundle:
+    top = Fields(description, "the description")
+    require(top.text("kind") == "any-size", f"it holds {top.text('kind')!r:.40}, not an any-size network")
+    tensors = _take_tensors(model.graph)
+    records = top.record_list("layers")
+    layers = tuple(_read_layer(record, tensors) for record in records)
+    names = [layer.name for layer in layers]
+    require(bool(layers) and len(set(names)) == len(names), "there is no layer, or one is there twice")
+    wiring = Wiring(model.graph)
+    unused = dict(arrays)
+    selector = _read_selector(top, layers, records, unused)
+    statistics = _read_statistics(top, selector, tensors, unused)
+    require(not unused, f"array '{next(iter(unused), ''):.60}' belongs to nothing")
+    factors = {name: x for y in layers for name, x in ((first_of(y.name), y.first), (second_of(y.name), y.second))}
+    shapes = {name: array.shape for name, array in (tensors | factors).items()}
+    inputs, outputs = (tuple(_port(v) for v in values) for values in (model.graph.input, model.graph.output))
+    require(bool(inputs) and bool(outputs), "it has no input or no output")
+    require(not shapes.keys() & {port.name for port in inputs}, "a weight is an input")
+    check_extents(model, tensors | factors)
+    return Bundle(
+        path=path,
+        model=model,
+        wiring=wiring,
+        tensors=tensors,
+        layers=layers,
+        uses={layer.name: _uses(wiring, layer) for layer in layers},
+        foldable=find_foldable(wiring, shapes),
+        selector=selector,
+        statistics=statistics,
+        inputs=inputs,
+        outputs=outputs,
+        info=top.mapping("info"),
+    )
+
+
+def _take_tensors(graph: onnx.GraphProto) -> dict[str, Array]:
+    """The weights of the graph, which is left without them."""
+    tensors: dict[str, Array] = {}
+    for tensor in graph.initializer:
+        require(tensor.name not in tensors, f"tensor '{tensor.name:.60}' is there twice")
+        tensors[tensor.name] = array_of(tensor, f"tensor '{tensor.name:.60}'")
+        tensor.ClearField("raw_data")  # the array has a copy
+    del graph.initializer[:]
+    del graph.value_info[:]
+    return tensors
+
+
+def _read_layer(record: Fields, tensors: dict[str, Array]) -> LayerWeights:
+    name, form, shape = record.text("name"), record.text("form"), tuple(record.integers("shape"))
+    require(len(shape) in (2, 4) and all(0 < size < 1 << 31 for size in shape), f"layer '{name:.60}' has a wrong shape")
+    forms = ("channel",) if all(size == 1 for size in shape[2:]) else ("channel", "spatial")
+    require(form in forms, f"layer '{name:.60}' has the form {form!r:.40}")
+    for weight in (first_of(name), second_of(name)):
+        require(weight in tensors, f"tensor '{weight:.80}' is missing")
+    first, second = tensors.pop(first_of(name)), tensors.pop(second_of(name))
+    rank = first.shape[0] if first.ndim else 0
+    is_right = 1 <= rank <= full_rank(shape, form) and (first.shape, second.shape) == factor_shapes(shape, form, rank)
+    shapes = f"{first.shape} and {second.shape}"
+    require(is_right, f"the factors of layer '{name:.60}' of shape {shape} have the shapes {shapes:.120}")
+    same_type = first.dtype == second.dtype and first.dtype.kind == "f"
+    require(same_type, f"the factors of layer '{name:.60}' are {first.dtype} and {second.dtype}")
+    return LayerWeights(name=name, form=form, shape=shape, first=first, second=second)
+
+
+def _uses(wiring: Wiring, layer: LayerWeights) -> tuple[Use, ...]:
+    uses = find_uses(wiring, layer.name)
+    kinds = ("Conv",) if len(layer.shape) == 4 else ("Gemm", "MatMul")
+    for use in uses:
+        for index, weight in ((use.first, layer.first), (use.second, layer.second)):
+            node = wiring.nodes[index]
+            require(node.op_type in kinds, f"layer '{layer.name:.60}' of shape {layer.shape} is a {node.op_type:.40}")
+            if node.op_type == "Conv":
+                check_geometry(node, weight.shape[2:], layer.name)
+    return uses
+
+
+def _read_selector(
+    top: Fields, layers: Sequence[LayerWeights], records: Sequence[Fields], unused: dict[str, Array]
+) -> RankSelector:
+    costs = tuple(
+        LayerCost(
+            name=layer.name,
+            full_rank=full_rank(layer.shape, layer.form),
+            dense_macs=record.integer("dense_macs"),
+            macs_per_rank=record.integer("macs_per_rank"),
+            dense_params=dense_size(layer.shape),
+            params_per_rank=sum(factor_sizes(layer.shape, layer.form)),
+        )
+        for layer, record in zip(layers, records, strict=True)
+    )
+    full, stored = (np.array(v, np.int64) for v in ([c.full_rank for c in costs], [x.stored for x in layers]))
+    _check_total(full)
+    scores = np.split(_take(unused, "scores", "f8", (int(full.sum()),)), np.cumsum(full)[:-1])
+    for layer, score in zip(layers, scores, strict=True):
+        in_order = bool(np.isfinite(score).all() and (np.diff(score) <= 0).all())
+        require(in_order, f"the scores of layer '{layer.name:.60}' are not in order")
+    lower, upper = (_take(unused, f"limits/{end}", "i8", full.shape) for end in ("lower", "upper"))
+    require(bool(((lower >= 1) & (lower <= upper) & (upper <= stored)).all()), "the limits of the ranks are wrong")
+    fixed_macs = None if top.get("fixed_macs") is None else top.integer("fixed_macs")
+    fixed_params = top.integer("fixed_params")
+    most = sum(max(c.dense_macs, c.full_rank * c.macs_per_rank) for c in costs) + (fixed_macs or 0)
+    params = sum(max(c.dense_params, c.full_rank * c.params_per_rank) for c in costs) + fixed_params
+    require(max(most, params) < MOST and params > 0, "the costs are too large")
+    parts: dict[str, Any] = {"costs": costs, "scores": tuple(scores), "fixed_macs": fixed_macs}
+    parts |= {"fixed_params": fixed_params, "lower": lower, "upper": upper}
+    selector = RankSelector(**parts) if (stored == full).all() else StoredSelector(**parts, stored=stored)
+    selector.prepare()
+    return selector
+
+
+def _check_total(full: NDArray[np.int64]) -> None:
+    """Bases that are gone are only claimed, and tables are made for all: few enough for that."""
+    require(int(full.astype(np.float64).sum()) < 1 << 26, "the layers claim too many bases")
+
+
+def _read_statistics(
+    top: Fields, selector: RankSelector, tensors: Mapping[str, Array], unused: dict[str, Array]
+) -> Statistics | None:
+    feeders, count = top.texts_by_name("feeders"), len(selector.costs)
+    known = {cost.name for cost in selector.costs}
+    require(set(feeders.values()) <= known, "a normalisation layer is fed by a layer that is not there")
+    if top.get("statistics") is None:
+        return None
+    record = Fields(top.get("statistics"), "statistics")
+    names, channels = tuple(record.texts("names")), tuple(record.integers("channels"))
+    is_right = 0 < len(names) == len(channels) == len(set(names)) and min(channels) > 0
+    require(is_right, "statistics are empty, or of layers that cannot be")
+    for name, size in zip(names, channels, strict=True):
+        for kind in ("running_mean", "running_var"):
+            tensor = tensors.get(f"{name}.{kind}" if name else kind)
+            require(tensor is None or tensor.shape == (size,), f"statistics of '{name:.60}' have the wrong shape")
+    rows, total = unused.get("statistics/ranks", np.zeros(0)).size // count - 1, sum(channels)  # the last is the end
+    require(rows > 0, "statistics are empty")
+    ranks = _take(unused, "statistics/ranks", "i8", (rows + 1, count))
+    dense = _take(unused, "statistics/dense", "?", (rows + 1, count))
+    require(bool(((ranks >= 1) & (ranks <= selector.full_ranks)).all()), "statistics are of ranks that cannot be")
+    require(bool((dense | (ranks != selector.full_ranks)).all()), "statistics are of a full rank that is not dense")
+    places = _take(unused, "statistics/positions", "f8", (rows,))
+    require(bool(np.isfinite(places).all() and (np.diff(places) >= 0).all()), "statistics are not in order")
+    plans = [plan_of(selector, r, d) for r, d in zip(ranks, dense, strict=True)]
+    return Statistics(
+        names=names,
+        channels=channels,
+        feeders=tuple(map(feeders.get, names)),
+        positions=tuple(places.tolist()),
+        plans=tuple(plans[:-1]),
+        mean_SC=_take(unused, "statistics/mean", "f", (rows, total)),
+        var_SC=_take(unused, "statistics/var", "f", (rows, total)),
+        has_explicit_full=record.flag("has_explicit_full"),
+        full_plan=plans[-1],
+        original=(_take(unused, "original/mean", "f", (total,)), _take(unused, "original/var", "f", (total,))),
+    )
+
+
+def _take(arrays: dict[str, Array], name: str, kind: str, shape: tuple[int, ...]) -> Array:
+    """An array of this kind: a numpy type, or "f" for any with fractions."""
+    require(name in arrays, f"array '{name}' is missing")
+    array = arrays.pop(name)
+    is_right = array.shape == shape and (array.dtype.kind == "f" if kind == "f" else array.dtype == np.dtype(kind))
+    require(is_right, f"array '{name}' is {array.dtype} of shape {array.shape}, not {kind} of {shape}")
+    return array
+
+
+def _port(value: onnx.ValueInfoProto) -> Port:
+    """An input or output of the graph."""
+    kind = value.type.tensor_type
+    dtype = type_name(kind.elem_type) if value.type.HasField("tensor_type") else None
+    require(dtype is not None and kind.HasField("shape"), f"'{value.name:.60}' is no array of a known type")
+    assert dtype is not None
+    shape: list[int | str] = []
+    for dim in kind.shape.dim:
+        require(dim.dim_value >= 0, f"'{value.name:.60}' has a negative extent")
+        shape.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?")
+    known = math.prod(size for size in shape if isinstance(size, int))
+    require(known <= _MOST_INPUTS, f"'{value.name:.60}' has the shape {shape!s:.80}")
+    return Port(name=value.name, shape=tuple(shape), dtype=dtype)

@@ -1,0 +1,194 @@
+"""The command line of a device without PyTorch: ``python -m decomposable.edge``, or ``decomposable-edge``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from decomposable import __version__
+from decomposable.commands.verb import as_table, parse_size, parse_sizes
+from decomposable.edge.bundle import Bundle, read_bundle
+from decomposable.edge.session import AnySizeSession, usual_plans
+from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.files import replacing
+from decomposable.interpolation import position
+from decomposable.latency import Entry, LatencyProfile
+from decomposable.ranks import RankPlan
+
+OK, FAILED, CALLED_WRONG = 0, 1, 2
+PROGRAM = "decomposable-edge"
+_LEAST = 1e-9  # of the bases: the size that takes least time to open
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code comes back: 0 it worked, 1 it failed, 2 it was called wrong."""
+    try:
+        options = _parser().parse_args(argv)
+    except SystemExit as done:  # --help and --version end here too
+        return int(done.code or OK)
+    try:
+        options.do(options)
+        sys.stdout.flush()
+    except InvalidArgumentError as error:
+        return _fail(options, error, CALLED_WRONG)
+    except OSError as error:
+        return _fail(options, f"{error.filename}: {error.strerror}" if error.filename else error, FAILED)
+    except DecomposableError as error:
+        return _fail(options, error, FAILED)
+    except KeyboardInterrupt:
+        return _fail(options, "interrupted", FAILED)
+    return OK
+
+
+def _fail(options: argparse.Namespace, error: object, code: int) -> int:
+    sys.stderr.write(f"{PROGRAM} {options.verb}: error: {' '.join(str(error).split())}\n")
+    return code
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(CALLED_WRONG, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog=PROGRAM, description="Run an any-size ONNX file at any size, without PyTorch.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
+
+    def verb(name: str, summary: str, do: Any) -> argparse.ArgumentParser:
+        one = verbs.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        one.add_argument("file", metavar="FILE", type=Path, help="an any-size ONNX file, of `decomposable export`")
+        one.set_defaults(do=do)
+        return one
+
+    sizes = verb("sizes", "list sizes: what they cost, and what was measured of them", _sizes)
+    bench = verb("bench", "measure sizes on this device, and keep the times beside the file", _bench)
+    run = verb("run", "run it on an array in a file", _run)
+    for one in (bench, run):
+        one.add_argument("--threads", metavar="N", type=int, help="threads for one request (default: ONNX Runtime's)")
+    for one in (sizes, bench):
+        one.add_argument("--json", action="store_true", help="print the result as JSON, for machines")
+    bench.add_argument("--sizes", metavar="LIST", help="besides the full one: parts of the MACs, as in 0.5,0.25")
+    bench.add_argument("--batch", metavar="N", type=int, default=1, help="samples in one request (default: 1)")
+    bench.add_argument("--seconds", metavar="S", type=float, default=10.0, help="how long to measure (default: 10)")
+    bench.add_argument("--align", metavar="N", help="round ranks to multiples of N; measured: try which is best")
+    run.add_argument("input", metavar="INPUT", type=Path, help="the input, an array of numpy (.npy)")
+    run.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="where the output goes (.npy)")
+    for name in ("macs", "params", "ratio"):
+        run.add_argument(f"--{name}", metavar="SIZE", help=f"run at this size: a part of the {name}, 25%% or a count")
+    run.add_argument("--latency-ms", metavar="T", type=float, help="run at the largest size that takes T here")
+    return parser
+
+
+def _sizes(options: argparse.Namespace) -> None:
+    bundle = read_bundle(options.file)
+    accuracies = {bundle.selector.of_size(size): accuracy for size, accuracy in _accuracies(bundle).items()}
+    plans = dict.fromkeys([*usual_plans(bundle.selector), *accuracies])
+    rows = [_described(plan) | {"accuracy": accuracies.get(plan)} for plan in sorted(plans, key=position, reverse=True)]
+    if options.json:
+        _say(json.dumps({"file": str(options.file), "sizes": rows}))
+        return
+    _say(as_table(("MACs", "of all", "parameters", "of all", "ranks", "accuracy"), [_cells(row) for row in rows]))
+    takes = ", ".join(f"{p.name} ({' × '.join(map(str, p.shape))}, {p.dtype})" for p in bundle.inputs)
+    profile = LatencyProfile.load_beside(options.file)
+    timed = "; ".join(map(str, profile.entries)) if profile is not None else f"none ({PROGRAM} bench measures them)"
+    _say(f"\nAny size between the first and the last can be taken. Input: {takes}. Latencies: {timed}.")
+
+
+def _described(plan: RankPlan) -> dict[str, Any]:
+    return {
+        "macs": plan.macs,
+        "macs_fraction": plan.macs_fraction,
+        "params": plan.params,
+        "params_fraction": plan.params_fraction,
+        "ranks": [min(plan.ranks.values()), max(plan.ranks.values())],
+    }
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        "" if row["macs"] is None else f"{row['macs']:,}",
+        "" if row["macs_fraction"] is None else f"{row['macs_fraction']:.3f}",
+        f"{row['params']:,}",
+        f"{row['params_fraction']:.3f}",
+        "{}-{}".format(*row["ranks"]),
+        "" if row["accuracy"] is None else f"{row['accuracy']:.2f}%",
+    ]
+
+
+def _accuracies(bundle: Bundle) -> dict[float, float]:
+    """The accuracies of sizes, if the network's file said them; what is not one is passed over."""
+    rows, found = bundle.info.get("sizes"), {}
+    for row in rows if isinstance(rows, list) else ():
+        fields: Mapping[str, Any] = row if isinstance(row, Mapping) else {}
+        size, accuracy = (fields.get(name) for name in ("size", "accuracy"))
+        if not (isinstance(size, float | int) and isinstance(accuracy, float | int)):
+            continue
+        if bundle.selector.smallest_size <= size <= 1:
+            found[float(size)] = float(accuracy)
+    return found
+
+
+def _bench(options: argparse.Namespace) -> None:
+    sizes = None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
+    align = options.align
+    if align is not None and align != "measured":
+        if not align.isdigit():
+            raise InvalidArgumentError(f"--align {align}; allowed: a number such as 8, or measured")
+        align = int(align)
+    if not 0 <= options.seconds <= 86_400:
+        raise InvalidArgumentError(f"--seconds {options.seconds:g}; allowed: 0 to 86400")
+    session = AnySizeSession(options.file, ratio=_LEAST, threads=options.threads)
+    profile = session.measure(sizes, batch=options.batch, seconds=options.seconds, align=align)
+    entry, where = profile.entries[0], profile.path_beside(options.file)
+    if options.json:
+        _say(json.dumps({"file": str(options.file), "profile": str(where), **asdict(entry)}))
+        return
+    _say(_timed_table(entry))
+    _say(f"\n{entry}; {profile.machine}; kept in {where}. In Python: session.resize(latency_ms=…)")
+
+
+def _timed_table(entry: Entry) -> str:
+    slowest = entry.sizes[-1].median_ms
+    rows = [
+        [
+            f"{timed.size:.3f}",
+            f"{timed.median_ms:.2f}",
+            f"{timed.low_ms:.2f}-{timed.high_ms:.2f}",
+            f"{slowest / timed.median_ms:.2f}x",
+            str(timed.repetitions),
+        ]
+        for timed in reversed(entry.sizes)
+    ]
+    return as_table(("size", "median ms", "middle half", "speed-up", "repetitions"), rows)
+
+
+def _run(options: argparse.Namespace) -> None:
+    given = {name: getattr(options, name) for name in ("macs", "params", "ratio")}
+    size: dict[str, Any] = {k: parse_size(f"--{k}", text) for k, text in given.items() if text is not None}
+    if options.latency_ms is not None:
+        size["latency_ms"] = options.latency_ms
+    try:
+        x = np.load(options.input, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InvalidArgumentError(f"{options.input}: not an array; allowed: a file of numpy.save") from error
+    if options.out.suffix != ".npy":
+        raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy")
+    session = AnySizeSession(options.file, **size, threads=options.threads)
+    found = session.run(x)
+    if isinstance(found, list):
+        raise InvalidArgumentError(f"run: the network has {len(found)} outputs; allowed: one (use it from Python)")
+    with replacing(options.out) as unfinished, unfinished.open("wb") as file:
+        np.save(file, found, allow_pickle=False)
+    _say(f"{options.out}: {' × '.join(map(str, found.shape))}, {found.dtype}, at {session!r}")

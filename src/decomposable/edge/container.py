@@ -1,0 +1,177 @@
+"""The outer shape of a bundle: an ONNX file that carries more than the graph, and ends with its own checksum.
+
+    ONNX model ─┬─ graph: the network with all bases of every factor, which any ONNX runtime can run
+                ├─ metadata "decomposable": a description in JSON
+                ├─ function decomposable::plan: arrays, as constants; nothing calls it
+                └─ metadata "decomposable.sha256", the file's last bytes: 64 digits for all that comes before them
+
+Runtimes load a function that nobody calls without a word; they warn of initializers that no node uses. Nothing in a
+file is trusted: it is not executed, no other file is opened for it, and no memory is taken for what it merely claims to
+hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from decomposable.edge.arrays import Array, array_of, tensor_of
+from decomposable.storage.fields import Damaged, require
+
+FORMAT = 1
+"""The version of the format that is written; a file of a larger one is refused."""
+
+MOST_BYTES = 2**31 - 1  # of one protobuf message
+DOMAIN = "decomposable"
+_ENTRY, _PLAN, _CHECKSUM = "decomposable", "plan", "decomposable.sha256"
+_DIGITS = 64
+
+
+def seal(model: onnx.ModelProto, description: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The file: the model with the description, the arrays and the checksum."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    text = json.dumps({"format": FORMAT, **description}, allow_nan=False, separators=(",", ":"))
+    whole.metadata_props.add(key=_ENTRY, value=text)
+    constants = [helper.make_node("Constant", [], [name], value=tensor_of(name, a)) for name, a in arrays.items()]
+    opsets = [opset for opset in whole.opset_import if opset.domain in ("", "ai.onnx")]
+    whole.functions.append(helper.make_function(DOMAIN, _PLAN, [], list(arrays), constants, opsets))
+    whole.opset_import.append(helper.make_opsetid(DOMAIN, FORMAT))
+    content = whole.SerializeToString(deterministic=True) + _before_digits()
+    return content + hashlib.sha256(content).hexdigest().encode()
+
+
+def _before_digits() -> bytes:
+    """How the last entry of the metadata begins. Protobuf lets fields be written one behind the other."""
+    entry = onnx.ModelProto()
+    entry.metadata_props.add(key=_CHECKSUM, value="0" * _DIGITS)
+    return entry.SerializeToString()[:-_DIGITS]
+
+
+def unseal(path: str | os.PathLike[str]) -> tuple[onnx.ModelProto, dict[str, Any], dict[str, Array]]:
+    """Model, description and arrays of a file whose checksum is right; raises `Damaged` otherwise.
+
+    The model comes without what makes it a bundle: the description and the function.
+    """
+    content = _read(path)
+    begin = _before_digits()
+    stated, body = content[-_DIGITS:], memoryview(content)[:-_DIGITS]
+    require(bytes(body[-len(begin) :]) == begin, "not a whole any-size bundle: it does not end with a checksum")
+    digest = hashlib.sha256(body).hexdigest().encode()
+    require(digest == stated, "its checksum is wrong: it was damaged or changed")
+    try:
+        model = onnx.ModelProto.FromString(content)
+    except Exception as error:  # protobuf's own, and those of text that is none
+        raise Damaged("not an ONNX model") from error
+    del content, body
+    _check_text(model)
+    description = _description(model)
+    arrays = _take_arrays(model)
+    _check_plain(model)
+    return model, description, arrays
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    found = os.stat(path)
+    require(stat.S_ISREG(found.st_mode), "not an ordinary file")  # a pipe would be waited for
+    require(found.st_size <= MOST_BYTES, f"it has {found.st_size:,} bytes; allowed: {MOST_BYTES:,}")
+    with Path(path).open("rb") as file:
+        return file.read(found.st_size)
+
+
+def _check_text(message: Any) -> None:
+    """Refuse names that are not text: protobuf gives them as bytes. The values of tensors are not looked at."""
+    if isinstance(message, TensorProto):
+        require(isinstance(message.name, str), "a tensor's name is not text")
+        return
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for part in value if isinstance(value, Iterable) else (value,):
+                _check_text(part)
+        elif field.type == field.TYPE_STRING:
+            texts = [value] if isinstance(value, str | bytes) else value
+            require(all(isinstance(text, str) for text in texts), f"a {field.name} in it is not text")
+
+
+def _description(model: onnx.ModelProto) -> dict[str, Any]:
+    texts = [entry.value for entry in model.metadata_props if entry.key == _ENTRY]
+    require(len(texts) == 1, "its metadata have no 'decomposable', or several")
+    try:
+        description = json.loads(texts[0])
+    except (ValueError, RecursionError) as error:
+        raise Damaged("its description is not JSON") from error
+    version: Any = description.get("format") if isinstance(description, dict) else None
+    require(type(version) is int and version >= 1, "its description has no format version")
+    newer = f"its format is version {version}, this package reads up to {FORMAT}; install a newer one"
+    require(version <= FORMAT, newer)
+    del model.metadata_props[:]
+    return description
+
+
+def _take_arrays(model: onnx.ModelProto) -> dict[str, Array]:
+    """The constants of the one function, which is taken out."""
+    is_one = len(model.functions) == 1 and (model.functions[0].domain, model.functions[0].name) == (DOMAIN, _PLAN)
+    require(is_one, "it has not exactly the one function decomposable::plan")
+    arrays = {}
+    for node in model.functions[0].node:
+        is_constant = (node.op_type, node.domain, len(node.output), len(node.attribute)) == ("Constant", "", 1, 1)
+        require(is_constant and node.attribute[0].HasField("t"), "its function decomposable::plan has other nodes")
+        name = node.output[0]
+        require(name not in arrays, f"array '{name:.60}' is there twice")
+        arrays[name] = array_of(node.attribute[0].t, f"array '{name:.60}'")
+    del model.functions[:]
+    for i in reversed(range(len(model.opset_import))):
+        if model.opset_import[i].domain == DOMAIN:
+            del model.opset_import[i]
+    return arrays
+
+
+def _check_plain(model: onnx.ModelProto) -> None:
+    """Refuse what could run code or read files: operators of others, weights that lie elsewhere."""
+    require(not model.training_info, "it has training graphs")
+    versions = [opset.version for opset in model.opset_import]
+    domains = [opset.domain for opset in model.opset_import]
+    require(domains in ([""], ["ai.onnx"]) and 13 <= versions[0] <= 1000, "its operator sets are not plain ONNX")
+    for graph in graphs_of(model.graph):
+        require(not graph.sparse_initializer, "it has sparse weights")
+        for node in graph.node:
+            is_plain = node.domain in ("", "ai.onnx")
+            require(is_plain, f"node '{node.name:.60}' is {node.domain:.40}::{node.op_type:.40}, not plain ONNX")
+            require(node.op_type not in ("Loop", "Scan"), f"node '{node.name:.60}' is a loop")  # it may have no end
+            for attribute in node.attribute:
+                require(not attribute.ref_attr_name, f"node '{node.name:.60}' refers to a function's attribute")
+                is_sparse = attribute.HasField("sparse_tensor") or attribute.sparse_tensors
+                require(not is_sparse, f"node '{node.name:.60}' has sparse values")
+                for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
+                    check_here(tensor, f"node '{node.name:.60}'")
+        for tensor in graph.initializer:
+            check_here(tensor, f"tensor '{tensor.name:.60}'")
+
+
+def check_here(tensor: TensorProto, what: str) -> None:
+    """Refuse a tensor whose values lie in another file, which could be any file, and one that is not what it claims."""
+    is_here = tensor.data_location == TensorProto.DEFAULT and not tensor.external_data
+    require(is_here, f"{what} has its values in another file")
+    claimed = math.prod(tensor.dims) if all(dim >= 0 for dim in tensor.dims) else -1
+    require(0 <= claimed <= max(1, 8 * tensor.ByteSize()), f"{what} has the shape {list(tensor.dims)!s:.80}")
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph, and those inside its nodes: the branches of a condition, the body of a loop."""
+    waiting = [graph]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        for node in current.node:
+            for attribute in node.attribute:
+                waiting += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]

@@ -1,0 +1,76 @@
+"""The weights of a layer at a size, in numpy: slices of its factors, or one dense weight; `forms.py` has the forms."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from decomposable.cost import factor_sizes
+from decomposable.edge.arrays import Array
+
+
+def factor_shapes(shape: Sequence[int], form: str, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of the two factors of a layer.
+
+    >>> factor_shapes((8, 4, 3, 5), "spatial", 2), factor_shapes((8, 4, 3, 5), "channel", 2)
+    (((2, 4, 1, 5), (8, 2, 3, 1)), ((2, 4, 3, 5), (8, 2, 1, 1)))
+    """
+    out_channels, in_channels, *kernel = shape
+    if form == "spatial":
+        return (rank, in_channels, 1, kernel[1]), (out_channels, rank, kernel[0], 1)
+    return (rank, in_channels, *kernel), (out_channels, rank, *(1 for _ in kernel))
+
+
+def full_rank(shape: Sequence[int], form: str) -> int:
+    """The most bases that a weight of this shape can have."""
+    return min(factor_sizes(shape, form))
+
+
+def dense_weight(first: Array, second: Array, form: str) -> Array:
+    """W̃ that two factors stand for."""
+    exact = np.float32 if first.dtype == np.float16 else first.dtype  # numpy is slow and coarse in half precision
+    rank, out_channels = first.shape[0], second.shape[0]
+    left = first.reshape(rank, -1).astype(exact, copy=False)
+    if form == "spatial":
+        height, (in_channels, width) = second.shape[2], (first.shape[1], first.shape[3])
+        right = second[..., 0].swapaxes(1, 2).reshape(out_channels * height, rank).astype(exact, copy=False)
+        w_OHIW = (right @ left).reshape(out_channels, height, in_channels, width)
+        return np.ascontiguousarray(w_OHIW.swapaxes(1, 2), dtype=first.dtype)
+    right = second.reshape(out_channels, rank).astype(exact, copy=False)
+    return (right @ left).reshape(out_channels, *first.shape[1:]).astype(first.dtype, copy=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerWeights:
+    """All bases of one layer; the dense weight is computed when it is first needed, and kept."""
+
+    name: str
+    form: str
+    shape: tuple[int, ...]
+    first: Array
+    second: Array
+    _kept: dict[int, Array] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def stored(self) -> int:
+        """How many bases there are."""
+        return len(self.first)
+
+    def pair(self, rank: int) -> tuple[Array, Array]:
+        """The first r bases, as views."""
+        return self.first[:rank], self.second[:, :rank]
+
+    def dense(self, rank: int, *, keep: bool) -> Array:
+        """W̃ of the first r bases; with `keep`, it is there at once the next time."""
+        with self._lock:
+            if rank in self._kept:
+                return self._kept[rank]
+            weight = dense_weight(*self.pair(rank), self.form)
+            if keep:
+                self._kept.clear()  # one per layer: memory is scarce where this runs
+                self._kept[rank] = weight
+            return weight

@@ -1,0 +1,41 @@
+"""What a request brings, checked against what the network takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from decomposable.edge.arrays import Array
+from decomposable.edge.bundle import Port
+from decomposable.errors import InvalidArgumentError
+
+
+def feeds_of(ports: Sequence[Port], x: Array | Mapping[str, Array]) -> dict[str, Array]:
+    """The inputs by name: of one array where there is one input, or of a dict."""
+    if isinstance(x, Mapping):
+        feeds = dict(x)
+    elif len(ports) == 1:
+        feeds = {ports[0].name: x}
+    else:
+        raise InvalidArgumentError(f"run: got one array; allowed: a dict of {', '.join(p.name for p in ports)}")
+    if feeds.keys() != {port.name for port in ports}:
+        came, wanted = ", ".join(map(str, feeds)), ", ".join(port.name for port in ports)
+        raise InvalidArgumentError(f"run: got the inputs {came or 'none'}; allowed: {wanted}")
+    for port in ports:
+        _check(port, feeds[port.name])
+    return feeds
+
+
+def _check(port: Port, value: object) -> None:
+    """Refuse an array that the network cannot take, in one line; ONNX Runtime would say it in its own words."""
+    if not isinstance(value, np.ndarray):
+        raise InvalidArgumentError(f"run: '{port.name}' is a {type(value).__name__}; allowed: a numpy array")
+    fits = len(port.shape) == value.ndim and all(
+        not isinstance(wanted, int) or wanted == size for wanted, size in zip(port.shape, value.shape, strict=True)
+    )
+    if not fits or value.dtype.name != port.dtype:
+        wanted = " × ".join(map(str, port.shape))
+        raise InvalidArgumentError(
+            f"run: '{port.name}' has shape {value.shape} and type {value.dtype}; allowed: {wanted}, {port.dtype}"
+        )

@@ -1,0 +1,220 @@
+"""Where in a bundle's graph the decomposed layers are, and which batch normalisation can be folded into what.
+
+    x ── {layer}/first ── (Pad) ── {layer}/second ── BatchNormalization ── …
+
+A layer stands in the graph as two nodes for every place where it is used. Its weights are the initializers of the same
+names. Both the one that writes bundles and the one that reads them find the nodes with this code, so a file need not
+say which they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import AttributeProto, NodeProto
+
+from decomposable.edge.container import graphs_of
+from decomposable.storage.fields import require
+
+
+@dataclass(frozen=True)
+class Use:
+    """One place where a layer is used: the indices of its two nodes, and of the node that takes the first's output."""
+
+    first: int
+    second: int
+    entry: int
+
+
+def first_of(layer: str) -> str:
+    """The name of a layer's first factor, and of the node that has it."""
+    return f"{layer}/first"
+
+
+def second_of(layer: str) -> str:
+    """The name of a layer's second factor, and of the node that has it."""
+    return f"{layer}/second"
+
+
+class Wiring:
+    """Who takes which value, and who makes it, by index of the nodes."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.nodes: Sequence[NodeProto] = tuple(graph.node)
+        self.outputs = {value.name for value in graph.output}
+        self.makers: dict[str, int] = {}
+        self._takers: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for i, node in enumerate(self.nodes):
+            for place, name in enumerate(node.input):
+                self._takers[name].append((i, place))
+            for name in self.captured(i):
+                self._takers[name].append((i, -1))
+            self.makers.update((name, i) for name in node.output if name)
+
+    def captured(self, index: int) -> set[str]:
+        """The values from around it that a node's inner graphs use."""
+        return _captured(self.nodes[index])
+
+    def takers(self, value: str) -> list[tuple[int, int]]:
+        """The nodes that take a value, each with the place among its inputs; -1 for what is inside a node."""
+        return self._takers.get(value, [])
+
+    def only_taker(self, value: str) -> tuple[int, int] | None:
+        """The one node that takes a value, if there is just one and nobody else sees it."""
+        takers = self.takers(value)
+        return takers[0] if len(takers) == 1 and value not in self.outputs else None
+
+
+def _captured(node: NodeProto) -> set[str]:
+    inner = [g for attribute in node.attribute for g in (*_own_graph(attribute), *attribute.graphs)]
+    return {name for top in inner for g in graphs_of(top) for n in g.node for name in n.input} | {
+        value.name for top in inner for g in graphs_of(top) for value in g.output
+    }
+
+
+def _own_graph(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    return [attribute.g] if attribute.HasField("g") else []
+
+
+def _attribute(node: NodeProto, name: str, kind: int) -> onnx.AttributeProto | None:
+    """The attribute of this name, which has to be of this kind."""
+    found = [attribute for attribute in node.attribute if attribute.name == name]
+    is_right = len(found) <= 1 and all(attribute.type == kind for attribute in found)
+    require(is_right, f"'{name}' of node '{node.name:.60}' is not of its kind, or there twice")
+    return found[0] if found else None
+
+
+def integer(node: NodeProto, name: str, default: int) -> int:
+    """A whole number among a node's attributes."""
+    found = _attribute(node, name, AttributeProto.INT)
+    return default if found is None else int(found.i)
+
+
+def number(node: NodeProto, name: str, default: float) -> float:
+    """A number among a node's attributes."""
+    found = _attribute(node, name, AttributeProto.FLOAT)
+    return default if found is None else float(found.f)
+
+
+def text(node: NodeProto, name: str, default: bytes) -> bytes:
+    """A text among a node's attributes."""
+    found = _attribute(node, name, AttributeProto.STRING)
+    return default if found is None else bytes(found.s)
+
+
+def integers(node: NodeProto, name: str, default: Sequence[int]) -> list[int]:
+    """A list of whole numbers among a node's attributes."""
+    found = _attribute(node, name, AttributeProto.INTS)
+    return list(default) if found is None else list(found.ints)
+
+
+def find_uses(wiring: Wiring, layer: str) -> tuple[Use, ...]:
+    """All places where a layer is used."""
+    firsts, seconds = (_multiplying(wiring, layer, name) for name in (first_of(layer), second_of(layer)))
+    uses = []
+    for first in firsts:
+        require(not any(wiring.nodes[first].input[2:]), f"layer '{layer}': its first part has a bias")
+        entry = second = _next(wiring, first, layer)
+        while wiring.nodes[second].op_type == "Pad":
+            second = _next(wiring, second, layer)
+        require(second in seconds, f"layer '{layer}': its first part leads to {wiring.nodes[second].op_type:.40}")
+        require(
+            wiring.nodes[first].op_type == wiring.nodes[second].op_type, f"layer '{layer}': its parts are of two kinds"
+        )
+        uses.append(Use(first, second, entry))
+    require(bool(uses) and len({u.second for u in uses}) == len(seconds), f"layer '{layer}': its parts do not match")
+    return tuple(uses)
+
+
+def _next(wiring: Wiring, index: int, layer: str) -> int:
+    node = wiring.nodes[index]
+    taker = wiring.only_taker(node.output[0]) if len(node.output) == 1 else None
+    require(taker is not None and taker[1] == 0, f"layer '{layer}': what lies between its parts is used elsewhere")
+    assert taker is not None
+    return taker[0]
+
+
+def _multiplying(wiring: Wiring, layer: str, weight: str) -> list[int]:
+    """The nodes that multiply by a weight: directly, or by what a Transpose makes of it."""
+    found = []
+    for i, place in wiring.takers(weight):
+        node = wiring.nodes[i]
+        if node.op_type == "Transpose" and place == 0 and integers(node, "perm", []) == [1, 0]:
+            for j, where in wiring.takers(node.output[0]):
+                require(
+                    (wiring.nodes[j].op_type, where) == ("MatMul", 1), f"layer '{layer}': {weight} is not multiplied by"
+                )
+                found.append(j)
+            require(node.output[0] not in wiring.outputs, f"layer '{layer}': {weight} is an output")
+        else:
+            require(place == 1 and _is_plain(node), f"layer '{layer}': {node.op_type:.40} uses {weight}")
+            found.append(i)
+    require(weight not in wiring.outputs and weight not in wiring.makers, f"layer '{layer}': {weight} is no weight")
+    return found
+
+
+def _is_plain(node: NodeProto) -> bool:
+    """A convolution without groups whose padding is in numbers, or x Wᵀ + b."""
+    if node.op_type == "Conv":
+        return integer(node, "group", 1) == 1 and text(node, "auto_pad", b"NOTSET") == b"NOTSET"
+    if node.op_type != "Gemm":
+        return False
+    is_linear = (integer(node, "transA", 0), integer(node, "transB", 0)) == (0, 1)
+    return is_linear and number(node, "alpha", 1.0) == number(node, "beta", 1.0) == 1.0
+
+
+def merged_attributes(first: NodeProto, second: NodeProto, kernel: Sequence[int]) -> dict[str, list[int]]:
+    """The geometry of the one convolution that two stand for: along each axis, one of them does nothing.
+
+    >>> from onnx import helper
+    >>> first = helper.make_node("Conv", ["x", "a"], ["z"], pads=[0, 1, 0, 1], strides=[1, 2])
+    >>> second = helper.make_node("Conv", ["z", "b"], ["y"], pads=[1, 0, 1, 0], strides=[2, 1])
+    >>> merged_attributes(first, second, [3, 3])
+    {'kernel_shape': [3, 3], 'strides': [2, 2], 'dilations': [1, 1], 'pads': [1, 1, 1, 1]}
+    """
+
+    def both(name: str, default: list[int]) -> list[tuple[int, int]]:
+        return list(zip(integers(first, name, default), integers(second, name, default), strict=True))
+
+    return {
+        "kernel_shape": list(kernel),
+        "strides": [math.prod(pair) for pair in both("strides", [1, 1])],
+        "dilations": [math.prod(pair) for pair in both("dilations", [1, 1])],
+        "pads": [sum(pair) for pair in both("pads", [0, 0, 0, 0])],
+    }
+
+
+def check_geometry(node: NodeProto, kernel: Sequence[int], layer: str) -> None:
+    """Refuse a convolution that is not of this kernel, or whose numbers are absurd."""
+    is_right = integers(node, "kernel_shape", kernel) == list(kernel)
+    for name, length, least in (("strides", 2, 1), ("dilations", 2, 1), ("pads", 4, 0)):
+        values = integers(node, name, [least] * length)
+        is_right = is_right and len(values) == length and all(least <= value < 1 << 20 for value in values)
+    require(is_right, f"layer '{layer:.60}': node '{node.name:.60}' has a geometry that cannot be")
+
+
+def find_foldable(wiring: Wiring, shapes: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
+    """For every batch normalisation that directly follows a convolution or linear layer, the latter's node.
+
+    Nothing else may see what lies between them, and all that takes part has to be a weight. A linear layer on more than
+    two axes is a MatMul and left alone: its channels are not those that are normalised. `shapes` are the weights'.
+    """
+    found = {}
+    for i, node in enumerate(wiring.nodes):
+        if node.op_type != "BatchNormalization" or len([name for name in node.output if name]) != 1:
+            continue
+        before = wiring.makers.get(node.input[0]) if len(node.input) == 5 else None
+        if before is None or integer(node, "training_mode", 0) or not 0 <= number(node, "epsilon", 1e-5) < math.inf:
+            continue
+        maker = wiring.nodes[before]
+        is_layer = maker.op_type == "Conv" or (maker.op_type == "Gemm" and _is_plain(maker))
+        outputs = shapes.get(maker.input[1], ())[:1] if len(maker.input) > 1 else ()
+        per_output = [*node.input[1:], *(name for name in maker.input[2:] if name)]
+        is_layer = is_layer and bool(outputs) and all(shapes.get(name) == outputs for name in per_output)
+        if is_layer and len(maker.output) == 1 and wiring.only_taker(node.input[0]) == (i, 0):
+            found[i] = before
+    return found

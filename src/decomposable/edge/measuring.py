@@ -1,0 +1,62 @@
+"""How long the sizes of a bundle take on this device: the entry of a latency profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+
+from decomposable.bench.sweep import Runs, sweep
+from decomposable.edge.arrays import Array
+from decomposable.edge.bundle import Port
+from decomposable.errors import InvalidArgumentError
+from decomposable.latency import Entry
+from decomposable.ranks import RankPlan, RankSelector, is_integer
+
+RUNTIME = "onnxruntime"
+Run = Callable[[dict[str, Array]], object]
+
+
+def example(ports: Sequence[Port], batch: int) -> dict[str, Array]:
+    """Inputs of so many samples, the same ones every time: normal numbers, or zeros and ones where they are whole.
+
+    >>> example([Port(name="x", shape=("batch", 3, 8, 8), dtype="float32")], 2)["x"].shape
+    (2, 3, 8, 8)
+    """
+    if not is_integer(batch) or batch < 1:
+        raise InvalidArgumentError(f"batch={batch!r}; allowed: an int of at least 1")
+    random = np.random.default_rng(0)
+    feeds = {}
+    for port in ports:
+        shape = [batch, *port.shape[1:]] if port.shape and not isinstance(port.shape[0], int) else list(port.shape)
+        if not all(isinstance(size, int) for size in shape):
+            raise InvalidArgumentError(
+                f"measure: '{port.name}' has the shape {port.shape}; allowed: a batch that varies"
+            )
+        is_whole = np.dtype(port.dtype).kind != "f"
+        values = random.integers(0, 2, shape) if is_whole else random.standard_normal(shape)  # type: ignore[arg-type]
+        feeds[port.name] = values.astype(port.dtype)
+    return feeds
+
+
+def time_sizes(
+    selector: RankSelector,
+    open_size: Callable[[RankPlan], Run],
+    feeds: dict[str, Array],
+    sizes: Sequence[float] | None,
+    *,
+    batch: int,
+    threads: int,
+    seconds: float,
+    align: int | str | None,
+) -> Entry:
+    """Time the full size and some others side by side, each in a session of its own."""
+
+    @contextmanager
+    def making(plans: Mapping[str, RankPlan]) -> Iterator[Runs]:
+        runs = {name: open_size(plan) for name, plan in plans.items()}
+        yield {name: partial(run, feeds) for name, run in runs.items()}
+
+    return sweep(selector, making, sizes, runtime=RUNTIME, batch=batch, threads=threads, seconds=seconds, align=align)

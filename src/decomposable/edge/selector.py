@@ -1,0 +1,35 @@
+"""The choice of sizes where not all bases of the original are there, as in a network that was shrunk. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from decomposable.errors import InvalidArgumentError
+from decomposable.ranks import Ints, RankPlan, RankSelector
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredSelector(RankSelector):
+    """The choice of sizes among the bases that there are: `stored` says how many."""
+
+    stored: Ints
+
+    def full_plan(self) -> RankPlan:
+        """The largest size that there is."""
+        return self._literal(self.stored)
+
+    def _check_ranks(self, ranks: Mapping[str, int]) -> Ints:
+        """As ever, but at most what is stored; layers not named stay as large as they can be."""
+        checked = super()._check_ranks(ranks)
+        for cost, rank, most in zip(self.costs, checked.tolist(), self.stored.tolist(), strict=True):
+            if cost.name in ranks and rank > most:
+                raise InvalidArgumentError(f"ranks: layer '{cost.name}' got {rank}; allowed: an int, 1 to {most}")
+        return np.minimum(checked, self.stored)
+
+
+def plan_of(selector: RankSelector, ranks: Sequence[int], dense: Sequence[bool]) -> RankPlan:
+    """The plan with these ranks, and these layers dense."""
+    return selector._plan(np.asarray(ranks, dtype=np.int64), np.asarray(dense, dtype=bool))

@@ -1,0 +1,296 @@
+"""`AnySizeSession`: one file on a device, run at any size. numpy, onnx and onnxruntime only.
+
+    bundle ── choose a plan ── build its model ── make an ONNX Runtime session ── put it in force
+
+A size is an immutable whole, put in force by one assignment. `run` takes no lock and holds on to the size that it began
+with, so a request that is under way ends at that size, whatever happens in other threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from decomposable.edge.arrays import Array
+from decomposable.edge.building import build
+from decomposable.edge.bundle import Bundle, Port, read_bundle
+from decomposable.edge.feeding import feeds_of
+from decomposable.edge.measuring import RUNTIME, example, time_sizes
+from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
+from decomposable.latency import LatencyProfile, choose_timed
+from decomposable.ranks import RankPlan, RankSelector, is_integer
+
+USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
+"""The sizes that `AnySizeSession.sizes` lists, as far as there are such."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Size:
+    """What a resize replaces as one. The runtime reads `weights` where they are: they live as long as the session."""
+
+    plan: RankPlan
+    runtime: Any
+    weights: Mapping[str, Array]
+
+
+class AnySizeSession:
+    """A network from a file of `export_any_size`, run by ONNX Runtime at any size.
+
+    Args:
+        path: the file.
+        macs: the size to start with, as in `resize`, which takes `params`, `ratio`, `ranks` and `latency_ms` too; by
+            default the full one.
+        align: round ranks to multiples of this, as in `resize`.
+        threads: how many threads work on one request; by default, as ONNX Runtime thinks.
+        providers: ONNX Runtime's execution providers, best first; by default its CPU.
+        session_options: a function that makes an ``onnxruntime.SessionOptions``, called for every size.
+        keep: of how many recent sizes the sessions are kept, so that going back to one takes no time.
+
+    Example::
+
+        session = AnySizeSession("resnet.anysize.onnx")
+        session.resize(macs=0.25)
+        y = session.run(x)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        macs: float | None = None,
+        params: float | None = None,
+        ratio: float | None = None,
+        ranks: Mapping[str, int] | None = None,
+        latency_ms: float | None = None,
+        align: int | str | None = None,
+        threads: int | None = None,
+        providers: Sequence[Any] | None = None,
+        session_options: Callable[[], Any] | None = None,
+        keep: int = 4,
+    ) -> None:
+        self._threads = _check_count("threads", threads) if threads is not None else None
+        self._keep = _check_count("keep", keep)
+        self._providers = list(providers) if providers is not None else ["CPUExecutionProvider"]
+        self._make_options = session_options or _usual_options
+        self._bundle: Bundle = read_bundle(path)
+        self._latency: LatencyProfile | None = None
+        self._kept: OrderedDict[Any, _Size] = OrderedDict()
+        self._lock = threading.Lock()  # one resize at a time; runs take no lock
+        given = {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks, "latency_ms": latency_ms}
+        is_given = any(value is not None for value in given.values())
+        plan = self._choose(given, align) if is_given else self.selector.full_plan()
+        self._in_force: _Size = self._size_of(plan)
+
+    @property
+    def plan(self) -> RankPlan:
+        """The size in force."""
+        return self._in_force.plan
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._bundle.path
+
+    @property
+    def selector(self) -> RankSelector:
+        """What chooses sizes; `selector.choose(macs=...)` tells a plan without taking it."""
+        return self._bundle.selector
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Name, shape and type of every input."""
+        return self._bundle.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Name, shape and type of every output."""
+        return self._bundle.outputs
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the network's maker stored with it, such as measured accuracies."""
+        return self._bundle.info
+
+    @property
+    def sizes(self) -> tuple[RankPlan, ...]:
+        """Some of the sizes that it can have, from the largest to the smallest."""
+        return usual_plans(self.selector)
+
+    @property
+    def threads(self) -> int:
+        """How many threads work on one request."""
+        return self._threads or os.cpu_count() or 1
+
+    @property
+    def latency(self) -> LatencyProfile | None:
+        """What `measure` has found, here or in an earlier session: it lies beside the file."""
+        if self._latency is None:
+            self._latency = LatencyProfile.load_beside(self.path)
+        return self._latency
+
+    def measure(
+        self,
+        sizes: Sequence[float] | None = None,
+        *,
+        batch: int = 1,
+        seconds: float = 10.0,
+        align: int | str | None = None,
+    ) -> LatencyProfile:
+        """Time the full size and others on this device; ``resize(latency_ms=...)`` knows them from now on.
+
+        All sizes take turns, so that a slow moment slows all alike; medians and quartiles are kept, beside the
+        file. Nothing else should run meanwhile. The size in force stays.
+
+        Args:
+            sizes: as in ``resize(macs=...)`` (``params=`` where MACs are not known); by default a few usual ones.
+            batch: samples in a request.
+            seconds: about how long to measure; every size runs at least 5 times.
+            align: what ranks are rounded to; "measured" tries several multiples first and takes the fastest.
+        """
+
+        def open_size(plan: RankPlan) -> Callable[[dict[str, Array]], object]:
+            size = self._make(plan)
+            return lambda feeds: size.runtime.run(None, feeds)
+
+        entry = time_sizes(
+            self.selector,
+            open_size,
+            example(self.inputs, batch),
+            sizes,
+            batch=batch,
+            threads=self.threads,
+            seconds=seconds,
+            align=align,
+        )
+        profile = LatencyProfile.of(self.selector, [entry])
+        self._latency = profile  # before it is written: where that fails, this session knows it all the same
+        profile.save(LatencyProfile.path_beside(self.path))
+        self._latency = LatencyProfile.load_beside(self.path)  # with what was measured in other ways before
+        return profile
+
+    @property
+    def kept(self) -> tuple[RankPlan, ...]:
+        """The sizes that can be gone back to at once, the most recent one last."""
+        with self._lock:
+            return tuple(size.plan for size in self._kept.values())
+
+    def resize(
+        self,
+        *,
+        macs: float | None = None,
+        params: float | None = None,
+        ratio: float | None = None,
+        ranks: Mapping[str, int] | None = None,
+        latency_ms: float | None = None,
+        align: int | str | None = None,
+    ) -> RankPlan:
+        """Change the size; requests of other threads go on at the old one until the new one is ready.
+
+        Give one of: `macs` or `params`, a budget for the whole network (a float is a fraction of the original's, an
+        int above 1 a count); `ratio`, the part of all bases to keep; `ranks`, a rank by layer name (others stay full);
+        `latency_ms`, the time that a request may take here, after `measure`. `align` rounds ranks to its multiples.
+        """
+        given = {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks, "latency_ms": latency_ms}
+        return self.set_plan(self._choose(given, align))
+
+    def set_plan(self, plan: RankPlan) -> RankPlan:
+        """Take a size that was chosen before, such as one that `plan` was."""
+        if not isinstance(plan, RankPlan) or list(plan.ranks) != [layer.name for layer in self._bundle.layers]:
+            raise InvalidArgumentError("plan: it is not of this network; allowed: what selector.choose() returns")
+        for layer in self._bundle.layers:
+            if not 1 <= plan.ranks[layer.name] <= layer.stored:
+                raise InvalidArgumentError(
+                    f"plan: layer '{layer.name}' has rank {plan.ranks[layer.name]}; allowed: 1 to {layer.stored}"
+                )
+        with self._lock:
+            self._in_force = self._size_of(plan)
+        return plan
+
+    def run(self, x: Array | Mapping[str, Array]) -> Any:
+        """The network's output at the size in force: an array, or a list of them where it has several outputs."""
+        size = self._in_force  # once: the whole request is of this size
+        feeds = feeds_of(self.inputs, x)
+        try:
+            results = size.runtime.run(None, feeds)
+        except Exception as error:  # ONNX Runtime has many kinds
+            raise DecomposableError(f"run: ONNX Runtime failed: {_one_line(error)}") from error
+        return results[0] if len(results) == 1 else results
+
+    def prepare(self) -> None:
+        """Compute now what sizes near the full one need, so that the first resize to one is as fast as the others.
+
+        It takes the memory of the dense weights. A session that starts at full size has done this already.
+        """
+        for layer, most in zip(self._bundle.layers, self.selector.upper.tolist(), strict=True):
+            layer.dense(most, keep=True)
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        part = plan.params_fraction if plan.macs_fraction is None else plan.macs_fraction
+        measure = "parameters" if plan.macs_fraction is None else "MACs"
+        return f"{type(self).__name__}({str(self.path)!r}; {len(plan.ranks)} layers decomposed; {part:.3f}x {measure})"
+
+    def _choose(self, given: Mapping[str, Any], align: int | str | None) -> RankPlan:
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) != 1:
+            came = ", ".join(names) or "none"
+            raise InvalidArgumentError(
+                f"a size is given by exactly one of macs, params, ratio, ranks or latency_ms; got {came}"
+            )
+        return choose_timed(
+            self.selector, lambda: self.latency, runtime=RUNTIME, threads=self.threads, align=align, **given
+        )
+
+    def _size_of(self, plan: RankPlan) -> _Size:
+        """The size of a plan: one that is kept, or made now."""
+        key = plan.ranks, plan.dense
+        size = self._kept.pop(key, None) or self._make(plan)
+        self._kept[key] = size
+        while len(self._kept) > self._keep:
+            self._kept.popitem(last=False)
+        return size
+
+    def _make(self, plan: RankPlan) -> _Size:
+        model = build(self._bundle, plan)
+        options = self._make_options()
+        if self._threads is not None:
+            options.intra_op_num_threads = self._threads
+        names = list(model.weights)
+        values = [ort.OrtValue.ortvalue_from_numpy(model.weights[name]) for name in names]
+        options.add_external_initializers(names, values)
+        try:
+            runtime = ort.InferenceSession(model.content, options, providers=self._providers)
+        except Exception as error:  # ONNX Runtime has many kinds
+            raise ArtifactError(f"{self.path}: ONNX Runtime cannot run it: {_one_line(error)}") from error
+        return _Size(plan, runtime, model.weights)
+
+
+def usual_plans(selector: RankSelector) -> tuple[RankPlan, ...]:
+    """The full size, the smallest one, and usual ones in between, from the largest to the smallest."""
+    plans = [selector.full_plan()]
+    plans += [selector.of_size(size) for size in USUAL if selector.smallest_size <= size < 1]
+    plans.append(selector.smallest_plan())
+    return tuple({plan.ranks: plan for plan in plans}.values())
+
+
+def _usual_options() -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors are raised; the rest is for its developers
+    return options
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _check_count(option: str, value: object) -> int:
+    if is_integer(value) and value >= 1:  # type: ignore[operator]
+        return int(value)  # type: ignore[call-overload]
+    raise InvalidArgumentError(f"{option}={value!r}; allowed: an int of at least 1")

@@ -1,0 +1,144 @@
+"""The graph of a bundle: a network with two factors in place of every decomposed layer, simplified around them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from decomposable.export.program import ExportError
+from decomposable.export.quiet import quiet
+from decomposable.layers import avoid_fast_paths_
+from decomposable.network import DecomposedNet
+from decomposable.storage.contents import Artifact
+from decomposable.storage.skeleton import join
+from decomposable.tree import rewire
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir
+
+
+def in_pairs(net: DecomposedNet) -> nn.Module:
+    """The network with two factors, all bases, in place of every decomposed layer."""
+    replacements: dict[nn.Module, nn.Module] = {}
+    for layer in net._layers:
+        factors = net._factors[layer.name]
+        pair = [nn.Parameter(w.contiguous(), requires_grad=False) for w in (factors.first, factors.second)]
+        for module in layer.modules:
+            replacements[module] = net._pairs[module].build(*pair)
+    network = rewire(net._base, replacements)
+    avoid_fast_paths_(network)
+    return network
+
+
+def to_rename(net: DecomposedNet, artifact: Artifact) -> dict[str, str]:
+    """What the weights that sizes change are called in the file, by every name that the exporter may give them."""
+    from decomposable.edge.graph import first_of, second_of
+
+    names = {}
+    for layer in artifact.skeleton.layers:
+        for path in layer.paths:
+            names[join(path, "0.weight")], names[join(path, "1.weight")] = first_of(layer.name), second_of(layer.name)
+    by_module = {net._base.get_submodule(name): name for name in net._norms}
+    for path, module in net._base.named_modules(remove_duplicate=False):
+        if module in by_module:
+            for kind in ("running_mean", "running_var"):
+                names[join(path, kind)] = join(by_module[module], kind)
+    return names
+
+
+def to_keep(net: DecomposedNet) -> set[str]:
+    """The other weights that must not be computed away: scale and shift of batch normalisation."""
+    modules = {net._base.get_submodule(name) for name in net._norms}
+    return {
+        join(path, kind)
+        for path, module in net._base.named_modules(remove_duplicate=False)
+        if module in modules
+        for kind in ("weight", "bias")
+    }
+
+
+def tidy(model: onnx.ModelProto, names: dict[str, str], kept: set[str]) -> onnx.ModelProto:
+    """Compute all that is constant but for the weights of `names`, which get these names, and those of `kept`."""
+    import onnx_ir
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    with quiet():
+        ir = onnx_ir.from_proto(model)
+        held = _as_inputs(ir, names.keys() | kept)
+        optimizer.fold_constants(ir, onnx_shape_inference=True)
+        for each in (
+            common.InlinePass(),
+            common.IdentityEliminationPass(),
+            common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            common.RemoveUnusedNodesPass(),
+            common.RemoveUnusedFunctionsPass(),
+            common.RemoveUnusedOpsetsPass(),
+            common.ClearMetadataAndDocStringPass(),
+        ):
+            ir = each(ir).model
+        _as_initializers(ir, held)
+        result: onnx.ModelProto = onnx_ir.to_proto(ir)
+    _rename(result.graph, names)
+    _name_nodes(result.graph, names)
+    return result
+
+
+def _as_inputs(ir: onnx_ir.Model, names: set[str]) -> dict[str, Any]:
+    """Let weights look like inputs, whose values nobody knows; what is taken away comes back."""
+    held = {}
+    for name in sorted(names & set(ir.graph.initializers)):
+        value = ir.graph.initializers.pop(name)
+        held[name], value.const_value = value.const_value, None
+        ir.graph.inputs.append(value)
+    return held
+
+
+def _as_initializers(ir: onnx_ir.Model, held: dict[str, Any]) -> None:
+    for value in [value for value in ir.graph.inputs if value.name in held]:
+        ir.graph.inputs.remove(value)
+        value.const_value = held[str(value.name)]
+        if value.uses():
+            ir.graph.register_initializer(value)
+
+
+def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
+    """Give the factors and statistics their names, and lay all values out as plain bytes."""
+    from onnx import numpy_helper
+
+    from decomposable.edge.arrays import tensor_of, type_name
+
+    present = {}
+    for tensor in graph.initializer:
+        if type_name(tensor.data_type) is None:
+            raise ExportError(f"export_any_size: '{tensor.name}' is of a type that ONNX Runtime's CPU does not run")
+        present[names.get(tensor.name, tensor.name)] = numpy_helper.to_array(tensor)
+    del graph.initializer[:]
+    graph.initializer.extend(tensor_of(name, array) for name, array in present.items())
+    del graph.value_info[:]
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+
+
+def _name_nodes(graph: onnx.GraphProto, names: dict[str, str]) -> None:
+    """Call the nodes of a layer as its factors, and take out the biases of zeros that the exporter puts there."""
+    arrays = {tensor.name: tensor for tensor in graph.initializer}
+    weights = set(names.values())
+    transposed = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Transpose" and n.input[0] in weights}
+    counts: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type not in ("Conv", "Gemm", "MatMul") or len(node.input) < 2:
+            continue
+        weight = transposed.get(node.input[1], node.input[1])
+        if weight not in weights:
+            continue
+        counts[weight] = counts.get(weight, 0) + 1
+        node.name = weight if counts[weight] == 1 else f"{weight}#{counts[weight]}"
+        if len(node.input) > 2 and node.input[2] in arrays and not any(arrays[node.input[2]].raw_data):
+            del node.input[2:]
+    taken = {name for node in graph.node for name in node.input}
+    for i in reversed(range(len(graph.initializer))):
+        if graph.initializer[i].name not in taken:
+            del graph.initializer[i]

@@ -1,0 +1,128 @@
+"""Whether a file gives the numbers that PyTorch gives: `largest_difference`, and running ONNX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from decomposable.errors import InvalidArgumentError
+from decomposable.export.graph import INPUT
+from decomposable.export.program import ExportError, run
+from decomposable.export.quiet import reason
+from decomposable.ranks import is_integer, is_number
+from decomposable.tree import deep_copy
+
+if TYPE_CHECKING:
+    import onnx
+
+BATCHES = (1, 2, 5)
+Arrays = Sequence[NDArray[np.generic]]
+Run = Callable[[Tensor], Arrays]
+
+
+def largest_difference(module: nn.Module, candidate: Run, batches: Sequence[Tensor]) -> float:
+    """The largest of max |y − y'| / max(1, max |y|) over all outputs y of the module and y' of the candidate."""
+    largest = 0.0
+    for batch in batches:
+        wanted = [as_numpy(y) for y in run(module, batch)]
+        got = candidate(batch)
+        if [y.shape for y in wanted] != [y.shape for y in got]:
+            raise ExportError(
+                f"export: at a batch of {len(batch)} the file gives outputs of shape {[y.shape for y in got]}, "
+                f"PyTorch {[y.shape for y in wanted]}"
+            )
+        largest = max([largest, *(difference(a, b) for a, b in zip(wanted, got, strict=True))])
+    return largest
+
+
+def difference(wanted: NDArray[np.generic], got: NDArray[np.generic]) -> float:
+    """How far y' is from y, max |y − y'| / max(1, max |y|); infinite where only one of the two is a finite number.
+
+    >>> difference(np.array([1.0, 4.0]), np.array([1.0, 4.5])), difference(np.array([1.0]), np.array([np.nan]))
+    (0.125, inf)
+    """
+    y, other = wanted.astype(np.float64), got.astype(np.float64)
+    is_finite = np.isfinite(y)
+    if not np.array_equal(np.where(is_finite, 0, y), np.where(np.isfinite(other), 0, other), equal_nan=True):
+        return math.inf
+    y, other = y[is_finite], other[is_finite]
+    return float(np.abs(y - other).max() / max(1.0, np.abs(y).max())) if y.size else 0.0
+
+
+def check_tolerance(tolerance: float) -> float:
+    """A number that a difference can be compared with."""
+    if not is_number(tolerance) or not 0 <= tolerance < math.inf:
+        raise InvalidArgumentError(f"tolerance={tolerance!r}; allowed: a number of at least 0, such as 1e-4")
+    return float(tolerance)
+
+
+def check_batch(batch: int | None) -> int | None:
+    """A number of samples, or None."""
+    if batch is not None and (not is_integer(batch) or batch < 1):
+        raise InvalidArgumentError(f"batch={batch!r}; allowed: an int of at least 1, or None for any")
+    return None if batch is None else int(batch)
+
+
+def rounding(module: nn.Module, batches: Sequence[Tensor]) -> float:
+    """How far PyTorch itself is from the exact numbers: the difference between the module and itself in float64.
+
+    No other program can be expected to be closer to it than this.
+    """
+    exact = deep_copy(module).double()
+
+    def run_exact(batch: Tensor) -> Arrays:
+        return [as_numpy(y) for y in run(exact, batch.double() if batch.is_floating_point() else batch)]
+
+    return largest_difference(module, run_exact, batches)
+
+
+def require_close(found: float, tolerance: float, own: float | None = None) -> None:
+    """Raise where the difference is too large; `own` is PyTorch's `rounding`, where that is known."""
+    if not found <= tolerance:
+        of_its_own = "" if own is None else f" (PyTorch's own rounding makes {own:.2e})"
+        raise ExportError(
+            f"export: the outputs differ from PyTorch's by {found:.2e}{of_its_own}, and nothing was written; allowed: "
+            f"at most {tolerance:g} (a float32 network, or a larger tolerance)"
+        )
+
+
+def onnx_runner(model: onnx.ModelProto) -> Run:
+    """ONNX Runtime on the CPU, as a function of a batch; the graph is checked first."""
+    import onnx
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
+    try:
+        onnx.checker.check_model(model, full_check=True)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # kinds of their own, of both packages
+        raise _cannot_run(error) from error
+
+    def run_session(batch: Tensor) -> Arrays:
+        try:
+            arrays: Arrays = session.run(None, {INPUT: as_numpy(batch)})
+            return arrays
+        except Exception as error:
+            raise _cannot_run(error) from error
+
+    return run_session
+
+
+def _cannot_run(error: Exception) -> ExportError:
+    return ExportError(
+        f"export: ONNX Runtime cannot run it on a CPU, and nothing was written ({reason(error)}); allowed: a network "
+        "of types and operators that it knows, such as float32"
+    )
+
+
+def as_numpy(tensor: Tensor) -> NDArray[np.generic]:
+    """The same numbers; bfloat16, which numpy does not have, as float32."""
+    array: NDArray[np.generic] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
+    return array

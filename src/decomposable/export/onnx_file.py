@@ -1,0 +1,145 @@
+"""One size of a network as one ONNX file: `export_onnx`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
+
+from decomposable import __version__
+from decomposable.errors import InvalidArgumentError
+from decomposable.export.checking import (
+    BATCHES,
+    check_batch,
+    check_tolerance,
+    largest_difference,
+    onnx_runner,
+    require_close,
+    rounding,
+)
+from decomposable.export.graph import require_onnx, to_onnx
+from decomposable.export.report import ExportReport
+from decomposable.export.subject import Subject, subject_of
+from decomposable.files import write_atomically
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def export_onnx(
+    net: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    macs: float | None = None,
+    params: float | None = None,
+    ratio: float | None = None,
+    ranks: Mapping[str, int] | None = None,
+    latency_ms: float | None = None,
+    align: int | Literal["measured"] | None = None,
+    batch: int | None = None,
+    example_input: Any = None,
+    tolerance: float = 1e-4,
+) -> ExportReport:
+    """Write one size of a network as an ONNX file, after ONNX Runtime has given the same numbers as PyTorch.
+
+    The file is one of its own, of the network in eval mode, with batch normalisation folded where it can be. Its input
+    is called "input"; its output "output", or output_0, output_1 and on, or as in the dict that the model returns.
+
+    Args:
+        net: a network of `decompose` or `load`, which stays at its size, or any module.
+        path: the file, .onnx; replaced at once, or left as it was where anything fails.
+        macs, params, ratio, ranks, latency_ms, align: the size, as in ``net.resize_``; by default the one in force.
+        batch: the only batch size, where the model or the device needs a fixed one; by default it takes any.
+        example_input: a batch, where the network does not know what it takes. It is also what the file is tried with.
+        tolerance: the largest difference from PyTorch that is allowed, as a part of the largest output (at least 1).
+
+    Example:
+        >>> import decomposable as dn, tempfile, torch
+        >>> net = dn.decompose(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_onnx(net, f"{folder}/small.onnx", macs=0.5)
+        >>> report.macs <= 40, report.largest_difference < 1e-4, report.outputs
+        (True, True, ('output',))
+    """
+    target = check_ending(path, ".onnx")
+    tolerance, batch = check_tolerance(tolerance), check_batch(batch)
+    require_onnx()
+    size = {
+        "macs": macs,
+        "params": params,
+        "ratio": ratio,
+        "ranks": ranks,
+        "latency_ms": latency_ms,
+        "align": align,
+    }
+    subject = subject_of(net, size, example_input, runtime="onnxruntime")
+    model = to_onnx(subject.module, subject.input, optimize=True, batch=batch)
+    batches = BATCHES if batch is None else (batch,)
+    tried = [subject.batch(count) for count in batches]
+    found = largest_difference(subject.module, onnx_runner(model), tried)
+    if found > tolerance:
+        require_close(found, tolerance, rounding(subject.module, tried))
+    _describe_(model, subject)
+    content = model.SerializeToString()
+    write_atomically(target, content)
+    return report_of(
+        subject,
+        path=target,
+        format="onnx",
+        bytes=len(content),
+        outputs=tuple(output.name for output in model.graph.output),
+        batches=batches,
+        largest_difference=found,
+    )
+
+
+def check_ending(path: str | os.PathLike[str], ending: str) -> Path:
+    """The path, where its ending says what will be in the file and its folder is there."""
+    target = Path(path)
+    if target.suffix != ending:
+        raise InvalidArgumentError(f"path {target}: got the ending {target.suffix!r}; allowed: {ending}")
+    if not target.parent.is_dir():
+        raise InvalidArgumentError(f"path {target}: there is no folder {target.parent}; allowed: one that exists")
+    if target.is_dir():
+        raise InvalidArgumentError(f"path {target}: it is a folder; allowed: the name of a file")
+    return target
+
+
+def report_of(subject: Subject, **written: Any) -> ExportReport:
+    """The report of an export of this subject."""
+    return ExportReport(
+        macs=subject.macs,
+        params=subject.params,
+        full_macs=subject.full_macs,
+        full_params=subject.full_params,
+        ranks=subject.ranks,
+        input=subject.input,
+        **written,
+    )
+
+
+def description(subject: Subject) -> dict[str, str]:
+    """What a file says of its size, for whoever looks into it."""
+    facts = {
+        "version": __version__,
+        "macs": subject.macs,
+        "params": subject.params,
+        "full_macs": subject.full_macs,
+        "full_params": subject.full_params,
+        "ranks": None if subject.ranks is None else dict(subject.ranks),
+    }
+    return {f"decomposable.{key}": _as_text(value) for key, value in facts.items() if value is not None}
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _describe_(model: onnx.ModelProto, subject: Subject) -> None:
+    for key, value in description(subject).items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value

@@ -1,0 +1,68 @@
+"""Keeping PyTorch's exporters from talking: what they have to say to their own developers is no news to a user."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+_TALKATIVE = ("torch", "torch.onnx", "onnxscript", "onnx_ir")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop warnings, prints and log records of the exporters; other logging goes on."""
+    with ExitStack() as stack, warnings.catch_warnings():
+        stack.enter_context(redirect_stdout(_OtherThreads(sys.stdout)))
+        stack.enter_context(redirect_stderr(_OtherThreads(sys.stderr)))
+        warnings.simplefilter("ignore")
+        for name in (*_TALKATIVE, *_with_handlers()):
+            stack.enter_context(_mute(logging.getLogger(name)))
+        yield
+
+
+class _OtherThreads:
+    """A stream that drops what the thread which made it writes, and passes on what others do."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread:
+            self._stream.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _with_handlers() -> list[str]:
+    """The loggers below those that have handlers of their own: PyTorch gives some to each of its parts."""
+    return [
+        name
+        for name, logger in list(logging.root.manager.loggerDict.items())
+        if isinstance(logger, logging.Logger) and logger.handlers and name.partition(".")[0] in _TALKATIVE
+    ]
+
+
+@contextmanager
+def _mute(logger: logging.Logger) -> Iterator[None]:
+    """By its handlers: records of a logger's children pass by its level, but not by them."""
+    before = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [logging.NullHandler()], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what is at the bottom of an error: exporters wrap it, and add pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line[:200]}" if line else type(error).__name__

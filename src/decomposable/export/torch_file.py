@@ -1,0 +1,106 @@
+"""One size of a network as a `torch.export` program: `export_torch`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from decomposable.export.checking import (
+    BATCHES,
+    Run,
+    as_numpy,
+    check_batch,
+    check_tolerance,
+    largest_difference,
+    require_close,
+)
+from decomposable.export.onnx_file import check_ending, description, report_of
+from decomposable.export.program import ExportError, output_names, run, to_program
+from decomposable.export.quiet import quiet, reason
+from decomposable.export.report import ExportReport
+from decomposable.export.subject import subject_of
+from decomposable.files import replacing
+
+
+def export_torch(
+    net: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    macs: float | None = None,
+    params: float | None = None,
+    ratio: float | None = None,
+    ranks: Mapping[str, int] | None = None,
+    latency_ms: float | None = None,
+    align: int | Literal["measured"] | None = None,
+    batch: int | None = None,
+    example_input: Any = None,
+    tolerance: float = 1e-4,
+) -> ExportReport:
+    """Write one size of a network as a `.pt2` file, which ``torch.export.load(path).module()`` runs without its code.
+
+    The arguments are those of `export_onnx`. The file is read again and compared with the network before it gets its
+    name. It is of the network in eval mode; its weights can be trained no further.
+    """
+    target = check_ending(path, ".pt2")
+    tolerance, batch = check_tolerance(tolerance), check_batch(batch)
+    size = {
+        "macs": macs,
+        "params": params,
+        "ratio": ratio,
+        "ranks": ranks,
+        "latency_ms": latency_ms,
+        "align": align,
+    }
+    subject = subject_of(net, size, example_input, runtime="torch")
+    batches = BATCHES if batch is None else (batch,)
+    outputs = output_names(subject.module, subject.batch(batches[0]))
+    program = _without_traces(to_program(subject.module, subject.input, batch=batch))
+    with replacing(target) as unfinished:
+        try:
+            with quiet(), unfinished.open("wb") as file:
+                torch.export.save(program, file, extra_files=description(subject))
+        except OSError:
+            raise
+        except Exception as error:  # in whatever words it refuses a program
+            raise ExportError(f"export: torch.export cannot save the model ({reason(error)})") from error
+        found = largest_difference(subject.module, _runner(unfinished), [subject.batch(count) for count in batches])
+        require_close(found, tolerance)
+        written = unfinished.stat().st_size
+    return report_of(
+        subject,
+        path=target,
+        format="torch-export",
+        bytes=written,
+        outputs=outputs,
+        batches=batches,
+        largest_difference=found,
+    )
+
+
+def _without_traces(program: ExportedProgram) -> ExportedProgram:
+    """The program without the stack traces of its nodes, which hold the paths of source files."""
+    for module in program.graph_module.modules():  # the branches of a condition are modules of their own
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+    return program
+
+
+def _runner(path: Path) -> Run:
+    """What was written, read again."""
+    try:
+        with quiet(), path.open("rb") as file:
+            module = torch.export.load(file).module()
+    except Exception as error:
+        raise ExportError(f"export: what was written cannot be read again ({reason(error)})") from error
+
+    def run_module(batch: Tensor) -> list[Any]:
+        return [as_numpy(y) for y in run(module, batch)]
+
+    return run_module

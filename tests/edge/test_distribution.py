@@ -1,0 +1,84 @@
+"""The small distribution: its wheel runs a bundle where there is neither PyTorch nor this checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decomposable import __version__
+from decomposable.edge import AnySizeSession
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+    import sys
+
+    class Blocked:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in ("torch", "safetensors"):
+                raise ImportError(f"{name} is blocked")
+
+    sys.meta_path.insert(0, Blocked())
+    unpacked, bundle, x, out = sys.argv[1:]
+    sys.path = [unpacked, *(p for p in sys.path if "decomposable" not in p and not p.endswith("src"))]
+    sys.meta_path = [f for f in sys.meta_path if "editable" not in getattr(f, "__name__", type(f).__name__).lower()]
+    import numpy as np
+    import decomposable
+    from decomposable.edge import AnySizeSession
+    from decomposable.edge.command import main
+
+    assert decomposable.__file__.startswith(unpacked), decomposable.__file__
+    session = AnySizeSession(bundle, macs=0.62, threads=1)
+    np.save(out, session.run(np.load(x)))
+    assert main(["sizes", bundle]) == 0
+    assert main(["bench", bundle, "--seconds", "0", "--sizes", "0.5"]) == 0
+    assert all(m.__file__.startswith(unpacked) for n, m in sys.modules.items() if n.startswith("decomposable"))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from copies: a build leaves files beside its sources."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("distribution")
+    leave_out = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    shutil.copytree(CHECKOUT / "edge", folder / "edge", ignore=leave_out)
+    shutil.copytree(CHECKOUT / "src" / "decomposable", folder / "src" / "decomposable", ignore=leave_out)
+    command = [sys.executable, "-m", "pip", "wheel", "./edge", "--no-build-isolation", "--no-deps", "--no-index"]
+    subprocess.run(
+        [*command, "-w", "out", "--quiet", "--disable-pip-version-check"], cwd=folder, check=True, capture_output=True
+    )
+    [built] = (folder / "out").iterdir()
+    return built
+
+
+def test_the_wheel_holds_no_more_than_a_device_needs(wheel):
+    assert wheel.name == f"decomposable_edge-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as opened:
+        names = opened.namelist()
+        sources = {name: opened.read(name).decode() for name in names if name.endswith(".py")}
+        [metadata] = [opened.read(name).decode() for name in names if name.endswith("METADATA")]
+    assert "decomposable/edge/session.py" in sources
+    assert "decomposable/network.py" not in sources
+    required = {line.split()[1].partition(">")[0] for line in metadata.splitlines() if line.startswith("Requires-Dist")}
+    assert required == {"numpy", "onnx", "onnxruntime"}
+
+
+def test_it_runs_without_torch_and_without_the_checkout(wheel, tiny, tmp_path):
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(tmp_path / "unpacked")
+    copy = shutil.copy(tiny, tmp_path / "tiny.onnx")
+    x = np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    arguments = [str(tmp_path / "unpacked"), str(copy), str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), *arguments]
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    expected = AnySizeSession(tiny, macs=0.62, threads=1).run(x)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), expected)

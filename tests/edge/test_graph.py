@@ -1,0 +1,140 @@
+"""Finding layers and foldable normalisation in graphs built by hand."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, merged_attributes
+from decomposable.storage.fields import Damaged
+
+
+def wired(*nodes, outputs=("y",)):
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    return Wiring(helper.make_graph(list(nodes), "g", [], values))
+
+
+def conv(x, w, y, **attributes):
+    return helper.make_node("Conv", [x, *([w] if isinstance(w, str) else w)], [y], **attributes)
+
+
+def test_a_pair_is_found_across_padding():
+    wiring = wired(
+        helper.make_node("Pad", ["x", "p"], ["a"]),
+        conv("a", "c/first", "b"),
+        helper.make_node("Pad", ["b", "p"], ["d"]),
+        conv("d", ["c/second", "bias"], "y"),
+    )
+    assert find_uses(wiring, "c") == (Use(first=1, second=3, entry=2),)
+
+
+def test_a_weight_may_be_used_in_several_places_and_ways():
+    wiring = wired(
+        helper.make_node("Transpose", ["l/first"], ["ft"], perm=[1, 0]),
+        helper.make_node("Transpose", ["l/second"], ["st"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "ft"], ["a"]),
+        helper.make_node("MatMul", ["a", "st"], ["b"]),
+        helper.make_node("Gemm", ["z", "l/first"], ["c"], transB=1),
+        helper.make_node("Gemm", ["c", "l/second"], ["y"], transB=1),
+        outputs=("b", "y"),
+    )
+    assert set(find_uses(wiring, "l")) == {Use(2, 3, 3), Use(4, 5, 5)}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [],
+        [conv("x", "c/first", "y")],
+        [conv("x", "c/first", "a"), helper.make_node("Relu", ["a"], ["b"]), conv("b", "c/second", "y")],
+        [conv("x", ["c/first", "bias"], "a"), conv("a", "c/second", "y")],
+        [conv("x", "c/first", "a", group=2), conv("a", "c/second", "y")],
+        [conv("x", "c/first", "a", auto_pad="SAME_UPPER"), conv("a", "c/second", "y")],
+        [conv("c/first", "w", "a"), conv("a", "c/second", "y")],
+        [conv("x", "c/first", "a"), conv("a", "c/second", "y"), conv("x", "c/second", "z")],
+        [conv("x", "c/first", "a"), conv("a", "c/second", "y"), helper.make_node("Relu", ["a"], ["z"])],
+    ],
+)
+def test_what_is_no_pair_is_refused(nodes):
+    with pytest.raises(Damaged, match="layer 'c'"):
+        find_uses(wired(*nodes), "c")
+
+
+def norm(x, y, **attributes):
+    return helper.make_node("BatchNormalization", [x, "s", "b", "m", "v"], [y], **attributes)
+
+
+SHAPES = {"w": (4, 3, 1, 1), "l": (4, 3), "bias": (4,), "short": (3,), **dict.fromkeys("sbmv", (4,))}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "found"),
+    [
+        ([conv("x", "w", "a"), norm("a", "y")], {1: 0}),
+        ([conv("x", ["w", "bias"], "a", group=1), norm("a", "y")], {1: 0}),
+        ([helper.make_node("Gemm", ["x", "l"], ["a"], transB=1), norm("a", "y")], {1: 0}),
+        ([helper.make_node("Gemm", ["x", "l"], ["a"]), norm("a", "y")], {}),
+        ([helper.make_node("MatMul", ["x", "l"], ["a"]), norm("a", "y")], {}),
+        ([helper.make_node("ConvTranspose", ["x", "w"], ["a"]), norm("a", "y")], {}),
+        ([conv("x", ["w", "short"], "a"), norm("a", "y")], {}),
+        ([conv("x", "computed", "a"), norm("a", "y")], {}),
+        ([conv("x", "w", "a"), norm("a", "y", training_mode=1)], {}),
+        ([conv("x", "w", "a"), norm("a", "y"), helper.make_node("Relu", ["a"], ["z"])], {}),
+        ([conv("x", "w", "y"), norm("y", "z")], {}),
+        ([norm("x", "y")], {}),
+    ],
+)
+def test_normalisation_is_folded_where_nobody_else_looks(nodes, found):
+    assert find_foldable(wired(*nodes), SHAPES) == found
+
+
+@pytest.mark.parametrize("form", ["spatial", "channel"])
+def test_merged_geometry_gives_what_the_two_give(form):
+    random = np.random.default_rng(0)
+    shapes = {"spatial": ((4, 3, 1, 3), (5, 4, 3, 1)), "channel": ((4, 3, 3, 3), (5, 4, 1, 1))}[form]
+    first, second = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
+    x = random.standard_normal((2, 3, 9, 11)).astype(np.float32)
+    if form == "spatial":
+        one = conv("x", "f", "a", strides=[1, 2], pads=[0, 2, 0, 1], dilations=[1, 2])
+        other = conv("a", "s", "y", strides=[3, 1], pads=[1, 0, 0, 0])
+        dense = np.einsum("rixw,orhx->oihw", first, second)
+    else:
+        one = conv("x", "f", "a", strides=[3, 2], pads=[1, 2, 0, 1], dilations=[1, 2])
+        other = conv("a", "s", "y")
+        dense = np.einsum("rihw,orxx->oihw", first, second)
+    merged = conv("x", "d", "y", **merged_attributes(one, other, (3, 3)))
+    weights = {"f": first, "s": second, "d": dense}
+    results = [_run(nodes, weights, x) for nodes in ([one, other], [merged])]
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
+
+
+def _run(nodes, weights, x):
+    taken = {name for node in nodes for name in node.input}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items() if name in taken],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"strides": [0, 1]},
+        {"strides": [1]},
+        {"pads": [-1, 0, 0, 0]},
+        {"pads": [1 << 40, 0, 0, 0]},
+        {"dilations": [1, 1, 1]},
+        {"kernel_shape": [5, 5]},
+        {"kernel_shape": 3},
+        {"strides": "x"},
+    ],
+)
+def test_absurd_geometry_is_refused(attributes):
+    with pytest.raises(Damaged):
+        check_geometry(conv("x", "w", "y", **attributes), (3, 3), "c")

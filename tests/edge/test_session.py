@@ -1,0 +1,256 @@
+"""The session on a device: the same numbers as PyTorch at any size, without PyTorch."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from decomposable.edge import AnySizeSession
+from decomposable.edge.building import build
+from decomposable.edge.bundle import read_bundle
+from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+SIZES = [
+    {"macs": 1.0},
+    {"macs": 0.95},
+    {"macs": 0.8},
+    {"macs": 0.62},
+    {"macs": 0.3},
+    {"params": 0.5},
+    {"ratio": 0.9},
+    {"ratio": 0.2},
+    {"ranks": {"body": 2, "hidden": 15}},
+    {"macs": 200_000},
+]
+
+
+@pytest.fixture(scope="module")
+def session(bundle):
+    return AnySizeSession(bundle)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_size_gives_the_numbers_of_pytorch(session, net, expected, x, size):
+    plan = session.resize(**size)
+    np.testing.assert_allclose(session.run(x), expected(**size), rtol=1e-5, atol=1e-5)
+    assert plan == net.plan == session.plan
+
+
+def test_aligned_ranks_are_those_of_pytorch(session, net, expected, x):
+    plan = session.resize(macs=0.6, align=4)
+    np.testing.assert_allclose(session.run(x), expected(macs=0.6, align=4), rtol=1e-5, atol=1e-5)
+    assert plan == net.plan
+    assert all(rank % 4 == 0 or name in plan.dense for name, rank in plan.ranks.items())
+
+
+def test_it_starts_at_full_size_or_at_the_one_asked_for(bundle, x):
+    assert AnySizeSession(bundle).plan.is_full
+    session = AnySizeSession(bundle, macs=0.4, threads=1)
+    assert session.plan == session.selector.choose(macs=0.4)
+    assert "0.3" in repr(session)
+    assert session.run(x[:1]).shape == (1, 5)
+
+
+def test_the_file_is_plain_onnx_that_runs_at_full_size(bundle, expected, x, capfd):
+    onnx.checker.check_model(bundle, full_check=True)
+    plain = onnxruntime.InferenceSession(bundle, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(plain.run(None, {"input": x})[0], expected(macs=1.0), rtol=1e-5, atol=1e-5)
+    assert capfd.readouterr() == ("", "")  # not even a warning
+
+
+def test_nodes_are_named_after_layers_and_hold_no_trace_of_the_maker(bundle):
+    model = onnx.load(bundle)
+    names = {node.name for node in model.graph.node}
+    assert {"stem/first", "stem/second", "hidden/first", "head/second"} <= names
+    content = bundle.read_bytes()
+    assert b".py" not in content
+    assert str(SRC).encode() not in content
+
+
+def test_one_node_where_dense_is_cheaper_and_folded_normalisation(bundle):
+    contents = read_bundle(bundle)
+    full = build(contents, contents.selector.full_plan())
+    small = build(contents, contents.selector.smallest_plan())
+    count = {
+        name: [node.op_type for node in onnx.load_from_string(model.content).graph.node]
+        for name, model in (("full", full), ("small", small))
+    }
+    for operations, layers in ((count["full"], 1), (count["small"], 2)):
+        assert (operations.count("Conv"), operations.count("Gemm")) == (3 * layers, 2 * layers)
+        assert operations.count("BatchNormalization") == 1  # what early_bn takes is used elsewhere, too
+
+
+def test_factors_are_not_copied(bundle):
+    contents = read_bundle(bundle)
+    weights = build(contents, contents.selector.choose(ratio=0.3)).weights
+    layer = next(layer for layer in contents.layers if layer.name == "hidden")
+    first = weights.get("hidden/first", layer.first)
+    assert np.shares_memory(first, layer.first)
+
+
+def test_recent_sizes_are_kept_and_the_oldest_goes(bundle):
+    session = AnySizeSession(bundle, keep=2)
+    full = session._in_force
+    session.resize(macs=0.5)
+    session.resize(macs=1.0)
+    assert session._in_force is full
+    session.resize(macs=0.4)
+    assert [plan.macs_fraction for plan in session.kept] == [1.0, session.plan.macs_fraction]
+    session.resize(macs=0.5)
+    session.resize(macs=1.0)
+    assert session._in_force is not full
+
+
+def test_a_resize_that_fails_leaves_the_size(session, x):
+    session.resize(macs=0.5)
+    before, plan = session.run(x), session.plan
+    for wrong, error in (
+        ({"macs": 0.001}, BudgetError),
+        ({"macs": 2.5}, InvalidArgumentError),
+        ({"macs": 0.5, "params": 0.5}, InvalidArgumentError),
+        ({}, InvalidArgumentError),
+        ({"ranks": {"nothing": 1}}, InvalidArgumentError),
+        ({"macs": 0.5, "align": 0}, InvalidArgumentError),
+    ):
+        with pytest.raises(error):
+            session.resize(**wrong)
+    with pytest.raises(InvalidArgumentError, match="not of this network"):
+        session.set_plan("full")
+    assert session.plan is plan
+    np.testing.assert_array_equal(session.run(x), before)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (np.zeros((1, 3, 12, 12)), "type float64"),
+        (np.zeros((1, 3, 12, 13), np.float32), "12, 13"),
+        (np.zeros((3, 12, 12), np.float32), "allowed: batch × 3 × 12 × 12"),
+        ([1.0], "a list"),
+        ({"other": np.zeros(1)}, "allowed: input"),
+    ],
+)
+def test_a_wrong_input_is_refused_in_one_line(session, wrong, words):
+    with pytest.raises(InvalidArgumentError, match=words) as caught:
+        session.run(wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_inputs_by_name_and_what_it_says_of_itself(session, x):
+    np.testing.assert_array_equal(session.run({"input": x}), session.run(x))
+    assert [(p.name, p.shape, p.dtype) for p in session.inputs] == [("input", ("batch", 3, 12, 12), "float32")]
+    assert [(p.name, p.shape) for p in session.outputs] == [("output", ("batch", 5))]
+    fractions = [plan.macs_fraction for plan in session.sizes]
+    assert fractions == sorted(fractions, reverse=True)
+    assert fractions[0] == 1.0
+    assert session.sizes[-1] == session.selector.smallest_plan()
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"keep": 0}, {"keep": 1.5}, {"threads": True}])
+def test_options_that_are_not_allowed(bundle, options):
+    with pytest.raises(InvalidArgumentError, match=next(iter(options))):
+        AnySizeSession(bundle, **options)
+
+
+def test_options_of_the_runtime_are_made_for_every_size(bundle, x):
+    made = []
+
+    def options():
+        made.append(onnxruntime.SessionOptions())
+        return made[-1]
+
+    session = AnySizeSession(bundle, session_options=options, threads=1)
+    session.resize(macs=0.5)
+    session.run(x)
+    assert [each.intra_op_num_threads for each in made] == [1, 1]
+
+
+def test_prepare_computes_dense_weights_once(bundle):
+    session = AnySizeSession(bundle, ratio=0.1)
+    session.prepare()
+    layers = session._bundle.layers
+    kept = [layer.dense(layer.stored, keep=False) for layer in layers]
+    session.resize(macs=1.0)
+    assert all(layer.dense(layer.stored, keep=True) is weight for layer, weight in zip(layers, kept, strict=True))
+
+
+def test_measuring_and_then_a_size_by_its_latency(bundle, tmp_path, x):
+    path = shutil.copy(bundle, tmp_path / "small.onnx")
+    session = AnySizeSession(path, threads=1)
+    with pytest.raises(InvalidArgumentError, match="no latency profile"):
+        session.resize(latency_ms=5)
+    profile = session.measure([0.5, 0.3], seconds=0.05)
+    assert session.plan.is_full
+    [entry] = profile.entries
+    assert (entry.runtime, entry.batch, entry.threads, len(entry.sizes)) == ("onnxruntime", 1, 1, 3)
+    assert session.resize(latency_ms=1e6).is_full
+    assert AnySizeSession(path, latency_ms=1e6, threads=1).plan.is_full  # it lies beside the file
+    with pytest.raises(BudgetError, match="too small"):
+        session.resize(latency_ms=1e-9)
+    with pytest.raises(DecomposableError, match="no alignments were tried"):
+        session.resize(macs=0.5, align="measured")
+    session.measure([0.5, 0.3], seconds=0.05, align="measured")
+    assert session.resize(macs=0.6, align="measured").macs_fraction <= 0.6
+    with pytest.raises(InvalidArgumentError, match="batch"):
+        session.measure(batch=0)
+
+
+WITHOUT_TORCH = """
+    import sys
+
+    class Blocked:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in ("torch", "safetensors", "onnxscript", "onnx_ir"):
+                raise ImportError(f"{name} is blocked")
+
+    sys.meta_path.insert(0, Blocked())
+    import numpy as np
+    from decomposable.edge import AnySizeSession
+    from decomposable import RankPlan
+
+    path, x, out = sys.argv[1:]
+    session = AnySizeSession(path)
+    results = []
+    for size in ({"macs": 1.0}, {"macs": 0.62}, {"params": 0.5}, {"ratio": 0.2}):
+        assert isinstance(session.resize(**size), RankPlan)
+        results.append(session.run(np.load(x)))
+    session.measure([0.5], seconds=0)
+    session.resize(latency_ms=1000)
+    np.save(out, results)
+    assert not {"torch", "safetensors"} & set(sys.modules)
+"""
+
+
+def test_a_package_that_is_missing_is_named_in_one_line():
+    program = """
+        import sys
+        sys.modules["onnxruntime"] = None
+        try:
+            import decomposable.edge
+        except ImportError as error:
+            print(type(error).__name__, error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(
+        command, check=True, env={**os.environ, "PYTHONPATH": str(SRC)}, capture_output=True, text=True
+    )
+    assert done.stdout == "MissingExtraError onnxruntime is not installed; run: pip install 'decomposable[onnx]'\n"
+
+
+def test_it_runs_where_torch_is_not(bundle, expected, x, tmp_path):
+    copy = shutil.copy(bundle, tmp_path / "small.onnx")
+    np.save(tmp_path / "x.npy", x)
+    arguments = [str(copy), str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
+    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_TORCH), *arguments]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(SRC)})
+    sizes = ({"macs": 1.0}, {"macs": 0.62}, {"params": 0.5}, {"ratio": 0.2})
+    for found, size in zip(np.load(tmp_path / "y.npy"), sizes, strict=True):
+        np.testing.assert_allclose(found, expected(**size), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,226 @@
+"""The any-size file of every kind of network gives, at every size, the numbers that PyTorch gives."""
+
+import copy
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import decomposable as dn
+from decomposable import artifact, models
+from decomposable.edge import AnySizeSession
+from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.export import any_size
+from decomposable.export.any_size import export_any_size
+from decomposable.models import resnet
+
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
+SIZES = [{"macs": 1.0}, {"macs": 0.9}, {"macs": 0.6}, {"macs": 0.35}, {"params": 0.6}, {"ratio": 0.15}, {"ratio": 0.9}]
+
+
+def randomised(model):
+    """Batch normalisation as after training: means of 0 and scales of 1 would hide mistakes."""
+    generator = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            size = module.num_features
+            module.running_mean.copy_(0.3 * torch.randn(size, generator=generator))
+            module.running_var.copy_(0.5 + torch.rand(size, generator=generator))
+            if module.affine:
+                module.weight.data.copy_(0.5 + torch.rand(size, generator=generator))
+                module.bias.data.copy_(0.3 * torch.randn(size, generator=generator))
+    return model.eval()
+
+
+def check(net, path, x, sizes=SIZES, tolerance=1e-4):
+    """Export, and compare at sizes that the export itself has not looked at."""
+    report = export_any_size(net, path, example_input=x, tolerance=tolerance)
+    assert 0 <= report.largest_difference <= tolerance
+    assert (report.bytes, report.format) == (path.stat().st_size, "any-size")
+    onnx.checker.check_model(path, full_check=True)
+    session, twin = AnySizeSession(path, threads=1), copy.deepcopy(net).eval()
+    for size in sizes:
+        assert session.resize(**size) == twin.resize_(**size)
+        with torch.no_grad():
+            expected = twin(x)
+        expected = list(expected.values()) if isinstance(expected, dict) else expected
+        expected = list(expected) if isinstance(expected, list | tuple) else [expected]
+        found = session.run(x.numpy())
+        found = found if isinstance(found, list) else [found]
+        for y, z in zip(expected, found, strict=True):
+            scale = max(1.0, float(y.abs().max()))
+            np.testing.assert_allclose(z / scale, y.numpy() / scale, rtol=0, atol=tolerance)
+    return session
+
+
+class Kinds(nn.Module):
+    """Every kind of layer that is decomposed, and those around it that make it hard."""
+
+    def __init__(self):
+        super().__init__()
+        self.strided = nn.Conv2d(3, 8, 3, stride=(2, 1), padding=(1, 0), bias=False)
+        self.strided_bn = nn.BatchNorm2d(8)
+        self.same = nn.Conv2d(8, 8, (3, 4), padding="same", dilation=(2, 1))
+        self.same_bn = nn.BatchNorm2d(8, affine=False)
+        self.grouped = nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.grouped_bn = nn.BatchNorm2d(8)
+        self.reflect = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
+        self.circular = nn.Conv2d(8, 8, 5, padding="same", padding_mode="circular")
+        self.replicate = nn.Conv2d(8, 8, 3, padding=(2, 1), padding_mode="replicate")
+        self.twice = nn.Conv2d(8, 8, 3, padding=1, bias=False)  # used twice, each with a normalisation of its own
+        self.twice_bn = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(8)])
+        self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.up_bn = nn.BatchNorm2d(8)
+        self.untracked = nn.BatchNorm2d(8, track_running_stats=False)
+        self.sequence = nn.Linear(8, 12)  # on three axes
+        self.sequence_bn = nn.BatchNorm1d(25)  # normalises the second one, not the layer's features
+        self.tied = nn.Linear(12, 12)
+        self.tied_too = nn.Linear(12, 12, bias=False)
+        self.tied_too.weight = self.tied.weight
+        self.flat = nn.Linear(12, 16, bias=False)
+        self.flat_bn = nn.BatchNorm1d(16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.strided_bn(self.strided(x)))
+        x = self.grouped_bn(self.grouped(torch.relu(self.same_bn(self.same(x)))))
+        x = self.replicate(self.circular(torch.relu(self.reflect(x))))
+        x = self.twice_bn[0](self.twice(x)) + torch.relu(self.twice_bn[1](self.twice(torch.relu(x))))
+        x = nn.functional.adaptive_avg_pool2d(self.up_bn(self.up(x)), 5)
+        t = self.sequence_bn(self.sequence(x.flatten(2).transpose(1, 2)))
+        t = self.tied_too(torch.relu(self.tied(t))) + self.tied(t)
+        f = self.tied(t.mean(1))  # the same weight on two axes
+        return {"logits": self.last(torch.relu(self.flat_bn(self.flat(f)))), "features": f}
+
+
+@pytest.mark.parametrize("form", ["spatial", "channel"])
+def test_every_kind_of_layer(tmp_path, form):
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 14, 14)
+    net = dn.decompose(randomised(Kinds()), x, form=form, filter_fn=lambda module, name: name != "circular")
+    assert {"circular", "grouped", "up"} <= set(net.skipped)
+    if form == "spatial":  # the other one keeps the original's statistics
+        net.calibrate_([x, -x], sizes=[0.5, 0.7, 1.0])
+    session = check(net, tmp_path / "kinds.onnx", x, [size for size in SIZES if size.get("macs", 1) > 0.5])
+    assert [port.name for port in session.outputs] == ["logits", "features"]
+
+
+def thin(name):
+    """A network of the zoo with fewer blocks and channels."""
+    if name == "resnet20":
+        return models.resnet20()
+    if name == "resnet34":
+        return resnet._cifar_resnet((1, 1), (8, 12), resnet._projected_block, 10, 3)
+    stages = resnet._stages(8, (16, 24), (1, 1), resnet.Bottleneck)
+    stem = [nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
+    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10)]
+    return nn.Sequential(*stem, nn.MaxPool2d(3, stride=2, padding=1), *stages.values(), *tail)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("resnet20", "spatial"), ("resnet34", "channel"), ("resnet50", "spatial")],
+)
+def test_the_networks_of_the_zoo_calibrated_or_not(tmp_path, name, form):
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 32, 32)
+    net = dn.decompose(randomised(thin(name)), x, form=form)
+    if name != "resnet20":
+        net.calibrate_([x], sizes=[0.4, 0.7])
+    check(net, tmp_path / "net.onnx", x)
+
+
+def mlp(**options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 6))
+    return randomised(model), dn.decompose(randomised(model), torch.randn(3, 12), **options)
+
+
+def test_a_shrunk_network_and_limits(tmp_path):
+    model, net = mlp(limits={"0": (2, 9)}, min_rank=2)
+    net.calibrate_([torch.randn(32, 12)], sizes=[0.5, 0.9])
+    check(net, tmp_path / "limits.onnx", torch.randn(3, 12), [{"macs": 1.0}, {"macs": 0.8}, {"ratio": 0.5}])
+    net.resize_(macs=0.8)
+    smaller = artifact.shrink(net.artifact(), net.plan)
+    smaller.save(tmp_path / "smaller.safetensors")
+    loaded = dn.load(tmp_path / "smaller.safetensors", model=model)
+    sizes = [{"macs": 0.9}, {"macs": 0.6}, {"ratio": 0.3}, {"ranks": {"0": 3}}]
+    session = check(loaded, tmp_path / "smaller.onnx", torch.randn(3, 12), sizes)
+    assert session.selector.full_plan() == loaded.selector.full_plan()
+    with pytest.raises(InvalidArgumentError, match="allowed: an int, 1 to"):
+        session.resize(ranks={"3": 6})
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-4), (torch.float16, 2e-2)])
+def test_other_types(tmp_path, dtype, tolerance):
+    _, net = mlp()
+    net = net.to(dtype)
+    check(net, tmp_path / "typed.onnx", torch.randn(4, 12).to(dtype), [{"macs": 0.9}, {"ratio": 0.4}], tolerance)
+
+
+def test_a_type_that_the_runtime_has_not(tmp_path):
+    _, net = mlp()
+    with pytest.raises(DecomposableError) as caught:
+        export_any_size(net.to(torch.bfloat16), tmp_path / "b.onnx", example_input=torch.zeros(2, 12).bfloat16())
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whole_numbers_as_input(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    x = torch.randint(0, 11, (4, 6))
+    session = check(dn.decompose(model, x), tmp_path / "embedding.onnx", x, SIZES[:4])
+    assert session.inputs[0].dtype == "int64"
+
+
+def test_the_network_stays_as_it_is(tmp_path):
+    _, net = mlp()
+    net.train()
+    plan = net.resize_(ratio=0.5)
+    before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
+    report = export_any_size(net, tmp_path / "net.onnx")
+    assert net.plan is plan
+    assert net.training
+    assert all(module.training for module in net._base.modules())
+    assert all(torch.equal(tensor, before[key]) for key, tensor in net.state_dict().items())
+    assert 1.0 in report.sizes
+    assert (report.macs, report.params) == (plan.full_macs, plan.full_params)
+    export_any_size(net, tmp_path / "again.onnx")
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()
+
+
+def test_sizes_by_parameters_where_macs_are_not_known(tmp_path):
+    torch.manual_seed(0)
+    net = dn.decompose(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).eval())
+    with pytest.raises(InvalidArgumentError, match="example_input="):
+        export_any_size(net, tmp_path / "net.onnx")
+    session = check(net, tmp_path / "net.onnx", torch.randn(3, 6), [{"params": 0.5}, {"ratio": 0.5}])
+    with pytest.raises(InvalidArgumentError, match="macs="):
+        session.resize(macs=0.5)
+
+
+def test_what_differs_from_pytorch_is_refused_and_leaves_no_file(tmp_path, monkeypatch):
+    _, net = mlp()
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"what was there before")
+    right = any_size.tidy
+
+    def wrong(*arguments):
+        model = right(*arguments)
+        bias = next(tensor for tensor in model.graph.initializer if tensor.name.endswith("3.1.bias"))
+        bias.raw_data = (np.frombuffer(bias.raw_data, np.float32) + 0.01).tobytes()
+        return model
+
+    monkeypatch.setattr(any_size, "tidy", wrong)
+    with pytest.raises(DecomposableError, match="differ"):
+        export_any_size(net, path)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"what was there before"]
+
+
+def test_other_things_are_refused(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="got a Linear"):
+        export_any_size(nn.Linear(2, 2), tmp_path / "net.onnx")
+    assert list(tmp_path.iterdir()) == []

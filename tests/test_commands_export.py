@@ -1,0 +1,248 @@
+"""`decomposable export`, called as users call it; and everything that can be wrong."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import decomposable as dn
+from decomposable import artifact, cli, methods, models, recipes
+from decomposable.settings import Settings
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+def build():
+    return models.small_cnn((8, 8, 8))
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    net = dn.decompose(build(), example_input=torch.randn(1, 1, 8, 8))
+    net.calibrate_([torch.randn(32, 1, 8, 8)], sizes=[0.25, 0.5, 1.0])
+    return net.eval()
+
+
+@pytest.fixture(scope="module")
+def file(net, tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "network.safetensors"
+    net.save(path)
+    return path
+
+
+@pytest.fixture
+def call(capsys):
+    def call(*arguments):
+        code = cli.main(["export", *(str(argument) for argument in arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def run(path, x):
+    return ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"input": x.numpy()})[0]
+
+
+def test_a_size_as_onnx_and_what_is_said_about_it(net, file, call, tmp_path):
+    out_file = tmp_path / "small.onnx"
+    code, out, err = call(file, "--macs", "25%", "-o", out_file)
+    assert code == 0, err
+    plan = net.selector.choose(macs=0.25)
+    lines = out.splitlines()
+    assert lines[0] == "size: macs=0.25"
+    assert lines[1].startswith(f"MACs: {plan.macs:,} (0.2")
+    assert lines[2].startswith(f"parameters: {plan.params:,} (")
+    assert lines[3].startswith("largest difference from PyTorch: ")
+    assert lines[4] == f"{out_file}: {out_file.stat().st_size:,} bytes"
+    assert lines[5].startswith(
+        f"run it with: onnxruntime.InferenceSession({str(out_file)!r}).run(None, {{'input': x}})"
+    )
+    assert lines[5].endswith("# x: float32, (batch, 1, 8, 8)")
+    x = torch.randn(3, 1, 8, 8)
+    with torch.no_grad():
+        np.testing.assert_allclose(run(out_file, x), net.extract(plan)(x).numpy(), atol=1e-4)
+    assert err == "reading the network\nexporting and comparing with PyTorch\n"
+
+
+def test_as_json_and_as_torch_export(net, file, call, tmp_path):
+    out_file = tmp_path / "small.pt2"
+    code, out, _ = call(file, "--params", "0.3", "-o", out_file, "--json")
+    assert code == 0
+    report, plan = json.loads(out), net.selector.choose(params=0.3)
+    assert (report["format"], report["path"], report["bytes"]) == (
+        "torch-export",
+        str(out_file),
+        out_file.stat().st_size,
+    )
+    assert (report["macs"], report["params"], report["ranks"]) == (plan.macs, plan.params, dict(plan.ranks))
+    assert report["largest_difference"] <= 1e-4
+    x = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(torch.export.load(out_file).module()(x), net.extract(plan)(x))
+
+
+def test_a_file_of_one_size(net, file, call, tmp_path):
+    contents = artifact.read(file)
+    small = tmp_path / "small.safetensors"
+    plan = contents.selector.choose(macs=0.25)
+    artifact.save_size(contents, plan, small)
+    arguments = [small, "-o", tmp_path / "small.onnx"]
+    code, out, err = call(*arguments, "--input", "1x8x8")
+    assert code == 0, err
+    assert out.startswith("size: as it was saved\nMACs: ")
+    x = torch.randn(3, 1, 8, 8)
+    with torch.no_grad():
+        np.testing.assert_allclose(run(tmp_path / "small.onnx", x), net.extract(plan)(x).numpy(), atol=1e-4)
+    code, _, err = call(*arguments, "--input", "1x8x8", "--macs", "0.5", "--force")
+    assert code == 2
+    assert "one size" in err
+
+
+def test_a_file_of_another_method_and_a_model_from_the_recipe_that_it_names(call, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(16, 1, 8, 8)
+    settings = Settings(width=0.5)
+    method = methods.find("width")
+    network = method.network(nn.Sequential(*models.small_cnn()), x[:1], settings, is_trained=True).eval()
+    material = methods.Material(
+        example_input=x[:1], calibration=[(x, torch.zeros(16, dtype=torch.int64))], loss=recipes.cross_entropy
+    )
+    sized = method.sized(network, material, settings).eval()
+    sized.save(tmp_path / "sized.safetensors", info={"recipe": "digits"})
+    size = sized.sizes[-1]
+    code, out, err = call(
+        tmp_path / "sized.safetensors", "-o", tmp_path / "net.onnx", "--macs", size.macs, "--input", "1x8x8"
+    )
+    assert code == 0, err
+    assert f"MACs: {size.macs:,} (" in out
+    sized.set_plan_(size)
+    with torch.no_grad():
+        np.testing.assert_allclose(run(tmp_path / "net.onnx", x), sized(x).numpy(), atol=1e-4)
+
+
+def test_any_size(net, file, call, tmp_path):
+    edge = pytest.importorskip("decomposable.edge")
+    code, out, err = call(file, "--any-size", "-o", tmp_path / "net.onnx")
+    assert code == 0, err
+    assert "size: all" in out
+    assert "decomposable.edge.AnySizeSession(" in out
+    session = edge.AnySizeSession(tmp_path / "net.onnx")
+    session.resize(macs=0.25)
+    x = torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        wanted = net.extract(net.selector.choose(macs=0.25))(x).numpy()
+    np.testing.assert_allclose(np.asarray(session.run(x.numpy())).reshape(wanted.shape), wanted, atol=1e-4)
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A network of a model of one's own, that does not know its input, and the module that builds it."""
+    (tmp_path / "own_models.py").write_text(
+        "from torch import nn\n"
+        "def build(): return nn.Sequential(nn.Embedding(4, 6), nn.Linear(6, 5), nn.BatchNorm1d(7))\n"
+        "def number(): return 3\n"
+        "def fails(): raise RuntimeError('no luck')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_models", raising=False)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(4, 6), nn.Linear(6, 5), nn.BatchNorm1d(7))
+    dn.decompose(model.eval()).save(tmp_path / "own.safetensors")
+    return tmp_path / "own.safetensors"
+
+
+def test_a_model_of_ones_own(own, call, tmp_path):
+    arguments = ["--model", "own_models:build", "-o", tmp_path / "own.onnx", "--params", "0.9"]
+    code, _, err = call(own, *arguments)
+    assert code == 2
+    assert "example_input is needed" in err
+    code, out, err = call(own, *arguments, "--input", "7:int64", "--batch", "2")
+    assert code == 0, err
+    assert out.endswith("# x: int64, (2, 7)\n")
+    assert "decomposable export: warning: batch normalisation still has the full network's statistics" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], ["--model or --recipe is needed"]),
+        (["--model", "own_models"], ["--model own_models", "package.module:function"]),
+        (["--model", "nowhere:build"], ["--model nowhere:build", "cannot be imported"]),
+        (["--model", "own_models:nothing"], ["nothing"]),
+        (["--model", "own_models:number"], ["int", "torch.nn.Module"]),
+        (["--model", "own_models:fails"], ["no luck"]),
+        (["--model", "torch.nn:Linear"], ["without arguments"]),
+        (["--model", "torch.nn:ReLU"], ["not the one of"]),
+        (["--model", "own_models:build", "--recipe", "digits"], ["one of them"]),
+        (["--recipe", "digit"], ["did you mean digits"]),
+        (["--model", "own_models:build", "--input", "7xx3"], ["--input 7xx3", "3x32x32"]),
+        (["--model", "own_models:build", "--input", "7:int63"], ["--input 7:int63"]),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_one_line(own, arguments, named, call, tmp_path):
+    code, out, err = call(own, "-o", tmp_path / "own.onnx", *arguments)
+    assert (code, out) == (2, "")
+    line = [line for line in err.splitlines() if line.startswith("decomposable export: error: ")]
+    assert len(line) == 1
+    assert all(word in line[0] for word in named), err
+    assert not (tmp_path / "own.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-o", "small.pt"], ["small.pt", "'.pt'", ".onnx or .pt2"]),
+        (["-o", "small"], ["''"]),
+        (["-o", "small.onnx", "--format", "torch-export"], ["'.onnx'", ".pt2"]),
+        (["-o", "small.pt2", "--any-size"], ["--any-size"]),
+        (["-o", "small.onnx", "--any-size", "--macs", "0.5"], ["--any-size", "no size"]),
+        (["-o", "small.onnx", "--format", "jpeg"], ["jpeg"]),
+        (["-o", "nowhere/small.onnx"], ["nowhere", "one that exists"]),
+        (["-o", "there.onnx"], ["there.onnx", "exists", "--force"]),
+        (["-o", "small.onnx", "--macs", "0.5", "--ratio", "0.5"], ["--macs and --ratio"]),
+        (["-o", "small.onnx", "--macs", "half"], ["half", "0.25"]),
+        (["-o", "small.onnx", "--macs", "0.00001"], ["too small", "smallest possible"]),
+        (["-o", "small.onnx", "--align", "8"], ["--align", "--macs"]),
+        (["-o", "small.onnx", "--macs", "0.5", "--align", "0"], ["--align", "at least 1"]),
+        (["-o", "small.onnx", "--batch", "0"], ["batch=0"]),
+        (["-o", "small.onnx", "--tolerance", "-1"], ["tolerance=-1"]),
+        ([], ["-o"]),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_code_2(file, arguments, named, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.onnx").write_bytes(b"old")
+    code, out, err = call(file, *arguments)
+    assert (code, out) == (2, "")
+    assert all(word in err.splitlines()[-1] for word in named), err
+    assert [path.name for path in tmp_path.iterdir()] == ["there.onnx"]
+    assert (tmp_path / "there.onnx").read_bytes() == b"old"
+
+
+def test_what_cannot_be_done_is_one_line_and_code_1(file, call, tmp_path, monkeypatch):
+    out_file = tmp_path / "small.onnx"
+    code, _, err = call(file, "-o", out_file, "--tolerance", "0")
+    assert code == 1
+    assert "differ from PyTorch's by" in err.splitlines()[-1]
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    assert call(tmp_path / "broken.safetensors", "-o", out_file)[0] == 1
+    assert call(tmp_path / "missing.safetensors", "-o", out_file)[0] == 1
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    code, _, err = call(file, "-o", out_file)
+    assert code == 1
+    assert "pip install 'decomposable[onnx]'" in err
+    assert not out_file.exists()
+
+
+def test_force_replaces(file, call, tmp_path):
+    out_file = tmp_path / "small.onnx"
+    out_file.write_bytes(b"old")
+    assert call(file, "-o", out_file, "--macs", "0.5", "--align", "4", "--force", "--format", "onnx")[0] == 0
+    ranks = json.loads({p.key: p.value for p in onnx.load(out_file).metadata_props}["decomposable.ranks"])
+    assert any(rank % 4 == 0 for rank in ranks.values())
