@@ -50,9 +50,18 @@ def onnx_session(path: Path, threads: int) -> Any:
     """A file in ONNX Runtime, on the CPU."""
     import onnxruntime  # most benchmarks do without
 
-    options = onnxruntime.SessionOptions()
+    options = onnx_options()
     options.intra_op_num_threads = threads
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def onnx_options() -> Any:
+    """For sessions that take turns: the threads of one wait by spinning, which would slow the one whose turn it is."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
 
 
 def record(name: str, figures: Mapping[str, Any]) -> None:

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from _common import interleave, onnx_session, ratio_of_medians, record, summary, verdict
+from _common import interleave, onnx_options, onnx_session, ratio_of_medians, record, summary, verdict
 
 import decomposable as dn
 from decomposable.edge import AnySizeSession
 
-SIZES = (0.27, 0.5, 0.25, 0.75, 0.3, 0.9, 0.2, 0.6, 0.4, 0.1, 0.8, 0.35, 0.15, 0.7, 0.45)
+SIZES = (0.27, 0.5, 0.25, 0.75, 0.3, 0.9, 0.2, 0.6, 0.4, 1.0, 0.8, 0.35, 0.15, 0.7, 0.45)
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         report = dn.export_any_size(net, bundle)
         print(f"bundle: {report.bytes:,} bytes; largest difference {report.largest_difference:.1e}")
         start = time.perf_counter()
-        session = AnySizeSession(bundle, macs=0.26, align=16, threads=args.threads)
+        session = AnySizeSession(bundle, macs=0.26, align=16, threads=args.threads, session_options=onnx_options)
         figures: dict[str, Any] = {
             "bytes": report.bytes,
             "difference": report.largest_difference,

@@ -156,7 +156,10 @@ class AnySizeSession:
         """
 
         def open_size(plan: RankPlan) -> Callable[[dict[str, Array]], object]:
-            size = self._make(plan)
+            options = self._make_options()
+            # Its threads wait for the next request by spinning, which would slow the size whose turn it is.
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+            size = self._make(plan, options)
             return lambda feeds: size.runtime.run(None, feeds)
 
         entry = time_sizes(
@@ -251,15 +254,14 @@ class AnySizeSession:
     def _size_of(self, plan: RankPlan) -> _Size:
         """The size of a plan: one that is kept, or made now."""
         key = plan.ranks, plan.dense
-        size = self._kept.pop(key, None) or self._make(plan)
+        size = self._kept.pop(key, None) or self._make(plan, self._make_options())
         self._kept[key] = size
         while len(self._kept) > self._keep:
             self._kept.popitem(last=False)
         return size
 
-    def _make(self, plan: RankPlan) -> _Size:
+    def _make(self, plan: RankPlan, options: Any) -> _Size:
         model = build(self._bundle, plan)
-        options = self._make_options()
         if self._threads is not None:
             options.intra_op_num_threads = self._threads
         names = list(model.weights)
