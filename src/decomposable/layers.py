@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -137,16 +137,20 @@ class TwoFactors:
         module = self.module
         shells = _linear_shells(module) if isinstance(module, nn.Linear) else _conv_shells(module, self.form)
         object.__setattr__(self, "_shells", shells)
+        object.__setattr__(self, "_pair", nn.Sequential())
 
     def build(self, first: Tensor, second: Tensor) -> nn.Sequential:
         """The pair with these weights, which are used as they are: parameters, views or results of a computation."""
         reduce, expand = self._shells  # type: ignore[attr-defined]
         rank, bias = first.shape[0], self.module.bias
         out_name, in_name = ("out_features", "in_features") if first.dim() == 2 else ("out_channels", "in_channels")
-        pair = nn.Sequential(
-            _with_weight(reduce, first, None, {out_name: rank}), _with_weight(expand, second, bias, {in_name: rank})
+        parts = (
+            _with_weight(reduce, first, None, {out_name: rank}),
+            _with_weight(expand, second, bias, {in_name: rank}),
         )
-        for part in pair.modules():
+        pair = cast(nn.Sequential, _copied(self._pair))  # type: ignore[attr-defined]
+        pair._modules.update(zip("01", parts, strict=True))
+        for part in (pair, *parts):
             part.training = self.module.training
         return pair
 
@@ -199,9 +203,8 @@ def _conv_shells(conv: nn.Conv2d, form: Form) -> tuple[nn.Conv2d, nn.Conv2d]:
 
 
 def _with_weight(shell: nn.Module, weight: Tensor, bias: Tensor | None, sizes: dict[str, int]) -> nn.Module:
-    """A copy of the shell with this weight. Made from its attributes: a constructor would take ten times as long."""
-    module = object.__new__(type(shell))
-    module.__dict__.update({k: v.copy() if isinstance(v, dict | set) else v for k, v in vars(shell).items()})
+    """A copy of the shell with this weight."""
+    module = _copied(shell)
     module.__dict__.update(sizes)
     module._parameters["bias"] = cast(nn.Parameter | None, bias)
     if isinstance(weight, nn.Parameter):
@@ -209,6 +212,14 @@ def _with_weight(shell: nn.Module, weight: Tensor, bias: Tensor | None, sizes: d
     else:
         del module._parameters["weight"]
         module.__dict__["weight"] = weight
+    return module
+
+
+def _copied(shell: nn.Module) -> nn.Module:
+    """Made from its attributes: a constructor would take ten times as long."""
+    module = object.__new__(type(shell))
+    containers = (dict, OrderedDict, set)
+    module.__dict__.update({k: v.copy() if type(v) in containers else v for k, v in vars(shell).items()})
     return module
 
 

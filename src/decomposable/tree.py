@@ -25,6 +25,7 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
+_PLAIN = frozenset({int, float, bool, str, type(None), Tensor, nn.Parameter})  # most attributes; they lead nowhere
 _MAX_DEPTH = 6  # of lists in dicts in lists … that are searched for modules
 
 
@@ -63,10 +64,11 @@ def rewire(root: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.M
     ('Tanh', True, 'ReLU')
     """
     twins: dict[nn.Module, nn.Module] = dict(replacements)
-    originals = [m for m in root.modules() if m not in twins and not _is_compiled(m)]
+    modules = list(root.modules())
+    originals = [m for m in modules if m not in twins and not _is_compiled(m)]
     for module in originals:
         twins[module] = object.__new__(type(module))
-    for module in root.modules():
+    for module in modules:
         if _is_compiled(module):
             twins[module] = twins[module._orig_mod]  # type: ignore[index]
     for module, replacement in replacements.items():
@@ -74,14 +76,18 @@ def rewire(root: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.M
             getattr(replacement, hooks).update(_follow(getattr(module, hooks), twins, 0))
     for module in originals:
         # __dict__ and not setattr: a module's own __setattr__ may do anything.
-        attributes = {k: _follow(v, twins, 0) for k, v in module.__dict__.items() if k != "_compiled_call_impl"}
-        twins[module].__dict__.update(attributes)
+        attributes = twins[module].__dict__
+        for name, value in module.__dict__.items():
+            attributes[name] = value if type(value) in _PLAIN else _follow(value, twins, 0)
+        attributes.pop("_compiled_call_impl", None)
     return twins[root]
 
 
 def _follow(value: Any, twins: Mapping[nn.Module, nn.Module], depth: int) -> Any:
     """`value` with every reference to a module turned to its twin; containers are new, anything else is shared."""
     kind = type(value)
+    if kind in _PLAIN:
+        return value
     if isinstance(value, nn.Module):
         return twins.get(value, value)
     if kind is types.MethodType and isinstance(value.__self__, nn.Module):
@@ -96,7 +102,10 @@ def _follow(value: Any, twins: Mapping[nn.Module, nn.Module], depth: int) -> Any
     if depth >= _MAX_DEPTH:
         return value
     if kind is dict or kind is OrderedDict:
-        return kind((k, _follow(v, twins, depth + 1)) for k, v in value.items())
+        if not value:
+            return kind()
+        followed_items = {k: v if type(v) in _PLAIN else _follow(v, twins, depth + 1) for k, v in value.items()}
+        return followed_items if kind is dict else OrderedDict(followed_items)
     if kind is list or kind is tuple:
         followed = [_follow(v, twins, depth + 1) for v in value]
         # A list without modules stays the very same list: it may be where the model collects something.
