@@ -8,7 +8,10 @@ from setuptools.command.build_py import build_py
 
 SOURCE = Path("..") / "src" / "decomposable"
 MODULES = {
-    "decomposable": {"__init__", "cost", "errors", "files", "interpolation", "latency", "profiles", "ranks", "timing"},
+    "decomposable": {
+        *("__init__", "cost", "errors", "files", "interpolation"),
+        *("latency", "profiles", "ranks", "shrunk", "timing"),
+    },
     "decomposable.bench": {"__init__", "sweep"},
     "decomposable.commands": {"__init__", "verb"},
     "decomposable.edge": None,  # all of them

@@ -271,6 +271,15 @@ def test_of_several_entries_the_one_with_as_many_threads_counts():
     assert choose(selector, only, latency_ms=3, threads=4) == selector.choose(macs=0.375)
 
 
+def test_of_several_batches_the_smallest_counts_unless_one_is_named():
+    selector = chooser()
+    found = profile(entry({0.5: 20.0, 1.0: 40.0}, batch=32), entry(TIMES), selector=selector)
+    assert choose(selector, found, latency_ms=3) == selector.choose(macs=0.375)
+    assert choose(selector, found, latency_ms=30, batch=32) == selector.choose(macs=0.75)
+    with pytest.raises(DecomposableError, match=r"torch, batch 8.* was not measured"):
+        choose(selector, found, latency_ms=30, batch=8)
+
+
 @pytest.mark.parametrize("size", [{"latency_ms": 3}, {"macs": 0.5, "align": "measured"}])
 def test_without_a_profile_it_says_how_to_make_one(size):
     with pytest.raises(InvalidArgumentError, match=r"(latency_ms=3|align='measured'): .*decomposable bench"):

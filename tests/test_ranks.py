@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import decomposable
 from decomposable.cost import LayerCost
 from decomposable.errors import BudgetError, InvalidArgumentError
-from decomposable.parts import with_stored
 from decomposable.ranks import (
     RankSelector,
     absolute_budget,
@@ -24,6 +23,7 @@ from decomposable.ranks import (
     prefix_ranks,
     rank_limits,
 )
+from decomposable.shrunk import with_stored
 
 some_networks = settings(deadline=None, derandomize=True, max_examples=60)
 

@@ -162,7 +162,7 @@ class LatencyProfile:
         write_atomically(file, (json.dumps({**content, "entries": entries}, indent=1) + "\n").encode())
 
 
-_MEASURE = "measure here with: decomposable bench FILE"
+_MEASURE = "measure here with: decomposable bench FILE (without torch: decomposable-edge bench FILE)"
 
 
 def choose_timed(
@@ -173,11 +173,13 @@ def choose_timed(
     threads: int,
     latency_ms: float | None,
     align: int | str | None,
+    batch: int | None = None,
     **size: Any,
 ) -> RankPlan:
     """The plan for a size as ``selector.choose`` takes it, or for a time; `align` may be "measured".
 
-    `profile` is called where it is needed. Of several entries of the runtime, the one of so many threads counts.
+    `profile` is called where it is needed. Of several entries of the runtime, the one of so many threads counts, and of
+    several batches the smallest, unless `batch` names one.
     """
     if latency_ms is None and align != "measured":
         return selector.choose(**size, align=align)  # type: ignore[arg-type]
@@ -192,8 +194,7 @@ def choose_timed(
     if known is None:
         raise InvalidArgumentError(f"{asked}: there is no latency profile of this network; {_MEASURE}")
     known.check_network(selector)
-    of_threads = any((entry.runtime, entry.threads) == (runtime, threads) for entry in known.entries)
-    entry = known.entry(runtime=runtime, threads=threads if of_threads else None)
+    entry = _entry_for(known, runtime, batch, threads)
     if align == "measured":
         multiple = known.alignment(runtime=runtime, batch=entry.batch, threads=entry.threads)
         if latency_ms is None:
@@ -204,6 +205,14 @@ def choose_timed(
             f"{asked} with align={align!r}: what was measured has align={entry.align} ({entry}); allowed: that one"
         )
     return selector.of_size(entry.size_for(latency_ms), align=entry.align)
+
+
+def _entry_for(profile: LatencyProfile, runtime: str, batch: int | None, threads: int) -> Entry:
+    of_runtime = [entry for entry in profile.entries if entry.runtime == runtime and batch in (None, entry.batch)]
+    of_threads = [entry for entry in of_runtime if entry.threads == threads]
+    batches = [entry.batch for entry in of_threads or of_runtime]
+    smallest = min(batches) if batch is None and batches else batch
+    return profile.entry(runtime=runtime, batch=smallest, threads=threads if of_threads else None)
 
 
 def fingerprint(selector: RankSelector) -> str:

@@ -214,6 +214,7 @@ class DecomposedNet(nn.Module):
         ranks: Mapping[str, int] | None = None,
         latency_ms: float | None = None,
         align: int | Literal["measured"] | None = None,
+        batch: int | None = None,
     ) -> RankPlan:
         """Change the size, in place, in milliseconds and without data; up and down as often as you like.
 
@@ -223,10 +224,11 @@ class DecomposedNet(nn.Module):
         plan, which prints as a table.
 
         `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "measured"
-        takes what was found to be the fastest here.
+        takes what was found to be the fastest here. `batch` says which of several measured batches counts for either;
+        by default the smallest.
         """
         plan = self.choose(
-            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, runtime="torch"
+            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
         )
         self.warn_if_not_calibrated(plan, stacklevel=3)
         return self.set_plan_(plan)
@@ -240,6 +242,7 @@ class DecomposedNet(nn.Module):
         ranks: Mapping[str, int] | None = None,
         latency_ms: float | None = None,
         align: int | Literal["measured"] | None = None,
+        batch: int | None = None,
         runtime: str = "torch",
     ) -> RankPlan:
         """The plan that `resize_` would take; what was measured is that in `runtime`, "torch" or "onnxruntime"."""
@@ -250,6 +253,7 @@ class DecomposedNet(nn.Module):
             threads=torch.get_num_threads(),
             latency_ms=latency_ms,
             align=align,
+            batch=batch,
             macs=macs,
             params=params,
             ratio=ratio,

@@ -6,7 +6,7 @@ functions that do without a model take a size's tensors from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from decomposable.calibration import Statistics
-from decomposable.errors import InvalidArgumentError
 from decomposable.factors import Factors, memory_format_of
 from decomposable.forms import Form, to_factors, to_weight
 from decomposable.ranks import Ints, RankPlan, RankSelector
@@ -72,45 +71,6 @@ class Parts:
     not_counted: Mapping[str, str]
     input: InputSpec | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ShrunkSelector(RankSelector):
-    """The choice of sizes where not all bases of the original are there any more: `stored` says how many are."""
-
-    stored: Ints
-
-    def full_plan(self) -> RankPlan:
-        """The largest size that there is."""
-        return self._literal(self.stored)
-
-    def _check_ranks(self, ranks: Mapping[str, int]) -> Ints:
-        """As ever, but at most what is stored; layers not named stay as large as they can be."""
-        checked = super()._check_ranks(ranks)
-        for cost, rank, most in zip(self.costs, checked.tolist(), self.stored.tolist(), strict=True):
-            if cost.name in ranks and rank > most:
-                raise InvalidArgumentError(f"ranks: layer '{cost.name}' got {rank}; allowed: an int, 1 to {most}")
-        return np.minimum(checked, self.stored)
-
-
-def with_stored(selector: RankSelector, stored: Ints) -> RankSelector:
-    """The same choice of sizes where so many bases of each layer are there."""
-    if (stored == selector.full_ranks).all():
-        return selector
-    return ShrunkSelector(
-        costs=selector.costs,
-        scores=selector.scores,
-        fixed_macs=selector.fixed_macs,
-        fixed_params=selector.fixed_params,
-        lower=selector.lower,
-        upper=selector.upper,
-        stored=stored,
-    )
-
-
-def plan_of(selector: RankSelector, ranks: Sequence[int], dense: Sequence[bool]) -> RankPlan:
-    """The plan with these ranks, and these layers dense."""
-    return selector._plan(np.asarray(ranks, dtype=np.int64), np.asarray(dense, dtype=bool))
 
 
 def stored_ranks(factors: Mapping[str, Factors]) -> Ints:

@@ -14,6 +14,7 @@ from decomposable import models
 from decomposable.errors import InvalidArgumentError
 from decomposable.export import checking, onnx_file
 from decomposable.export.program import ExportError
+from decomposable.latency import LatencyProfile, TimedSize, timed_now
 from decomposable.methods.sized import Size, SizedNet
 from decomposable.widths import Widths
 
@@ -276,3 +277,29 @@ def test_other_types_are_exported_where_the_runtime_has_them(dtype, is_refused, 
         assert not list(tmp_path.iterdir())
     else:
         assert call().input.dtype == "float16"
+
+
+def test_a_time_is_that_of_onnx_runtime(net, tmp_path):
+    """Here PyTorch would need a smaller size to hold it."""
+
+    def measured(runtime, full_ms):
+        sizes = [
+            TimedSize(
+                macs=plan.macs,
+                macs_fraction=plan.macs_fraction,
+                params=plan.params,
+                params_fraction=plan.params_fraction,
+                median_ms=time,
+                low_ms=time,
+                high_ms=time,
+                repetitions=9,
+            )
+            for plan, time in ((net.selector.choose(macs=0.5), 1.0), (net.selector.full_plan(), full_ms))
+        ]
+        return timed_now(runtime=runtime, batch=1, threads=torch.get_num_threads(), sizes=sizes)
+
+    twin = copy.copy(net)
+    twin.latency = LatencyProfile.of(net.selector, [measured("torch", 9.0), measured("onnxruntime", 2.0)])
+    report = dn.export_onnx(twin, tmp_path / "net.onnx", latency_ms=2)
+    assert report.macs == report.full_macs
+    assert twin.choose(latency_ms=2).macs < report.macs

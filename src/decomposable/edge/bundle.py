@@ -19,10 +19,10 @@ from decomposable.edge.container import unseal
 from decomposable.edge.extents import check_extents
 from decomposable.edge.factors import LayerWeights, factor_shapes, full_rank
 from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, first_of, second_of
-from decomposable.edge.selector import StoredSelector, plan_of
 from decomposable.edge.statistics import Statistics
 from decomposable.errors import ArtifactError
 from decomposable.ranks import RankSelector
+from decomposable.shrunk import plan_of, with_stored
 from decomposable.storage.fields import MOST, Damaged, Fields, require
 
 _MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory for a claim
@@ -178,7 +178,7 @@ def _read_selector(
     require(max(most, params) < MOST and params > 0, "the costs are too large")
     parts: dict[str, Any] = {"costs": costs, "scores": tuple(scores), "fixed_macs": fixed_macs}
     parts |= {"fixed_params": fixed_params, "lower": lower, "upper": upper}
-    selector = RankSelector(**parts) if (stored == full).all() else StoredSelector(**parts, stored=stored)
+    selector = with_stored(RankSelector(**parts), stored)
     selector.prepare()
     return selector
 

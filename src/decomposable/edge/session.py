@@ -193,15 +193,18 @@ class AnySizeSession:
         ranks: Mapping[str, int] | None = None,
         latency_ms: float | None = None,
         align: int | str | None = None,
+        batch: int | None = None,
     ) -> RankPlan:
         """Change the size; requests of other threads go on at the old one until the new one is ready.
 
         Give one of: `macs` or `params`, a budget for the whole network (a float is a fraction of the original's, an
         int above 1 a count); `ratio`, the part of all bases to keep; `ranks`, a rank by layer name (others stay full);
-        `latency_ms`, the time that a request may take here, after `measure`. `align` rounds ranks to its multiples.
+        `latency_ms`, the time that a request may take here, after `measure`. `align` rounds ranks to its multiples;
+        "measured" takes what was found to be the fastest. `batch` says which of several measured batches counts for
+        either; by default the smallest.
         """
         given = {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks, "latency_ms": latency_ms}
-        return self.set_plan(self._choose(given, align))
+        return self.set_plan(self._choose(given, align, batch))
 
     def set_plan(self, plan: RankPlan) -> RankPlan:
         """Take a size that was chosen before, such as one that `plan` was."""
@@ -240,7 +243,7 @@ class AnySizeSession:
         measure = "parameters" if plan.macs_fraction is None else "MACs"
         return f"{type(self).__name__}({str(self.path)!r}; {len(plan.ranks)} layers decomposed; {part:.3f}x {measure})"
 
-    def _choose(self, given: Mapping[str, Any], align: int | str | None) -> RankPlan:
+    def _choose(self, given: Mapping[str, Any], align: int | str | None, batch: int | None = None) -> RankPlan:
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:
             came = ", ".join(names) or "none"
@@ -248,7 +251,13 @@ class AnySizeSession:
                 f"a size is given by exactly one of macs, params, ratio, ranks or latency_ms; got {came}"
             )
         return choose_timed(
-            self.selector, lambda: self.latency, runtime=RUNTIME, threads=self.threads, align=align, **given
+            self.selector,
+            lambda: self.latency,
+            runtime=RUNTIME,
+            threads=self.threads,
+            align=align,
+            batch=batch,
+            **given,
         )
 
     def _size_of(self, plan: RankPlan) -> _Size:

@@ -76,7 +76,7 @@ def export_onnx(
         "latency_ms": latency_ms,
         "align": align,
     }
-    subject = subject_of(net, size, example_input, runtime="onnxruntime")
+    subject = subject_of(net, size, example_input, runtime="onnxruntime", batch=batch)
     model = to_onnx(subject.module, subject.input, optimize=True, batch=batch)
     batches = BATCHES if batch is None else (batch,)
     tried = [subject.batch(count) for count in batches]

@@ -46,7 +46,9 @@ class Subject:
         return self.rows[torch.arange(count) % len(self.rows)]
 
 
-def subject_of(net: nn.Module, size: Mapping[str, Any], example_input: Any, *, runtime: str) -> Subject:
+def subject_of(
+    net: nn.Module, size: Mapping[str, Any], example_input: Any, *, runtime: str, batch: int | None = None
+) -> Subject:
     """The network at the size that options of `resize_` ask for; `net` stays as it is.
 
     Where all of them are None, that is the size in force, and a module that is no such network as it is. A time is one
@@ -67,7 +69,7 @@ def subject_of(net: nn.Module, size: Mapping[str, Any], example_input: Any, *, r
     known = _noted_input(net) if isinstance(net, SizedNet) else net.input
     input = _input(known, example_input)
     is_counted = known is None or input.shape == known.shape  # MACs are those at the size of image that was counted
-    plan, module = _sized(net, asked) if isinstance(net, SizedNet) else _decomposed(net, asked, runtime)
+    plan, module = _sized(net, asked) if isinstance(net, SizedNet) else _decomposed(net, asked, runtime, batch)
     return Subject(
         module=ready(module),
         macs=plan.macs if is_counted else None,
@@ -80,10 +82,12 @@ def subject_of(net: nn.Module, size: Mapping[str, Any], example_input: Any, *, r
     )
 
 
-def _decomposed(net: DecomposedNet, size: Mapping[str, Any], runtime: str) -> tuple[RankPlan, nn.Module]:
+def _decomposed(
+    net: DecomposedNet, size: Mapping[str, Any], runtime: str, batch: int | None
+) -> tuple[RankPlan, nn.Module]:
     if not size:
         return net.plan, net.extract()
-    plan = net.choose(**size, runtime=runtime)
+    plan = net.choose(**size, runtime=runtime, batch=batch)
     net.warn_if_not_calibrated(plan, stacklevel=5)  # the line that called for the export
     return plan, net.extract(plan)
 

@@ -58,7 +58,7 @@ def export_torch(
         "latency_ms": latency_ms,
         "align": align,
     }
-    subject = subject_of(net, size, example_input, runtime="torch")
+    subject = subject_of(net, size, example_input, runtime="torch", batch=batch)
     batches = BATCHES if batch is None else (batch,)
     outputs = output_names(subject.module, subject.batch(batches[0]))
     program = _without_traces(to_program(subject.module, subject.input, batch=batch))

@@ -12,8 +12,9 @@ from torch import Tensor
 from decomposable.calibration import Statistics
 from decomposable.cost import LayerCost, dense_size, factor_sizes
 from decomposable.factors import Factors
-from decomposable.parts import plan_of, stored_ranks, with_stored
+from decomposable.parts import stored_ranks
 from decomposable.ranks import Ints, RankPlan, RankSelector
+from decomposable.shrunk import plan_of, with_stored
 from decomposable.storage.container import FLOATS, Container
 from decomposable.storage.fields import MOST, Fields, require
 from decomposable.storage.skeleton import StoredLayer, join

@@ -19,8 +19,9 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.factors import Factors, memory_format_of
 from decomposable.forms import to_factors, to_weight
 from decomposable.interpolation import position
-from decomposable.parts import sliced, stored_ranks, truncated, with_stored
+from decomposable.parts import sliced, stored_ranks, truncated
 from decomposable.ranks import RankPlan, RankSelector
+from decomposable.shrunk import with_stored
 from decomposable.storage.container import Container, like
 from decomposable.storage.contents import Artifact, factor_names, state_name
 from decomposable.storage.parsing import network_from

@@ -1,4 +1,4 @@
-"""The choice of sizes where not all bases of the original are there, as in a network that was shrunk. numpy only."""
+"""The choice of sizes where not all bases of the original are there any more. numpy only, as `ranks.py`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from decomposable.ranks import Ints, RankPlan, RankSelector
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StoredSelector(RankSelector):
-    """The choice of sizes among the bases that there are: `stored` says how many."""
+class ShrunkSelector(RankSelector):
+    """The choice of sizes where not all bases of the original are there any more: `stored` says how many are."""
 
     stored: Ints
 
@@ -28,6 +28,21 @@ class StoredSelector(RankSelector):
             if cost.name in ranks and rank > most:
                 raise InvalidArgumentError(f"ranks: layer '{cost.name}' got {rank}; allowed: an int, 1 to {most}")
         return np.minimum(checked, self.stored)
+
+
+def with_stored(selector: RankSelector, stored: Ints) -> RankSelector:
+    """The same choice of sizes where so many bases of each layer are there."""
+    if (stored == selector.full_ranks).all():
+        return selector
+    return ShrunkSelector(
+        costs=selector.costs,
+        scores=selector.scores,
+        fixed_macs=selector.fixed_macs,
+        fixed_params=selector.fixed_params,
+        lower=selector.lower,
+        upper=selector.upper,
+        stored=stored,
+    )
 
 
 def plan_of(selector: RankSelector, ranks: Sequence[int], dense: Sequence[bool]) -> RankPlan:
