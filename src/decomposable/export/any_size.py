@@ -50,6 +50,9 @@ class AnySizeReport(ExportReport):
 
     sizes: tuple[float, ...]
 
+    def _tried(self) -> str:
+        return f"at {', '.join(f'{size:.3g}' for size in dict.fromkeys(self.sizes))} of the original"
+
 
 @torch.inference_mode(False)
 @torch.no_grad()

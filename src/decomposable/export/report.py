@@ -39,7 +39,9 @@ class ExportReport:
             part = f" ({self.macs / self.full_macs:.3f} of all)" if self.full_macs else ""
             lines.append(f"MACs: {self.macs:,}{part}")
         lines.append(f"parameters: {self.params:,} ({self.params / max(1, self.full_params):.3f} of all)")
-        tried = ", ".join(map(str, self.batches))
-        lines.append(f"largest difference from PyTorch: {self.largest_difference:.1e} (batches of {tried})")
+        lines.append(f"largest difference from PyTorch: {self.largest_difference:.1e} ({self._tried()})")
         lines.append(f"{self.path}: {self.bytes:,} bytes")
         return "\n".join(lines)
+
+    def _tried(self) -> str:
+        return f"batches of {', '.join(map(str, self.batches))}"
