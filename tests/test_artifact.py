@@ -1,5 +1,6 @@
 import contextlib
 import copy
+import dataclasses
 import json
 import os
 import re
@@ -203,8 +204,8 @@ def assert_same_tensors(ours, theirs):
 
 def assert_equal_statistics(ours, theirs):
     assert (ours is None) == (theirs is None)
-    for name, value in vars(ours).items() if ours is not None else ():
-        other = getattr(theirs, name)
+    for name in (field.name for field in dataclasses.fields(ours)) if ours is not None else ():
+        value, other = getattr(ours, name), getattr(theirs, name)
         if name == "original":
             assert all(map(torch.equal, value, other))
         elif isinstance(value, torch.Tensor):

@@ -535,6 +535,51 @@ def test_a_resize_before_calibration_warns_once():
         net.resize_(macs=0.4)
 
 
+def test_rounded_ranks_have_statistics_of_their_own():
+    """Equal to torch's own for a plan that was calibrated; between two, those of neighbours that are rounded too."""
+    net, batches = make()
+    net.calibrate_(batches)
+    net.calibrate_(batches, align=4)
+    assert net._statistics.alignments == (1, 4)
+    for macs in (0.5, 0.6, 0.7):
+        plan = net.resize_(macs=macs, align=4)
+        assert plan.align == 4
+        found = net._statistics.between(plan)
+        assert found.lower == found.upper  # few rounded sizes there are, and the grid has them all
+        assert_statistics(net.module, cumulative_average(net.extract(), batches))
+
+
+def test_neighbours_are_the_nearest_by_their_ranks():
+    net, batches = make()
+    net.calibrate_(batches, sizes=[0.3, 0.45, 0.55, 0.65, 0.8])
+    rounded = [net.selector.choose(macs=macs, align=2) for macs in (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)]
+    rounded = list({plan.ranks: plan for plan in rounded}.values())
+    assert len(rounded) >= 3
+    first, between, last = rounded[0], rounded[1], rounded[2]
+    net.calibrate_(batches, sizes=[first.macs, last.macs], align=2)
+    found = net._statistics.between(between)
+    plans = (*net._statistics.plans, net._statistics.full_plan)
+
+    def distance(plan):
+        return sum(abs(rank - between.ranks[name]) / plan.full_ranks[name] for name, rank in plan.ranks.items())
+
+    smaller = [plan for plan in plans if plan.macs < between.macs]
+    larger = [plan for plan in plans if plan.macs >= between.macs]
+    assert distance(plans[found.lower]) == min(map(distance, smaller))
+    assert distance(plans[found.upper]) == min(map(distance, larger))
+
+
+def test_ranks_rounded_as_nothing_that_was_calibrated_warn_once():
+    net, batches = make()
+    net.calibrate_(batches, sizes=[0.3, 0.6])
+    with pytest.warns(UserWarning, match=r"not rounded to multiples of 4.*run calibrate_\(loader, align=4\) once"):
+        net.resize_(macs=0.6, align=4)
+    net.resize_(macs=0.7, align=4)
+    net, batches = make()
+    net.calibrate_(batches, sizes=[0.6], align=4)
+    net.resize_(macs=0.7, align=4)
+
+
 def test_the_full_size_and_a_calibrated_network_do_not_warn():
     net, batches = make()
     with warnings.catch_warnings():

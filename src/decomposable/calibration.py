@@ -85,6 +85,7 @@ class Statistics(CalibratedSizes):
             mean_SC=torch.stack(means),
             var_SC=torch.stack(variances),
             has_explicit_full=self.has_explicit_full or newer.has_explicit_full,
+            alignments=tuple(sorted({*self.alignments, *newer.alignments})),
         )
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Statistics:
@@ -146,6 +147,7 @@ def calibrate(
             var_SC=torch.stack([torch.cat([row[name][1] for name in names]) for row in rows]),
             has_explicit_full=has_explicit_full,
             full_plan=full_plan,
+            alignments=tuple(sorted({plan.align for plan in plans})),
             original=(
                 torch.cat([original[name].running_mean for name in names]),  # type: ignore[misc]
                 torch.cat([original[name].running_var for name in names]),  # type: ignore[misc]

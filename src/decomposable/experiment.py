@@ -28,10 +28,10 @@ from decomposable.settings import Settings, with_overrides
 from decomposable.training import Position, Say, Watchers
 from decomposable.weights import load_weights_, sha256
 
-WITHOUT_EFFECT = ("workers", "evaluate_every", "calibration_images", "calibrated_sizes", "sizes")
+OF_THE_SIZES = ("sizes", "calibrated_sizes", "calibrated_alignments", "calibration_images")
+"""Settings that change what is measured at the end, and nothing of the training."""
+WITHOUT_EFFECT = ("workers", "evaluate_every", *OF_THE_SIZES)
 """Settings that do not change the weights, so that a run may be resumed with others."""
-OF_THE_SIZES = ("sizes", "calibrated_sizes", "calibration_images")
-"""Those among them that change what is measured at the end."""
 _OF_COMPARISONS = ("compare_", "tuning_")  # how settings begin that say which trainings there are, and nothing of one
 
 

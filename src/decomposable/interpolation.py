@@ -1,5 +1,8 @@
 """Between which calibrated sizes a size lies, and where. numpy only: a device without torch uses the same code.
 
+The two neighbours are the nearest by their ranks among the smaller and among the larger sizes. Where all sizes are
+prefixes of one list, those are the next ones by size; sizes with rounded ranks have neighbours of their own kind.
+
 What matters most for a normalisation layer is the rank of the layer that feeds it, so its place between the two
 neighbours is that of this rank, and only where both neighbours have the same rank is it that of the network as a whole.
 (Interpolating all layers alike loses up to 12 points where some layer becomes dense between the neighbours.)
@@ -8,6 +11,7 @@ neighbours is that of this rank, and only where both neighbours have the same ra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,21 +42,38 @@ class CalibratedSizes:
     plans: tuple[RankPlan, ...]
     has_explicit_full: bool
     full_plan: RankPlan
+    alignments: tuple[int, ...] = (1,)  # what the ranks of the sizes were rounded to
+
+    @cached_property
+    def _ranks(self) -> NDArray[np.int64]:
+        """A row for every size, and the original's behind them."""
+        return np.array([self._ranks_of(plan) for plan in (*self.plans, self.full_plan)], dtype=np.int64)
+
+    def _ranks_of(self, plan: RankPlan) -> list[int]:
+        return [plan.ranks[name] for name in self.full_plan.ranks]
+
+    def is_made_for(self, plan: RankPlan) -> bool:
+        """Whether sizes with ranks rounded as in this plan were calibrated, or the plan itself was."""
+        return plan.align in self.alignments or bool((self._ranks == self._ranks_of(plan)).all(axis=1).any())
 
     def between(self, plan: RankPlan) -> Between | None:
         """Where a size lies; None for a full size that keeps the original's statistics."""
         if plan.is_full and not self.has_explicit_full:
             return None
         nowhere = np.zeros(sum(self.channels))
-        for row, calibrated in enumerate(self.plans):
-            if calibrated.ranks == plan.ranks:
-                return Between(row, row, nowhere)
-        upper = int(np.searchsorted(self.positions, position(plan)))
-        if upper == 0:
+        ranks = np.array(self._ranks_of(plan))
+        same = np.flatnonzero((self._ranks[:-1] == ranks).all(axis=1))
+        if same.size:
+            return Between(int(same[0]), int(same[0]), nowhere)
+        larger = int(np.searchsorted(self.positions, position(plan)))
+        if larger == 0:
             return Between(0, 0, nowhere)
-        below, above = (self.full_plan if i == len(self.plans) else self.plans[i] for i in (upper - 1, upper))
+        distances = (np.abs(self._ranks - ranks) / self._ranks[-1]).sum(axis=1)
+        lower = larger - 1 - int(np.argmin(distances[:larger][::-1]))  # of equal ones that of the nearest size
+        upper = larger + int(np.argmin(distances[larger:]))
+        below, above = (self.full_plan if i == len(self.plans) else self.plans[i] for i in (lower, upper))
         places = [_place(plan, below, above, feeder) for feeder in self.feeders]
-        return Between(upper - 1, upper, np.repeat(places, self.channels))
+        return Between(lower, upper, np.repeat(places, self.channels))
 
 
 def _place(plan: RankPlan, below: RankPlan, above: RankPlan, feeder: str | None) -> float:
@@ -68,3 +89,11 @@ def _place(plan: RankPlan, below: RankPlan, above: RankPlan, feeder: str | None)
 def position(plan: RankPlan) -> float:
     """Where a size lies between nothing and the original."""
     return plan.params_fraction if plan.macs_fraction is None else plan.macs_fraction
+
+
+def not_made_for(plan: RankPlan) -> str:
+    """What to say where sizes with such ranks were not calibrated."""
+    return (
+        f"batch normalisation has statistics of ranks that were not rounded to multiples of {plan.align}, which may "
+        f"cost much accuracy; run calibrate_(loader, align={plan.align}) once"
+    )

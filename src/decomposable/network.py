@@ -33,6 +33,7 @@ from decomposable.criteria import Criterion, find_criterion
 from decomposable.errors import InvalidArgumentError
 from decomposable.factors import factors_in_order
 from decomposable.forms import check_form, to_matrix
+from decomposable.interpolation import not_made_for
 from decomposable.latency import LatencyProfile, choose_timed
 from decomposable.layers import (
     FilterFn,
@@ -44,7 +45,7 @@ from decomposable.layers import (
     require_layers,
 )
 from decomposable.parts import InputSpec, Parts, mapped, sliced, truncated
-from decomposable.ranks import Limits, Measure, RankPlan, RankSelector, rank_limits
+from decomposable.ranks import Limits, RankPlan, RankSelector, rank_limits
 from decomposable.storage.contents import Artifact
 from decomposable.storage.skeleton import skeleton_of, state_of
 from decomposable.svd import svd
@@ -261,13 +262,18 @@ class DecomposedNet(nn.Module):
         )
 
     def warn_if_not_calibrated(self, plan: RankPlan, stacklevel: int) -> None:
-        """Say once, where `plan` is used, that its batch normalisation has statistics of another size."""
-        if self._norms and self._statistics is None and not plan.is_full and not self._has_warned:
+        """Say once, where `plan` is used, that its batch normalisation has statistics of other sizes."""
+        if not self._norms or plan.is_full or self._has_warned:
+            return
+        if self._statistics is None:
             self._has_warned = True
             warn(
                 "batch normalisation still has the full network's statistics; run calibrate_(loader) once",
                 stacklevel=stacklevel,
             )
+        elif not self._statistics.is_made_for(plan):
+            self._has_warned = True
+            warn(not_made_for(plan), stacklevel=stacklevel)
 
     def set_plan_(self, plan: RankPlan) -> RankPlan:
         """Take a size that was chosen before, such as one that `net.plan` was; `resize_` chooses and takes."""
@@ -316,6 +322,7 @@ class DecomposedNet(nn.Module):
         loader: Iterable[Any],
         sizes: Sequence[float] | None = None,
         *,
+        align: int | None = None,
         exact: bool = False,
         forward: Forward | None = None,
     ) -> CalibrationReport:
@@ -327,13 +334,16 @@ class DecomposedNet(nn.Module):
             sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known), added to those stored.
                 By default a dense grid from the smallest size to the full one; the full size itself then keeps the
                 original's statistics, unless 1.0 is asked for here.
+            align: as in ``resize_(macs=..., align=...)``: sizes with rounded ranks, added to those stored. They lie too
+                far from the unrounded ones to do with statistics of those.
             exact: the authors' way: layer by layer, a pass over the data for each. Slow.
             forward: ``forward(net, batch)``; by default that of `decompose`.
         """
         watch = Stopwatch()
         if sizes is not None and not isinstance(sizes, Iterable):
             raise InvalidArgumentError(f"calibrate_: sizes={sizes!r}; allowed: a list of sizes, such as [0.25, 0.5]")
-        plans = [self._plan_for(size) for size in (self._default_sizes() if sizes is None else sizes)]
+        chosen = self._default_sizes(align or 1) if sizes is None else sizes
+        plans = [self.selector.of_size(size, align=align) for size in chosen]
         plans = list({plan.ranks: plan for plan in plans}.values())
         if not self._norms:
             return CalibrationReport(sizes=0, batches=0, seconds=watch.seconds, bytes=0)
@@ -351,7 +361,7 @@ class DecomposedNet(nn.Module):
             full_plan=self.selector.full_plan(),
         )
         with self._lock:
-            keep = self._statistics if sizes is not None else None
+            keep = self._statistics if sizes is not None or align is not None else None
             self._statistics = statistics if keep is None else keep.merged(statistics)
             self._install(self.plan)
         return CalibrationReport(sizes=len(plans), batches=batches, seconds=watch.seconds, bytes=self._statistics.bytes)
@@ -393,15 +403,10 @@ class DecomposedNet(nn.Module):
         base: nn.Module = self.__dict__["_base"]
         return base
 
-    def _default_sizes(self) -> list[float]:
-        measure: Measure = "params" if self.selector.fixed_macs is None else "macs"
+    def _default_sizes(self, align: int) -> list[float]:
+        measure = self.selector.measure
         total = self.selector.full_cost(measure)
-        return default_grid(min(1.0, (self.selector.smallest_cost(measure) + 1) / total))
-
-    def _plan_for(self, size: float) -> RankPlan:
-        if self.selector.fixed_macs is None:
-            return self.selector.choose(params=size)
-        return self.selector.choose(macs=size)
+        return default_grid(min(1.0, (self.selector.smallest_cost(measure, align) + 1) / total))
 
     def _install(self, plan: RankPlan) -> None:
         """Make the network of this size, complete, and put it in force at once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from numbers import Integral, Real
@@ -47,7 +47,8 @@ class RankPlan:
     """One size of a network: how many bases every decomposed layer keeps. Prints as a table.
 
     `macs` and `params` count the whole network, layers left alone included; `macs` is None where the network was
-    decomposed without an example input. `dense` names the layers that run as one dense layer.
+    decomposed without an example input. `dense` names the layers that run as one dense layer. `align` is what the ranks
+    were rounded to; plans with the same ranks are equal, however they came about.
     """
 
     ranks: Mapping[str, int]
@@ -58,6 +59,7 @@ class RankPlan:
     full_ranks: Mapping[str, int]
     full_macs: int | None
     full_params: int
+    align: int = field(default=1, compare=False)
 
     @property
     def is_full(self) -> bool:
@@ -83,6 +85,8 @@ class RankPlan:
         totals = [f"{self.ratio:.1%} of the bases", f"{self.params:,} parameters ({self.params_fraction:.3f}x)"]
         if self.macs is not None:
             totals.append(f"{self.macs:,} MACs ({self.macs_fraction or 0:.3f}x)")
+        if self.align > 1:
+            totals.append(f"ranks rounded to multiples of {self.align}")
         return "\n".join([*lines, "", ", ".join(totals)])
 
 
@@ -277,12 +281,12 @@ class RankSelector:
             )
         multiple = 1 if align is None else check_align(align)
         if macs is not None:
-            return self._within("macs", macs, multiple)
+            return replace(self._within("macs", macs, multiple), align=multiple)
         if params is not None:
-            return self._within("params", params, multiple)
+            return replace(self._within("params", params, multiple), align=multiple)
         if ratio is not None:
             length = round(check_ratio("ratio", ratio) * len(self.order))
-            return self._literal(self._prefix(length, multiple))
+            return replace(self._literal(self._prefix(length, multiple)), align=multiple)
         if align is not None:
             raise InvalidArgumentError(f"align={align!r} and ranks=: given ranks are not rounded; allowed: one of them")
         return self._literal(self._check_ranks(ranks or {}))

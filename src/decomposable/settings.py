@@ -82,6 +82,7 @@ class Settings:
     evaluate_every: int = 1  # epochs from one test to the next
     calibration_images: int = 1000  # for the batch normalisation statistics of all sizes
     calibrated_sizes: tuple[float, ...] = ()  # empty: a dense grid from the smallest size to the full one
+    calibrated_alignments: tuple[int, ...] = ()  # sizes with ranks rounded to these multiples, besides
     sizes: tuple[float, ...] = (
         1.0,
         0.9,
@@ -146,6 +147,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
     (("milestones",), "parts of the training, as in 0.3,0.6,0.8", lambda v: all(0 < m < 1 for m in v)),
     (("std",), "numbers above 0", lambda v: all(s > 0 for s in v)),
     (("calibrated_sizes",), "parts of the MACs, as in 0.25,0.5,1", lambda v: all(0 < s <= 1 for s in v)),
+    (("calibrated_alignments",), "multiples, as in 8,16", lambda v: all(a >= 1 for a in v)),
     (("sizes",), "parts of the MACs, as in 0.25,0.5,1", lambda v: v and all(0 < s <= 1 for s in v)),
     (("schedule",), ", ".join(SCHEDULES), _is_one_of(SCHEDULES)),
     (("precision",), ", ".join(PRECISIONS), _is_one_of(PRECISIONS)),

@@ -11,7 +11,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
+import decomposable as dn
 from decomposable.edge import AnySizeSession
 from decomposable.edge.building import build
 from decomposable.edge.bundle import read_bundle
@@ -44,11 +46,33 @@ def test_a_size_gives_the_numbers_of_pytorch(session, net, expected, x, size):
     assert plan == net.plan == session.plan
 
 
+@pytest.mark.filterwarnings("ignore:batch normalisation has statistics of ranks")
 def test_aligned_ranks_are_those_of_pytorch(session, net, expected, x):
     plan = session.resize(macs=0.6, align=4)
     np.testing.assert_allclose(session.run(x), expected(macs=0.6, align=4), rtol=1e-5, atol=1e-5)
     assert plan == net.plan
     assert all(rank % 4 == 0 or name in plan.dense for name, rank in plan.ranks.items())
+
+
+def test_ranks_that_were_not_calibrated_are_said_to_be_so_once(bundle, x):
+    with pytest.warns(UserWarning, match=r"not rounded to multiples of 4.*calibrate_\(loader, align=4\).*export again"):
+        session = AnySizeSession(bundle, macs=0.6, align=4)
+    session.resize(macs=0.7, align=4)
+    AnySizeSession(bundle, macs=0.6)
+
+
+def test_rounded_ranks_have_their_own_statistics(tmp_path, x):
+    torch.manual_seed(0)
+    net = dn.decompose(dn.models.small_cnn((16, 16, 24)).eval(), example_input=torch.zeros(1, 1, 8, 8))
+    batches = [torch.randn(32, 1, 8, 8) * 3 + 1]
+    net.calibrate_(batches, sizes=[0.3, 0.5, 0.7])
+    net.calibrate_(batches, sizes=[0.4, 0.5, 0.6, 0.7], align=8)
+    dn.export_any_size(net, tmp_path / "net.onnx")
+    session, image = AnySizeSession(tmp_path / "net.onnx"), torch.randn(3, 1, 8, 8)
+    for macs in (0.45, 0.5, 0.55):
+        plan = session.resize(macs=macs, align=8)
+        assert plan == net.resize_(macs=macs, align=8)
+        np.testing.assert_allclose(session.run(image.numpy()), net(image), rtol=1e-4, atol=1e-4)
 
 
 def test_it_starts_at_full_size_or_at_the_one_asked_for(bundle, x):

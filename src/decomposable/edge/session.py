@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from decomposable.edge.bundle import Bundle, Port, read_bundle
 from decomposable.edge.feeding import feeds_of
 from decomposable.edge.measuring import RUNTIME, example, time_sizes
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
+from decomposable.interpolation import not_made_for
 from decomposable.latency import LatencyProfile, choose_timed
 from decomposable.ranks import RankPlan, RankSelector, is_integer
 
@@ -86,6 +88,8 @@ class AnySizeSession:
         given = {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks, "latency_ms": latency_ms}
         is_given = any(value is not None for value in given.values())
         plan = self._choose(given, align) if is_given else self.selector.full_plan()
+        self._has_warned = False
+        self._warn_if_not_calibrated(plan)
         self._in_force: _Size = self._size_of(plan)
 
     @property
@@ -215,6 +219,7 @@ class AnySizeSession:
                 raise InvalidArgumentError(
                     f"plan: layer '{layer.name}' has rank {plan.ranks[layer.name]}; allowed: 1 to {layer.stored}"
                 )
+        self._warn_if_not_calibrated(plan)
         with self._lock:
             self._in_force = self._size_of(plan)
         return plan
@@ -259,6 +264,13 @@ class AnySizeSession:
             batch=batch,
             **given,
         )
+
+    def _warn_if_not_calibrated(self, plan: RankPlan) -> None:
+        """Say once that normalisation has statistics of ranks that were rounded in another way."""
+        statistics = self._bundle.statistics
+        if statistics is not None and not self._has_warned and not plan.is_full and not statistics.is_made_for(plan):
+            self._has_warned = True
+            warnings.warn(f"{not_made_for(plan)}, and export again", stacklevel=4)
 
     def _size_of(self, plan: RankPlan) -> _Size:
         """The size of a plan: one that is kept, or made now."""

@@ -163,6 +163,7 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact) -> bytes:
             "names": list(statistics.names),
             "channels": list(statistics.channels),
             "has_explicit_full": statistics.has_explicit_full,
+            "alignments": list(statistics.alignments),
         }
         arrays |= _statistics_arrays(artifact)
     content = seal(model, description, arrays)

@@ -33,10 +33,13 @@ def decomposed(
         filter_fn=filter_fn,
         min_rank=settings.min_rank,
     )
-    sizes = [size for size in settings.calibrated_sizes if size >= net.selector.smallest_size] or None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="calibrating")  # that it takes long: progress says so
-        net.calibrate_(material.calibration, sizes=sizes)
+        for align in (None, *settings.calibrated_alignments):
+            smallest = net.selector.smallest_cost(net.selector.measure, align or 1)
+            least = smallest / net.selector.full_cost(net.selector.measure)
+            sizes = [size for size in settings.calibrated_sizes if size >= least] or None
+            net.calibrate_(material.calibration, sizes=sizes, align=align)
     return net
 
 

@@ -86,7 +86,11 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
         "input": None if artifact.input is None else {"shape": artifact.input.shape, "dtype": artifact.input.dtype},
         "statistics": None
         if statistics is None
-        else {"names": list(statistics.names), "has_explicit_full": statistics.has_explicit_full},
+        else {
+            "names": list(statistics.names),
+            "has_explicit_full": statistics.has_explicit_full,
+            "alignments": list(statistics.alignments),
+        },
     }, tensors
 
 

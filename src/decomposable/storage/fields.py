@@ -9,6 +9,8 @@ from typing import Any
 MOST = 1 << 62
 """Of a count, so that what is computed from it stays within 64 bits."""
 
+_MOST_ALIGNMENTS = 1000
+
 
 class Damaged(ValueError):
     """What a file says is wrong. Whoever reads the file adds its name."""
@@ -139,3 +141,11 @@ class Fields:
         """A list of objects."""
         values = self._checked(key, isinstance(self.get(key), list), "a list")
         return [Fields(value, f"{key}[{i}]") for i, value in enumerate(values)]
+
+
+def alignments_from(record: Fields) -> tuple[int, ...]:
+    """What the ranks of calibrated sizes were rounded to."""
+    found = record.integers("alignments")
+    is_right = 0 < len(found) <= _MOST_ALIGNMENTS and all(align >= 1 for align in found)
+    require(is_right, f"'alignments' of {record.where} is {found!r:.60}, not a list of multiples")
+    return tuple(found)
