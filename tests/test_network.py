@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from decomposable import RankPlan, Taylor, decompose, models
+from decomposable import RankPlan, Taylor, decompose, load, models
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable.latency import LatencyProfile, TimedSize, timed_now
 from decomposable.timing import Sample
@@ -1356,3 +1356,34 @@ def test_a_size_can_be_extracted_that_is_not_in_force():
     mine = {storage(t) for t in apart.state_dict().values()}
     assert not mine & {storage(t) for t in net.state_dict().values()}
     assert all(p.requires_grad for p in apart.parameters())
+
+
+def test_a_plan_of_another_network_or_of_more_bases_is_refused(tmp_path):
+    torch.manual_seed(0)
+    net = decompose(models.small_cnn(), example_input=torch.zeros(1, 1, 8, 8))
+    net.save(tmp_path / "net.safetensors")
+    small = load(tmp_path / "net.safetensors", macs=0.4)
+    before = small.plan
+    for use in (small.set_plan_, small.extract):
+        with pytest.raises(InvalidArgumentError, match=r"plan: layer '.*' has rank .*; allowed: 1 to"):
+            use(net.choose(macs=0.8))
+        for wrong in (decompose(models.small_cnn((8, 8))).plan, decompose(models.small_cnn((12, 8))).plan, "x"):
+            with pytest.raises(InvalidArgumentError, match="plan: it is not of this network"):
+                use(wrong)
+    assert small.plan is before
+
+
+def test_what_is_extracted_in_inference_mode_can_be_trained():
+    net = decompose(models.small_cnn(), example_input=torch.zeros(1, 1, 8, 8))
+    with torch.inference_mode():
+        net.resize_(macs=0.5)
+        modules = [net.extract(), net.extract(net.choose(macs=0.4))]
+    for module in modules:
+        module.train()(torch.randn(4, 1, 8, 8)).sum().backward()
+        assert all(p.grad is not None for p in module.parameters())
+
+
+def test_only_a_profile_is_taken_for_one():
+    net = decompose(models.small_cnn(), example_input=torch.zeros(1, 1, 8, 8))
+    with pytest.raises(InvalidArgumentError, match="latency: got str; allowed: a LatencyProfile or None"):
+        net.latency = "abc"

@@ -44,8 +44,9 @@ from decomposable.layers import (
     laid_out,
     require_layers,
 )
-from decomposable.parts import InputSpec, Parts, mapped, sliced, truncated
+from decomposable.parts import InputSpec, Parts, mapped, sliced, stored_ranks, truncated
 from decomposable.ranks import Limits, RankPlan, RankSelector, rank_limits
+from decomposable.shrunk import check_plan
 from decomposable.storage.contents import Artifact
 from decomposable.storage.skeleton import skeleton_of, state_of
 from decomposable.svd import svd
@@ -200,6 +201,8 @@ class DecomposedNet(nn.Module):
 
     @latency.setter
     def latency(self, profile: LatencyProfile | None) -> None:
+        if profile is not None and not isinstance(profile, LatencyProfile):
+            raise InvalidArgumentError(f"latency: got {type(profile).__name__}; allowed: a LatencyProfile or None")
         self._latency, self.latency_beside = profile, None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -278,15 +281,18 @@ class DecomposedNet(nn.Module):
     def set_plan_(self, plan: RankPlan) -> RankPlan:
         """Take a size that was chosen before, such as one that `net.plan` was; `resize_` chooses and takes."""
         with self._lock:
+            self._check_plan(plan)
             self._install(plan)
         return plan
 
+    @torch.inference_mode(False)  # weights made in that mode could not be trained
     def extract(self, plan: RankPlan | None = None) -> nn.Module:
         """The network at the size in force, or at that of a plan, as a plain module with no tie to this one."""
         if plan is None:
             module = deep_copy(self._in_force.module)
         else:
             with self._lock:
+                self._check_plan(plan)
                 module = deep_copy(self._made(plan))
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(self._trainable[name if name in self._trainable else _dense_name(name)])
@@ -407,6 +413,9 @@ class DecomposedNet(nn.Module):
         measure = self.selector.measure
         total = self.selector.full_cost(measure)
         return default_grid(min(1.0, (self.selector.smallest_cost(measure, align) + 1) / total))
+
+    def _check_plan(self, plan: RankPlan) -> None:
+        check_plan(plan, self.selector, stored_ranks(self._factors).tolist())
 
     def _install(self, plan: RankPlan) -> None:
         """Make the network of this size, complete, and put it in force at once."""

@@ -48,3 +48,13 @@ def with_stored(selector: RankSelector, stored: Ints) -> RankSelector:
 def plan_of(selector: RankSelector, ranks: Sequence[int], dense: Sequence[bool]) -> RankPlan:
     """The plan with these ranks, and these layers dense."""
     return selector._plan(np.asarray(ranks, dtype=np.int64), np.asarray(dense, dtype=bool))
+
+
+def check_plan(plan: RankPlan, selector: RankSelector, stored: Sequence[int]) -> None:
+    """Refuse a plan of another network, or one that needs bases which are not there."""
+    full_ranks = {cost.name: cost.full_rank for cost in selector.costs}
+    if not isinstance(plan, RankPlan) or dict(plan.full_ranks) != full_ranks or list(plan.ranks) != list(full_ranks):
+        raise InvalidArgumentError("plan: it is not of this network; allowed: what its selector.choose() returns")
+    for name, most in zip(full_ranks, stored, strict=True):
+        if not 1 <= plan.ranks[name] <= most:
+            raise InvalidArgumentError(f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}")

@@ -1,6 +1,8 @@
 import itertools
+import os
 import pickle
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -148,3 +150,28 @@ def test_a_data_set_can_be_pickled():
     generator = torch.Generator().manual_seed(0)
     first = data.train_batch(torch.arange(3), generator)
     assert same([copy.train_batch(torch.arange(3), generator.manual_seed(0))], [first])
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="no SIGCHLD on this system")
+def test_a_handler_of_child_processes_is_put_aside_and_given_back():
+    """In whatever order loaders end; without worker processes it is left alone."""
+    seen = []
+    before = signal.signal(signal.SIGCHLD, lambda *_: seen.append("mine"))
+    try:
+        mine = signal.getsignal(signal.SIGCHLD)
+        batches = TestBatches(in_memory(), batch_size=2)
+        alone = iter(batches.loader())
+        next(alone)
+        assert signal.getsignal(signal.SIGCHLD) is mine
+        first, second = iter(batches.loader(workers=1)), iter(batches.loader(workers=1))
+        for loader in (first, second):
+            next(loader)
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+        first.close()
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+        second.close()
+        seen.clear()
+        os.kill(os.getpid(), signal.SIGCHLD)  # mine, or torch's, which calls mine
+        assert seen == ["mine"]
+    finally:
+        signal.signal(signal.SIGCHLD, before)

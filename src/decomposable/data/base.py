@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -256,7 +256,7 @@ class _Loader:
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # else starting an iterator would advance the global one
         )
-        with _dead_workers_found_by_waiting():
+        with _dead_workers_found_by_waiting() if self.workers else nullcontext():
             batches = iter(loader)
             while True:
                 try:
@@ -285,14 +285,39 @@ def _dead_workers_found_by_waiting() -> Iterator[None]:
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         yield  # where torch sets no handler
         return
-    before = signal.getsignal(signal.SIGCHLD)
-    torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()  # it does so once, and not again after this
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _handler.take()
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, before)
+        _handler.give_back()
+
+
+class _ChildHandler:
+    """The program's handler of SIGCHLD, put aside from the first loader that starts to the last one that ends."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._is_aside = False
+        self._before: Any = None
+
+    def take(self) -> None:
+        """In the main thread: no handler from now on."""
+        if not self._is_aside:
+            torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()  # it does so once, and not after this
+            self._before = signal.getsignal(signal.SIGCHLD)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._is_aside = True
+        self._users += 1
+
+    def give_back(self) -> None:
+        """From any thread; only the main one may set handlers, so that otherwise the next one to end there does it."""
+        self._users -= 1
+        if self._users == 0 and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, self._before)
+            self._is_aside = False
+
+
+_handler = _ChildHandler()
 
 
 def _is_of_a_dead_worker(error: Exception) -> bool:

@@ -28,6 +28,7 @@ from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumen
 from decomposable.interpolation import not_made_for
 from decomposable.latency import LatencyProfile, choose_timed
 from decomposable.ranks import RankPlan, RankSelector, is_integer
+from decomposable.shrunk import check_plan
 
 USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 """The sizes that `AnySizeSession.sizes` lists, as far as there are such."""
@@ -212,13 +213,7 @@ class AnySizeSession:
 
     def set_plan(self, plan: RankPlan) -> RankPlan:
         """Take a size that was chosen before, such as one that `plan` was."""
-        if not isinstance(plan, RankPlan) or list(plan.ranks) != [layer.name for layer in self._bundle.layers]:
-            raise InvalidArgumentError("plan: it is not of this network; allowed: what selector.choose() returns")
-        for layer in self._bundle.layers:
-            if not 1 <= plan.ranks[layer.name] <= layer.stored:
-                raise InvalidArgumentError(
-                    f"plan: layer '{layer.name}' has rank {plan.ranks[layer.name]}; allowed: 1 to {layer.stored}"
-                )
+        check_plan(plan, self.selector, [layer.stored for layer in self._bundle.layers])
         self._warn_if_not_calibrated(plan)
         with self._lock:
             self._in_force = self._size_of(plan)
