@@ -18,6 +18,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import artifact, decompose, models, network
 from decomposable.artifact import read, save_size, shrink, size_state_dict
+from decomposable.cli import main
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable.storage import container
 
@@ -998,6 +999,7 @@ LIES = {
     "unknown layer": lambda d: d["layers"][0].update(name="nowhere", paths=["nowhere"]),
     "no paths": lambda d: d["layers"][0].update(paths=[]),
     "twice": lambda d: d["layers"].append(d["layers"][0]),
+    "no MACs at all": lambda d: [d.update(fixed_macs=0), *(layer.update(dense_macs=0) for layer in d["layers"])],
     "negative cost": lambda d: d["layers"][0].update(dense_macs=-1),
     "absurd cost": lambda d: d["layers"][0].update(macs_per_rank=2**61),
     "cost as text": lambda d: d["layers"][0].update(dense_macs="1"),
@@ -1036,6 +1038,25 @@ def test_a_description_that_lies_is_refused(lie, cnn_file):
     with pytest.raises(ArtifactError, match=r"lying.safetensors: ") as caught:
         dn.load(path, model=cnn())
     assert "\n" not in str(caught.value)
+
+
+class Idle(nn.Module):
+    """Its layer has weights and does nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x
+
+
+def test_a_network_without_macs_is_one_whose_macs_are_not_known(tmp_path):
+    decompose(Idle(), example_input=torch.zeros(1, 6)).save(tmp_path / "net.safetensors")
+    net = dn.load(tmp_path / "net.safetensors", model=Idle(), params=0.9)
+    assert net.resize_(params=0.5).macs is None
+    with pytest.raises(InvalidArgumentError, match="macs= needs the sizes of the feature maps"):
+        net.resize_(macs=0.5)
 
 
 def other(name, change):
@@ -1140,3 +1161,37 @@ def test_public_names():
     assert dn.load is artifact.load
     assert issubclass(dn.ArtifactError, DecomposableError)
     assert isinstance(read, type(shrink))
+
+
+# --- from the command line -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["state-dict", "artifact"])
+def test_resize_rounds_ranks(kind, tmp_path, capsys):
+    path, out = tmp_path / "net.safetensors", tmp_path / "small.safetensors"
+    x = torch.randn(8, 1, 12, 12)
+    net = decompose(models.small_cnn((16, 24)).eval(), example_input=x[:1])
+    net.calibrate_([x], sizes=[0.6, 0.8], align=4)
+    net.save(path)
+    assert main(["resize", str(path), "--macs", "0.7", "--align", "4", "-o", str(out), "--as", kind]) == 0
+    assert "ranks rounded to multiples of 4" in capsys.readouterr().out
+    plan = net.resize_(macs=0.7, align=4)
+    assert plan != net.choose(macs=0.7)
+    assert torch.equal(dn.load(out)(x), net(x))
+    if kind == "artifact":
+        assert read(out).plan == plan
+        assert read(out).info["resized"] == "macs=0.7, align=4"
+
+
+@pytest.mark.parametrize(
+    ("align", "message"),
+    [
+        ("0", "argument --align: 0; allowed: an int of at least 1"),
+        ("measured", "align='measured': there is no latency profile of this network"),
+    ],
+)
+def test_resize_refuses_an_alignment(align, message, cnn_file, tmp_path, capsys):
+    arguments = ["resize", str(cnn_file), "--macs", "0.7", "--align", align, "-o", str(tmp_path / "a.safetensors")]
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -84,10 +84,10 @@ def test_the_usual_sizes_are_those_that_are_possible(timed_by):
     net = dn.decompose(model, torch.zeros(1, 30), min_rank=5)  # 2 · 5 · 60 of 1800 MACs: 0.33
     making, _ = timed_by(lambda plan: plan.macs)
     entry = sweep(net.selector, making, None, **SETTING)
-    assert [round(timed.size, 2) for timed in entry.sizes] == [0.33, 0.5, 0.73, 1.0]
+    assert [round(timed.size, 2) for timed in entry.sizes] == [0.33, 0.5, 0.73, 0.83, 0.93, 1.0]
     with pytest.raises(BudgetError, match=r"0\.1 is too small"):
         sweep(net.selector, making, [0.1], **SETTING)
-    assert min(SIZES) == 0.1
+    assert (min(SIZES), max(SIZES)) == (0.1, 0.95)
 
 
 def test_aligned_sizes_are_timed(net, timed_by):
@@ -96,6 +96,17 @@ def test_aligned_sizes_are_timed(net, timed_by):
     assert made[0]["0.5"] == net.selector.choose(macs=0.5, align=4)
     assert entry.align == 4
     assert entry.trials == ()
+
+
+@pytest.mark.parametrize("beyond", [1, 2, 10**30])
+def test_an_alignment_above_all_ranks_is_stored_as_the_smallest_such(net, timed_by, beyond, tmp_path):
+    making, made = timed_by(lambda plan: plan.macs)
+    most = max(cost.full_rank for cost in net.selector.costs)
+    entry = sweep(net.selector, making, [0.5], **SETTING, align=most + beyond)
+    assert entry.align == most + 1
+    assert made[0]["0.5"] == net.selector.choose(macs=0.5, align=most + beyond)
+    LatencyProfile.of(net.selector, [entry]).save(tmp_path / "p.json")
+    assert LatencyProfile.load(tmp_path / "p.json").entries == (entry,)
 
 
 def steps_of(width):
@@ -149,7 +160,16 @@ def test_alignments_that_one_of_the_sizes_cannot_have_are_not_tried(net, timed_b
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch": 0}, {"threads": 0}, {"threads": 1.5}, {"runtime": "tf"}, {"align": 0}, {"align": "best"}]
+    "wrong",
+    [
+        {"batch": 0},
+        {"threads": 0},
+        {"threads": 1.5},
+        {"threads": 100_000},
+        {"runtime": "tf"},
+        {"align": 0},
+        {"align": "best"},
+    ],
 )
 def test_a_wrong_setting_is_refused(net, wrong, timed_by):
     making, made = timed_by(lambda plan: plan.macs)
@@ -199,13 +219,34 @@ def test_torch_runs_in_inference_mode_on_so_many_threads_which_are_given_back():
     before, module = torch.get_num_threads(), Asking().train()
     with runners("torch", {"a": module}, InputSpec(shape=(8,), dtype="float32"), batch=5, threads=before + 1) as runs:
         runs["a"]()
-    assert module.seen == [(5, before + 1, True, False)]
+    assert module.seen == [(5, before + 1, True, False)] * 2  # once to see whether it runs
     assert torch.get_num_threads() == before
     with (
         pytest.raises(ZeroDivisionError),
         runners("torch", {"a": module}, InputSpec(shape=(8,), dtype="float32"), batch=5, threads=before + 1),
     ):
         raise ZeroDivisionError
+    assert torch.get_num_threads() == before
+    assert not torch.is_inference_mode_enabled()
+
+
+IMPOSSIBLE = {
+    "dimensions": ({"input": InputSpec(shape=(3, 8), dtype="float32")}, r"batch=1 of 3x8 \(float32\)"),
+    "channels": ({"input": InputSpec(shape=(5, 8, 8), dtype="float32")}, "batch=1 of 5x8x8"),
+    "dtype": ({"input": InputSpec(shape=IMAGE, dtype="int64")}, "int64"),
+    "memory": ({"batch": 1 << 45}, f"batch={1 << 45}"),
+    "overflow": ({"batch": 1 << 61}, f"batch={1 << 61}"),
+    "no such number": ({"batch": 10**30}, f"batch={10**30}"),
+}
+
+
+@pytest.mark.parametrize(("how", "named"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_a_batch_that_cannot_be_run_is_refused_in_one_line(net, how, named):
+    before = torch.get_num_threads()
+    with pytest.raises(InvalidArgumentError, match=named) as caught:
+        measure(net, [0.5], seconds=0, **how)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
     assert torch.get_num_threads() == before
     assert not torch.is_inference_mode_enabled()
 
@@ -323,11 +364,37 @@ def test_bench_tries_alignments(file, call):
         (["--runtime", "torch,tf"], ["--runtime", "tf", "onnxruntime"]),
         (["--sizes", "half"], ["--sizes", "half"]),
         (["--sizes", "0.0001"], ["0.0001", "too small"]),
-        (["--batch", "0"], ["--batch", "0"]),
-        (["--threads", "x"], ["--threads", "x"]),
+        (["--sizes", "0.5,1.5"], ["--sizes 0.5,1.5: 1.5 is no size; allowed: a part"]),
+        (["--sizes=-0.5"], ["--sizes -0.5: -0.5 is no size"]),
+        (["--sizes", "0"], ["--sizes 0: 0 is no size"]),
+        (["--sizes", "nan"], ["--sizes nan: nan is no size"]),
+        (["--sizes", "infM"], ["--sizes infM: not a size"]),
+        (["--batch", "0"], ["--batch: 0; allowed: a whole number from 1 to 1,048,576"]),
+        (["--batch", "x"], ["--batch: x; allowed: a whole number"]),
+        (["--batch", "9" * 5000], ["--batch: 999", "; allowed: a whole number"]),
+        (["--threads", "x"], ["--threads: x; allowed: a whole number from 1"]),
+        (["--threads", "0"], ["--threads: 0; allowed"]),
+        (["--threads", "100000"], ["--threads: 100000; allowed: a whole number from 1 to "]),
+        (["--threads", "9" * 30], ["--threads: 999", "; allowed"]),
         (["--seconds", "-1"], ["--seconds", "-1"]),
-        (["--align", "best"], ["--align", "best"]),
+        (["--seconds", "soon"], ["--seconds: soon; allowed: seconds from 0 to 86400"]),
+        (["--seconds", "nan"], ["--seconds: nan; allowed"]),
+        (
+            ["--align", "best"],
+            ["--align: best; allowed: an int of at least 1, such as 8, and at most 65536; or measured"],
+        ),
+        (["--align", "²"], ["--align: ²; allowed"]),
+        (["--align", "0"], ["--align: 0; allowed"]),
+        (["--align", "9" * 23], ["--align: 999", "; allowed"]),
         (["--input", "3x"], ["--input", "3x"]),
+        (["--input", "²x8"], ["--input ²x8: not a shape"]),
+        (["--input", "9" * 5000], ["--input 999", "not a shape"]),
+        (["--input", "3x8"], ["batch=1 of 3x8 (float32): torch cannot run the network on it ("]),
+        (["--input", "5x8x8"], ["batch=1 of 5x8x8 (float32): torch cannot run"]),
+        (["--input", "1x8x8:int64"], ["batch=1 of 1x8x8 (int64): torch cannot run"]),
+        (["--input", "16777215x16777215x16777215"], ["--input 16777215x", "a batch cannot be made"]),
+        (["--input", "8:quint8"], ["--input 8:quint8: a batch cannot be made"]),
+        (["--input", "1x4096x4096", "--batch", "1048576"], ["batch=1048576 of 1x4096x4096", "no such batch here"]),
         (["--model", "nowhere"], ["--model", "nowhere"]),
     ],
 )
@@ -337,7 +404,30 @@ def test_a_wrong_call_is_one_line_and_code_2(file, call, arguments, named):
     assert out == ""
     line = err.strip().splitlines()[-1]
     assert all(word in line for word in named), err
+    assert "Traceback" not in err
     assert not LatencyProfile.path_beside(file).exists()
+
+
+def test_nothing_but_a_profile_is_replaced_and_nothing_is_measured_in_vain(file, call, tmp_path, monkeypatch):
+    monkeypatch.setattr("decomposable.bench.measuring.measure", None)  # never called
+    thesis, beside = tmp_path / "thesis.json", LatencyProfile.path_beside(file)
+    thesis.write_text("{}")
+    beside.write_text('{"format": 2}')
+    wrong = {
+        ("--out", file): [f"--out {file}: ", "is not a latency profile", "not replaced"],
+        ("--out", thesis): [f"--out {thesis}: ", "'format' of it is missing"],
+        ("--out", tmp_path): [f"--out {tmp_path}: it is a folder"],
+        ("--out", tmp_path / "none" / "p.json"): [f"there is no folder {tmp_path / 'none'}"],
+        (): [f"error: {beside}: ", "its format is version 2, this package reads 1"],
+    }
+    before = {path: path.read_bytes() for path in (file, thesis, beside)}
+    for arguments, named in wrong.items():
+        code, out, err = call("bench", file, "--seconds", 0, *arguments)
+        assert (code, out) == (2, "")
+        assert all(word in err for word in named), err
+        assert err.count("\n") == 1
+    assert {path: path.read_bytes() for path in before} == before
+    assert sorted(tmp_path.iterdir()) == sorted(before)
 
 
 def test_an_any_size_file_is_timed_as_a_device_runs_it(net, call, tmp_path):
@@ -355,6 +445,20 @@ def test_an_any_size_file_is_timed_as_a_device_runs_it(net, call, tmp_path):
         code, _, err = call("bench", path, "--seconds", 0, *arguments)
         assert code == 2
         assert said in err
+    LatencyProfile.path_beside(path).write_text("spoilt")  # where the session keeps it, whatever --out says
+    code, _, err = call("bench", path, "--seconds", 0, "--out", tmp_path / "other.json")
+    assert code == 2
+    assert "any.onnx.latency.json: it is there and is not" in err
+
+
+@pytest.mark.parametrize("wrong", [["--input", "3x8"], ["--input", "5x8x8"], ["--input", "1x8x8:int64"]])
+def test_a_wrong_input_is_one_line_in_onnx_runtime_too(file, call, wrong):
+    pytest.importorskip("onnxscript")
+    code, out, err = call("bench", file, "--sizes", "0.5", "--seconds", 0, "--runtime", "onnxruntime", *wrong)
+    assert code in (1, 2)
+    assert out == ""
+    assert err.splitlines()[-1].startswith("decomposable bench: error: ")
+    assert "Traceback" not in err
 
 
 def test_a_file_that_is_not_there_is_code_1(call, tmp_path):

@@ -5,6 +5,8 @@ import math
 import os
 import subprocess
 import sys
+import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decomposable
+from decomposable import latency
 from decomposable.cost import LayerCost
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable.latency import Entry, LatencyProfile, TimedSize, choose_timed, fingerprint, timed_now
+from decomposable.profiles import effective_align
 from decomposable.ranks import RankSelector
-from decomposable.timing import WARM_UP, Machine, Sample, interleaved
+from decomposable.timing import WARM_UP, Machine, Sample, check_threads, interleaved
 
 few = settings(deadline=None, derandomize=True, max_examples=80)
 
@@ -134,9 +138,9 @@ def test_what_a_function_raises_comes_through():
 
 @pytest.mark.parametrize(
     ("milliseconds", "size"),
-    [(1, 0.1), (1.5, 0.175), (2, 0.25), (3, 0.375), (4, 0.5), (4.25, 0.625), (5, 1.0), (5.1, 1.0), (1000, 1.0)],
+    [(1, 0.1), (1.5, 0.175), (2, 0.25), (3, 0.375), (4, 0.5), (4.99, 0.5), (5, 1.0), (5.1, 1.0), (1000, 1.0)],
 )
-def test_a_time_between_two_sizes_is_interpolated_and_dense_is_the_end(milliseconds, size):
+def test_a_time_between_two_sizes_is_interpolated_but_not_towards_the_original(milliseconds, size):
     assert profile().size_for(milliseconds, runtime="torch") == pytest.approx(size, abs=1e-12)
 
 
@@ -145,6 +149,21 @@ def test_a_size_that_was_measured_slower_than_a_larger_one_is_passed_over():
     times = {0.25: 2.0, 0.5: 4.0, 0.75: 6.0, 1.0: 5.0}
     assert entry(times).size_for(5.0) == 1.0
     assert entry(times).size_for(4.5) == pytest.approx(0.5 + 0.25 * 0.25)
+
+
+def test_no_size_is_taken_between_the_largest_factored_one_and_the_original():
+    """As it was measured: 0.93 takes 2.16 ms, more than dense, so 2.0 ms must not lead to 0.96."""
+    times = {0.75: 1.79, 1.0: 2.01}
+    assert [entry(times).size_for(t) for t in (1.79, 1.9, 2.0, 2.01, 3)] == [0.75, 0.75, 0.75, 1.0, 1.0]
+    finer = {0.75: 1.79, 0.85: 1.99, 0.93: 2.16, 1.0: 2.01}
+    assert entry(finer).size_for(1.89) == pytest.approx(0.8)
+    assert entry(finer).size_for(2.005) == pytest.approx(0.85 + 0.08 * 0.015 / 0.17)
+    assert entry(finer).size_for(2.1) == 1.0
+
+
+def test_without_the_original_the_largest_size_is_the_end():
+    assert entry({0.5: 1.0, 0.75: 2.0}).size_for(1.5) == pytest.approx(0.625)
+    assert entry({0.5: 1.0, 0.75: 2.0}).size_for(9) == 0.75
 
 
 @few
@@ -181,17 +200,17 @@ def test_a_wrong_time_is_refused(milliseconds):
 def test_one_entry_of_a_runtime_needs_no_batch_and_threads():
     both = profile(entry(TIMES), entry({0.5: 1.0, 1.0: 3.0}, runtime="onnxruntime", batch=8))
     assert both.size_for(2, runtime="torch") == 0.25
-    assert both.size_for(2, runtime="onnxruntime") == pytest.approx(0.75)
-    assert both.size_for(2, runtime="onnxruntime", batch=8, threads=2) == pytest.approx(0.75)
+    assert both.size_for(2, runtime="onnxruntime") == 0.5
+    assert both.size_for(2, runtime="onnxruntime", batch=8, threads=2) == 0.5
 
 
 def test_several_entries_are_named():
-    several = profile(entry(TIMES), entry(TIMES, threads=1), entry(TIMES, batch=32))
+    several = profile(entry(TIMES, threads=1), entry(TIMES), entry(TIMES, batch=32))
     with pytest.raises(InvalidArgumentError, match=r"several entries fit.*batch 1, 1 thread;.*batch 32, 2 threads"):
-        profile(*several.entries[::-1]).merged(several).entry(runtime="torch")
+        several.entry(runtime="torch")
     with pytest.raises(InvalidArgumentError, match="several"):
         several.entry(runtime="torch", batch=1)
-    assert several.entry(runtime="torch", batch=1, threads=1) == several.entries[1]
+    assert several.entry(runtime="torch", batch=1, threads=1) == several.entries[0]
     assert several.entry(runtime="torch", batch=32) == several.entries[2]
 
 
@@ -260,22 +279,43 @@ def test_a_measured_alignment_is_for_every_kind_of_size():
         choose(selector, found, align="measured", ranks={"a": 3})
 
 
-def test_of_several_entries_the_one_with_as_many_threads_counts():
+def test_an_alignment_above_all_ranks_is_the_one_that_was_measured():
+    """The ranks are 60: 61 and everything above it round none of them."""
+    selector, found = chooser(), profile(entry(TIMES, align=61))
+    assert [effective_align(selector, align) for align in (1, 60, 61, 62, 10**30)] == [1, 60, 61, 61, 61]
+    for align in (61, 62, 10**30):
+        assert choose(selector, found, latency_ms=3, align=align) == selector.choose(macs=0.375, align=align)
+    with pytest.raises(InvalidArgumentError, match="what was measured has align=61"):
+        choose(selector, found, latency_ms=3, align=60)
+    for align in (0, "best", 1.5):
+        with pytest.raises(InvalidArgumentError, match="align="):
+            choose(selector, found, latency_ms=3, align=align)
+
+
+def test_only_times_with_as_many_threads_count():
     selector = chooser()
     found = profile(entry(TIMES), entry({0.5: 1.0, 1.0: 3.0}, threads=1), selector=selector)
     assert choose(selector, found, latency_ms=3, threads=2) == selector.choose(macs=0.375)
     assert choose(selector, found, latency_ms=3, threads=1).is_full
-    with pytest.raises(InvalidArgumentError, match="several"):
-        choose(selector, found, latency_ms=3, threads=4)
-    only = profile(entry(TIMES), selector=selector)
-    assert choose(selector, only, latency_ms=3, threads=4) == selector.choose(macs=0.375)
+    only = profile(entry(TIMES, align=4, trials=[(1, 1.0), (4, 0.9)]), selector=selector)
+    for size in ({"latency_ms": 3}, {"latency_ms": 3, "batch": 1}, {"macs": 0.5, "align": "measured"}):
+        with pytest.raises(
+            DecomposableError, match=r"threads 4 was not measured, but torch, batch 1, 2 threads; .*--th"
+        ):
+            choose(selector, only, threads=4, **size)
+
+
+def test_the_batch_is_the_smallest_of_those_with_as_many_threads():
+    selector = chooser()
+    found = profile(entry(TIMES, threads=1), entry(TIMES, batch=8), entry({0.5: 9.0, 1.0: 40.0}, batch=32))
+    assert choose(selector, found, latency_ms=3, threads=2) == selector.choose(macs=0.375)
 
 
 def test_of_several_batches_the_smallest_counts_unless_one_is_named():
     selector = chooser()
     found = profile(entry({0.5: 20.0, 1.0: 40.0}, batch=32), entry(TIMES), selector=selector)
     assert choose(selector, found, latency_ms=3) == selector.choose(macs=0.375)
-    assert choose(selector, found, latency_ms=30, batch=32) == selector.choose(macs=0.75)
+    assert choose(selector, found, latency_ms=30, batch=32) == selector.choose(macs=0.5)
     with pytest.raises(DecomposableError, match=r"torch, batch 8.* was not measured"):
         choose(selector, found, latency_ms=30, batch=8)
 
@@ -340,27 +380,141 @@ def test_saving_keeps_the_entries_of_other_settings(tmp_path):
     assert found.entry(runtime="torch", threads=1) == newer
 
 
-@pytest.mark.parametrize(
-    "older",
-    [
-        profile(entry(TIMES, batch=7), selector=chooser(shift=0.5)),
-        dataclasses.replace(profile(entry(TIMES, batch=7)), machine=Machine(cpu="an abacus", cores=1)),
-    ],
-    ids=["network", "machine"],
-)
-def test_saving_drops_what_belongs_to_another(older, tmp_path):
+def test_saving_drops_what_belongs_to_another_network(tmp_path):
     path = tmp_path / "p.json"
-    older.save(path)
-    profile().save(path)
-    assert LatencyProfile.load(path) == dataclasses.replace(profile(), entries=LatencyProfile.load(path).entries)
-    assert [e.batch for e in LatencyProfile.load(path).entries] == [1]
+    profile(entry(TIMES, batch=7), selector=chooser(shift=0.5)).save(path)
+    newer = profile()
+    newer.save(path)
+    assert LatencyProfile.load(path) == newer
 
 
-def test_a_broken_profile_is_replaced(tmp_path):
+ABACUS, LOOM = Machine(cpu="an abacus", cores=1), Machine(cpu="a loom", cores=1)
+
+
+def elsewhere(machine, when, **more):
+    return LatencyProfile(
+        network=profile().network, machine=machine, entries=(dataclasses.replace(entry(TIMES, **more), measured=when),)
+    )
+
+
+def test_a_file_keeps_the_entries_of_several_machines(tmp_path, monkeypatch):
     path = tmp_path / "p.json"
-    path.write_text("{")
+    abacus, loom, here = elsewhere(ABACUS, "2026-01-02"), elsewhere(LOOM, "2026-01-01", batch=4), profile()
+    abacus.save(path)
+    loom.save(path)
+    assert LatencyProfile.load(path) == abacus  # only others: the one that was measured last, which says so when used
+    with pytest.raises(DecomposableError, match=r"another machine \(an abacus, 1 core; this is"):
+        LatencyProfile.load(path).size_for(3, runtime="torch")
+    here.save(path)
+    elsewhere(ABACUS, "2026-01-03", batch=2).save(path)
+    assert LatencyProfile.load(path) == here
+    for machine, batches in ((ABACUS, [1, 2]), (LOOM, [4])):
+        monkeypatch.setattr(Machine, "here", classmethod(lambda cls, machine=machine: machine))
+        found = LatencyProfile.load(path)
+        assert (found.machine, [e.batch for e in found.entries]) == (machine, batches)
+        assert found.size_for(3, runtime="torch", batch=batches[0]) == pytest.approx(0.375)
+
+
+OTHERS = {"text": b"my thesis", "nothing": b"", "half": b"{", "newer": b'{"format": 2, "machines": []}', "other": b"[]"}
+
+
+@pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS)
+def test_a_file_that_is_no_profile_is_never_replaced(content, tmp_path):
+    path = tmp_path / "p.json"
+    path.write_bytes(content)
+    for refuse in (profile().save, LatencyProfile.check_place):
+        with pytest.raises(
+            InvalidArgumentError, match=r"p\.json: it is there and is not a latency profile.*not replaced"
+        ):
+            refuse(path)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_and_a_place_in_no_folder_are_refused(tmp_path):
+    for refuse in (profile().save, LatencyProfile.check_place):
+        with pytest.raises(InvalidArgumentError, match="it is a folder; allowed"):
+            refuse(tmp_path)
+        with pytest.raises(InvalidArgumentError, match=r"there is no folder .*none; allowed"):
+            refuse(tmp_path / "none" / "p.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [{"align": 10**23}, {"batch": 0}, {"threads": 1 << 60}, {"measured": None}])
+def test_what_could_not_be_read_again_is_not_written(wrong, tmp_path):
+    path = tmp_path / "p.json"
     profile().save(path)
-    assert LatencyProfile.load(path).entries[0].sizes == profile().entries[0].sizes
+    before = path.read_bytes()
+    with pytest.raises(InvalidArgumentError, match=rf"could not be read again \('{next(iter(wrong))}' of"):
+        profile(dataclasses.replace(entry(TIMES), **wrong)).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture(params=["fcntl", "without"])
+def locking(request, monkeypatch):
+    if request.param == "without":
+        monkeypatch.setattr(latency, "fcntl", None)
+    elif latency.fcntl is None:
+        pytest.skip("there is no fcntl here")
+
+
+def test_who_saves_waits_for_who_is_saving(locking, tmp_path):
+    path = tmp_path / "p.json"
+    savers = [threading.Thread(target=profile(entry(TIMES, batch=n)).save, args=(path,)) for n in (1, 2, 3)]
+    with latency._alone(path):
+        for saver in savers:
+            saver.start()
+        savers[0].join(0.1)
+        assert all(saver.is_alive() for saver in savers)
+        assert not path.exists()
+    for saver in savers:
+        saver.join()
+    assert [e.batch for e in LatencyProfile.load(path).entries] == [1, 2, 3]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+SAVER = """
+    import sys
+    from decomposable import latency
+    from decomposable.profiles import Entry, TimedSize
+    from decomposable.timing import Machine
+    path, locking, start = sys.argv[1:]
+    if locking == "without":
+        latency.fcntl = None
+    ones = dict.fromkeys(("params_fraction", "median_ms", "low_ms", "high_ms"), 1.0)
+    size = TimedSize(macs=None, macs_fraction=None, params=1, repetitions=1, **ones)
+    for n in range(int(start), int(start) + 15):
+        entry = Entry(runtime="torch", batch=n, threads=1, sizes=(size,))
+        latency.LatencyProfile(network="n", machine=Machine.here(), entries=(entry,)).save(path)
+"""
+
+
+@pytest.mark.parametrize("locking", ["fcntl", "without"])
+def test_processes_that_save_at_once_lose_nothing(locking, tmp_path):
+    path, source = tmp_path / "p.json", str(Path(decomposable.__file__).parents[1])
+    command = [sys.executable, "-c", textwrap.dedent(SAVER), str(path), locking]
+    savers = [subprocess.Popen([*command, str(n)], env={"PYTHONPATH": source}) for n in (1, 101, 201)]
+    assert [saver.wait() for saver in savers] == [0, 0, 0]
+    expected = [n + i for n in (1, 101, 201) for i in range(15)]
+    assert [e.batch for e in LatencyProfile.load(path).entries] == expected
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_lock_that_stays_is_named_where_locks_are_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(latency, "fcntl", None)
+    monkeypatch.setattr(latency, "PATIENCE", 0.05)
+    (tmp_path / ".p.json.lock").touch()
+    with pytest.raises(DecomposableError, match=r"\.p\.json\.lock: another process is writing.*remove this file"):
+        profile().save(tmp_path / "p.json")
+    assert [p.name for p in tmp_path.iterdir()] == [".p.json.lock"]
+
+
+@pytest.mark.skipif(latency.fcntl is None, reason="there is no fcntl here")
+def test_a_lock_of_a_process_that_was_killed_is_no_hindrance(tmp_path):
+    (tmp_path / ".p.json.lock").touch()
+    profile().save(tmp_path / "p.json")
+    assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
 
 
 def broken(path, content):
@@ -436,7 +590,11 @@ def test_the_same_setting_twice_is_refused(tmp_path):
     path = tmp_path / "p.json"
     profile().save(path)
     content = json.loads(path.read_text())
-    broken(path, json.dumps({**content, "entries": content["entries"] * 2}).encode())
+    [machine] = content["machines"]
+    twice = {**machine, "entries": machine["entries"] * 2}
+    broken(path, json.dumps({**content, "machines": [twice]}).encode())
+    broken(path, json.dumps({**content, "machines": [machine, {**machine, "entries": []}]}).encode())
+    broken(path, json.dumps({**content, "machines": []}).encode())
 
 
 def test_profiles_need_no_torch():
@@ -453,3 +611,12 @@ def test_the_machine_is_the_same_every_time():
     assert Machine.here() == Machine.here()
     assert Machine.here().cores == os.cpu_count()
     assert str(Machine(cpu="abacus", cores=1)) == "abacus, 1 core"
+
+
+def test_threads_are_at_most_four_for_each_core():
+    most = 4 * os.cpu_count()
+    assert [check_threads(n) for n in (1, most, np.int64(2))] == [1, most, 2]
+    for wrong in (0, -1, most + 1, 100_000, 10**400, 1.0, "2", None, True):
+        with pytest.raises(InvalidArgumentError, match=rf"^threads=.*; allowed: an int from 1 to {most}, ") as caught:
+            check_threads(wrong)
+        assert len(str(caught.value)) < 150

@@ -1339,6 +1339,7 @@ def test_the_profile_beside_a_file_is_read_when_it_is_needed(tmp_path):
     with pytest.raises(ArtifactError, match="not a latency profile"):
         net.resize_(latency_ms=5)
     profile = timed_profile(net, {0.5: 2.0, 1.0: 5.0})
+    beside.unlink()
     profile.save(beside)
     assert net.latency == profile
     assert net.resize_(latency_ms=2) == net.selector.choose(macs=0.5)

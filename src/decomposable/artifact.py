@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,13 +39,18 @@ def read(
     params: float | None = None,
     ratio: float | None = None,
     ranks: Mapping[str, int] | None = None,
+    latency_ms: float | None = None,
+    align: int | Literal["measured"] | None = None,
+    batch: int | None = None,
 ) -> Artifact:
     """What a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it.
 
     With a size, given as to `resize_`, that size and all smaller ones, which is what `shrink` makes of the whole: only
     that part of the file is read.
     """
-    size = size_given(macs=macs, params=params, ratio=ratio, ranks=ranks)
+    size = size_given(
+        align=align, latency_ms=latency_ms, batch=batch, macs=macs, params=params, ratio=ratio, ranks=ranks
+    )
     with open_container(path) as container, naming(path):
         _require_network(path, container)
         return read_network(container, size)

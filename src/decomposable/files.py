@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,8 @@ from typing import Any
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, in the same folder; at the end it takes the place of `path` at once, or is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    # One of its own for every call: other threads, or other machines that share the folder, may be writing it as well.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{secrets.randbits(40)}")
     try:
         yield unfinished
         with unfinished.open("rb") as file:
@@ -38,8 +41,9 @@ def _sync_folder(folder: Path) -> None:
 
 def sweep(path: Path) -> None:
     """Remove what a process that was killed left of this file; nobody else may be writing it."""
-    for unfinished in path.parent.glob(f".{path.name}.*"):
-        if unfinished.suffix[1:].isdigit():
+    name = re.compile(re.escape(f".{path.name}.") + r"\d+(\.\d+)?")
+    for unfinished in path.parent.iterdir():
+        if name.fullmatch(unfinished.name):
             unfinished.unlink(missing_ok=True)
 
 

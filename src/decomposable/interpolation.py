@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from decomposable.ranks import RankPlan
 
+_ROUNDING = 1e-9  # distances that are closer to each other than this may be the same
+
 
 @dataclass(frozen=True, eq=False)
 class Between:
@@ -74,6 +76,32 @@ class CalibratedSizes:
         below, above = (self.full_plan if i == len(self.plans) else self.plans[i] for i in (lower, upper))
         places = [_place(plan, below, above, feeder) for feeder in self.feeders]
         return Between(lower, upper, np.repeat(places, self.channels))
+
+    def rows_within(self, plan: RankPlan, largest: float) -> list[int]:
+        """The rows that `between` can choose for this plan or any size within it, which has no rank above the plan's.
+
+        `largest` is the largest position of all these sizes. Without the other rows, `between` finds the same for them.
+        """
+        first = int(np.searchsorted(self.positions, largest))  # from here on, rows are only ever the larger neighbour
+        most, full = np.array(self._ranks_of(plan)), self._ranks[-1]
+        nearest_first = np.argsort((np.abs(self._ranks[first:-1] - most) / full).sum(axis=1), kind="stable")
+        kept = [len(self.plans)]  # the original is always there
+        for row in (first + nearest_first).tolist():
+            if not _is_never_nearest(self._ranks[row], self._ranks[kept], most, full):
+                kept.append(row)
+        return sorted({*range(max(1, first)), *kept[1:]})
+
+
+def _is_never_nearest(
+    row: NDArray[np.int64], others: NDArray[np.int64], most: NDArray[np.int64], full: NDArray[np.int64]
+) -> bool:
+    """Whether one of the others is nearer than this row to all ranks from 1 to `most`.
+
+    How much farther away the row is than another one falls in a layer's rank where the row has more of it, and rises
+    where it has less; so over all these ranks it is least at the largest rank or at rank 1.
+    """
+    farther = np.where(row > others, np.abs(row - most) - np.abs(others - most), row - others)
+    return bool(((farther / full).sum(axis=1) > _ROUNDING).any())
 
 
 def _place(plan: RankPlan, below: RankPlan, above: RankPlan, feeder: str | None) -> float:

@@ -1,7 +1,8 @@
 """How long each size of a network takes on a machine, measured; and the largest size that holds a time.
 
 A profile lies beside the file of its network, as ``<file>.latency.json``. It has an entry for every way in which the
-network was run: the runtime, the batch and the number of threads. numpy only: a device without torch uses this too.
+network was run: the runtime, the batch and the number of threads. The file keeps those of several machines, as
+`profiles` describes it. numpy only: a device without torch uses this too.
 """
 
 from __future__ import annotations
@@ -9,24 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.files import write_atomically
-from decomposable.profiles import MOST, RUNTIMES, Entry, TimedSize, entry_from, timed_now
+from decomposable.profiles import RUNTIMES, Entry, Stored, TimedSize, effective_align, timed_now
 from decomposable.ranks import RankPlan, RankSelector
-from decomposable.storage.fields import Damaged, Fields, require
+from decomposable.storage.fields import Damaged, one_line
 from decomposable.timing import Machine
 
 __all__ = ["RUNTIMES", "Entry", "LatencyProfile", "TimedSize", "choose_timed", "fingerprint", "timed_now"]
 
-FORMAT = 1
-MOST_BYTES = 1_000_000  # of a file that is read
+fcntl: ModuleType | None = None
+with suppress(ImportError):  # not on Windows
+    import fcntl
+
+PATIENCE = 10.0  # seconds to wait for another process that is writing; it takes milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,7 @@ class LatencyProfile:
         >>> entry = Entry(runtime="torch", batch=1, threads=2, sizes=tuple(sizes))
         >>> profile = LatencyProfile(network="", machine=Machine.here(), entries=(entry,))
         >>> [profile.size_for(t, runtime="torch") for t in (2, 3, 4.5, 7)]
-        [0.25, 0.375, 0.75, 1.0]
+        [0.25, 0.375, 0.5, 1.0]
     """
 
     network: str
@@ -94,7 +99,8 @@ class LatencyProfile:
         if not fits:
             wanted = {"batch": batch, "threads": threads}
             asked = ", ".join([runtime, *(f"{name} {value}" for name, value in wanted.items() if value is not None)])
-            raise DecomposableError(f"latency: {asked} was not measured, but {there}; {_MEASURE}")
+            how = "" if threads is None else f", with --threads {threads}, or use as many threads as were measured"
+            raise DecomposableError(f"latency: {asked} was not measured, but {there}; {_MEASURE}{how}")
         raise InvalidArgumentError(
             f"latency: several entries fit: {there}; allowed: one of them, by batch= and threads= of size_for()"
         )
@@ -107,22 +113,14 @@ class LatencyProfile:
         here = Machine.here()
         if self.machine != here:
             raise DecomposableError(
-                f"latency: it was measured on another machine ({self.machine}; this is {here}); {_MEASURE}, or "
-                "use it all the same with profile.as_if_here()"
+                f"latency: it was measured on another machine ({one_line(self.machine, 150)}; this is {here}); "
+                f"{_MEASURE}, or use it all the same with profile.as_if_here()"
             )
 
     def check_network(self, selector: RankSelector) -> None:
         """Refuse to be used for another network than the one that was measured."""
         if self.network != fingerprint(selector):
             raise DecomposableError(f"latency: the profile is of another network; {_MEASURE}")
-
-    def merged(self, older: LatencyProfile) -> LatencyProfile:
-        """With the entries of an older profile that were measured in other ways, on this network and machine."""
-        if (older.network, older.machine) != (self.network, self.machine):
-            return self
-        mine = {entry.setting for entry in self.entries}
-        others = [entry for entry in older.entries if entry.setting not in mine]
-        return replace(self, entries=tuple(sorted([*others, *self.entries], key=lambda entry: entry.setting)))
 
     @staticmethod
     def path_beside(path: str | os.PathLike[str]) -> Path:
@@ -142,24 +140,53 @@ class LatencyProfile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LatencyProfile:
-        """Read a file of `save`; what is wrong in it is an `ArtifactError`."""
+        """Read what a file of `save` has of this machine, or else of the one that was measured last.
+
+        What is wrong in it is an `ArtifactError`.
+        """
         try:
-            require(stat.S_ISREG(os.stat(path).st_mode), "not an ordinary file")  # a pipe would be waited for
-            with Path(path).open("rb") as file:
-                content = file.read(MOST_BYTES + 1)
-            require(len(content) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
-            return _parse(content)
-        except (Damaged, RecursionError) as error:
-            raise ArtifactError(f"{path}: not a latency profile ({error}); {_MEASURE}") from error
+            stored = Stored.read(Path(path))
+        except Damaged as error:
+            raise ArtifactError(f"{path}: not a latency profile ({error}); remove it, and {_MEASURE}") from error
+        machine = stored.nearest
+        return cls(network=stored.network, machine=machine, entries=stored.machines[machine])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile, at once or not at all; entries of other settings that the file has are kept."""
-        file, profile = Path(path), self
-        with suppress(ArtifactError, FileNotFoundError):  # there is nothing to keep
-            profile = self.merged(self.load(file))
-        content = {"format": FORMAT, "network": profile.network, "machine": asdict(profile.machine)}
-        entries = [asdict(entry) for entry in profile.entries]
-        write_atomically(file, (json.dumps({**content, "entries": entries}, indent=1) + "\n").encode())
+        """Write the profile, at once or not at all; what the file has of other settings and machines is kept.
+
+        A file that is there and is not a profile is never replaced.
+        """
+        file = Path(path)
+        self.check_place(file)
+        with _alone(file):  # what another process writes between reading and writing would be lost
+            older = self.check_place(file) or Stored(self.network, {})
+            content = older.with_newer(Stored(self.network, {self.machine: self.entries})).to_json()
+            try:
+                Stored.from_json(content)
+            except Damaged as error:
+                raise InvalidArgumentError(f"{file}: the profile could not be read again ({error})") from error
+            write_atomically(file, content)
+
+    @staticmethod
+    def check_place(path: str | os.PathLike[str]) -> Stored | None:
+        """Refuse a path where `save` would fail or destroy something else; to be asked before a long measurement.
+
+        What the file holds so far comes back, if there is one.
+        """
+        file = Path(path)
+        if file.is_dir():
+            raise InvalidArgumentError(f"{file}: it is a folder; allowed: the name of a file")
+        if not file.parent.is_dir():
+            raise InvalidArgumentError(f"{file}: there is no folder {file.parent}; allowed: one that exists")
+        try:
+            return Stored.read(file)
+        except FileNotFoundError:
+            return None
+        except Damaged as error:
+            raise InvalidArgumentError(
+                f"{file}: it is there and is not a latency profile ({error}), so it is not replaced; allowed: a "
+                "profile, or a new file"
+            ) from error
 
 
 _MEASURE = "measure here with: decomposable bench FILE (without torch: decomposable-edge bench FILE)"
@@ -178,8 +205,8 @@ def choose_timed(
 ) -> RankPlan:
     """The plan for a size as ``selector.choose`` takes it, or for a time; `align` may be "measured".
 
-    `profile` is called where it is needed. Of several entries of the runtime, the one of so many threads counts, and of
-    several batches the smallest, unless `batch` names one.
+    `profile` is called where it is needed. Only entries of the runtime with so many threads count, and of several
+    batches the smallest, unless `batch` names one.
     """
     if latency_ms is None and align != "measured":
         return selector.choose(**size, align=align)  # type: ignore[arg-type]
@@ -200,7 +227,8 @@ def choose_timed(
         if latency_ms is None:
             return selector.choose(**size, align=multiple)
     assert latency_ms is not None
-    if align not in (None, "measured", entry.align):
+    rounded = align in (None, "measured") or effective_align(selector, align) == entry.align  # type: ignore[arg-type]
+    if not rounded:
         raise InvalidArgumentError(
             f"{asked} with align={align!r}: what was measured has align={entry.align} ({entry}); allowed: that one"
         )
@@ -208,11 +236,9 @@ def choose_timed(
 
 
 def _entry_for(profile: LatencyProfile, runtime: str, batch: int | None, threads: int) -> Entry:
-    of_runtime = [entry for entry in profile.entries if entry.runtime == runtime and batch in (None, entry.batch)]
-    of_threads = [entry for entry in of_runtime if entry.threads == threads]
-    batches = [entry.batch for entry in of_threads or of_runtime]
+    batches = [entry.batch for entry in profile.entries if (entry.runtime, entry.threads) == (runtime, threads)]
     smallest = min(batches) if batch is None and batches else batch
-    return profile.entry(runtime=runtime, batch=smallest, threads=threads if of_threads else None)
+    return profile.entry(runtime=runtime, batch=smallest, threads=threads)
 
 
 def fingerprint(selector: RankSelector) -> str:
@@ -222,24 +248,47 @@ def fingerprint(selector: RankSelector) -> str:
     return hashlib.sha256(described.encode() + selector.order.astype("<i8").tobytes()).hexdigest()
 
 
-def _parse(content: bytes) -> LatencyProfile:
-    def refuse(constant: str) -> None:
-        raise Damaged(f"{constant} is not a number")
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process changes the file, and keep others waiting; a file beside it says so meanwhile.
 
+    The folder itself is not locked: a training run may hold it for days.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    handle = _locked(lock) if fcntl is not None else _created(lock)
     try:
-        value = json.loads(content, parse_constant=refuse)
-    except Damaged:
-        raise
-    except ValueError as error:
-        raise Damaged("it is not JSON") from error
-    fields = Fields(value, "it")
-    version = fields.integer("format", least=1, most=MOST)
-    require(version == FORMAT, f"its format is version {version}, this package reads {FORMAT}")
-    machine = Fields(fields.mapping("machine"), "machine")
-    entries = tuple(entry_from(entry) for entry in fields.record_list("entries"))
-    require(len({entry.setting for entry in entries}) == len(entries), "two entries are of the same setting")
-    return LatencyProfile(
-        network=fields.text("network"),
-        machine=Machine(cpu=machine.text("cpu"), cores=machine.integer("cores", 1, MOST)),
-        entries=entries,
-    )
+        yield
+    finally:
+        if fcntl is None:
+            os.close(handle)  # before: Windows removes no file that is open
+            lock.unlink(missing_ok=True)
+        else:
+            lock.unlink(missing_ok=True)  # before others get it: they see that it is gone, and make a new one
+            os.close(handle)
+
+
+def _locked(lock: Path) -> int:
+    """A file that is there and locked. Where its process is killed, the lock goes with it."""
+    assert fcntl is not None
+    while True:
+        handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o666)
+        with suppress(OSError):  # a file system without locks; then there is none
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(lock)):
+                return handle
+        os.close(handle)
+
+
+def _created(lock: Path) -> int:
+    """A file that was not there."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return os.open(lock, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        except FileExistsError as error:
+            if time.monotonic() > end:
+                raise DecomposableError(
+                    f"{lock}: another process is writing; if there is none, remove this file"
+                ) from error
+        time.sleep(0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ def load(
     params: float | None = None,
     ratio: float | None = None,
     ranks: Mapping[str, int] | None = None,
+    latency_ms: float | None = None,
+    align: int | Literal["measured"] | None = None,
+    batch: int | None = None,
 ) -> Any:
     """The network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``, a
     `SizedNet` of a method that makes other sizes.
@@ -45,8 +48,9 @@ def load(
         model: gives the architecture, and the buffers that a state dict leaves out. It stays as it is; its weights do
             not matter, but the network is made where they are (on a CPU if they are on the meta device). Networks of
             `decomposable.models` do without it: the file knows how they are built.
-        macs, params, ratio, ranks: a size, given as to ``resize_``. The network has that size and smaller ones, gives
-            the very same results as after ``resize_``, and only that part of the file is read.
+        macs, params, ratio, ranks, latency_ms, align, batch: a size, given as to ``resize_``; what was measured lies
+            beside the file. The network has that size and smaller ones, gives the very same results as after
+            ``resize_``, and only that part of the file is read.
 
     Example:
         >>> import tempfile, pathlib, decomposable as dn
@@ -59,7 +63,9 @@ def load(
         >>> net.plan.is_full, net.info, small.plan == net.resize_(ratio=0.5)
         (True, {'accuracy': 0.9}, True)
     """
-    size = size_given(macs=macs, params=params, ratio=ratio, ranks=ranks)
+    size = size_given(
+        align=align, latency_ms=latency_ms, batch=batch, macs=macs, params=params, ratio=ratio, ranks=ranks
+    )
     with open_container(path) as container, naming(path):
         kind = kind_of(path, container.description)
         base, origin = _base(path, container.description, model)
@@ -71,6 +77,7 @@ def load(
         if kind == "network":
             artifact = read_network(container, size).to(device)
             return _network(path, base, artifact, size, origin)
+        _refuse_changed(path, read_built_by(Fields({"built_by": None, **container.description}, "the file")), origin)
         description, tensors = container.description, container.read_all()
     from decomposable.methods.files import load_sized  # the methods build on this module's row
 
@@ -199,8 +206,7 @@ def _fit_(
         _check_same_architecture(path, slots, skeleton, shapes, types)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(one_line(error) if origin is None else _changed(path, origin, error)) from error
-    if skeleton.built_by is not None and origin is not None and skeleton.built_by["is_changed"]:
-        raise InvalidArgumentError(_changed(path, origin, None))
+    _refuse_changed(path, skeleton.built_by, origin)
     first_keys: dict[int, str] = {}
     for key, tensor in state.items():
         if tensor is None:
@@ -270,6 +276,12 @@ def _misfit(path: str | os.PathLike[str], key: str, in_file: str, in_model: str)
         f"model: it is not the one of {path}: for '{name}' of layer '{layer}' the file has {in_file}, "
         f"the model {in_model}"
     )
+
+
+def _refuse_changed(path: str | os.PathLike[str], note: Mapping[str, Any] | None, origin: str | None) -> None:
+    """The file says itself that its model is not any more what was built here."""
+    if note is not None and origin is not None and note["is_changed"]:
+        raise InvalidArgumentError(_changed(path, origin, None))
 
 
 def _changed(path: str | os.PathLike[str], origin: str, error: Exception | None) -> str:

@@ -1,18 +1,34 @@
-"""What a latency profile consists of: sizes with their times, under one setting each; and reading them from JSON."""
+"""What a latency profile consists of: sizes with their times, under one setting each; and what its file says.
+
+The file is JSON, with one entry for every runtime, batch and number of threads on every machine::
+
+    {"format": 1, "network": "<its fingerprint>", "machines": [{"cpu": "...", "cores": 2, "entries": [
+        {"runtime": "torch", "batch": 1, "threads": 2, "align": 1, "trials": [[1, 1.0], ...], "measured": "<when>",
+         "sizes": [{"macs": 10, "macs_fraction": 0.1, "params": 10, "params_fraction": 0.1,
+                    "median_ms": 2.0, "low_ms": 1.9, "high_ms": 2.2, "repetitions": 99}, ...]}, ...]}, ...]}
+
+Sizes stand in order, the smallest first; `macs` and `macs_fraction` are null where MACs are not known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from decomposable.errors import BudgetError, InvalidArgumentError
-from decomposable.ranks import RankPlan, is_number
-from decomposable.storage.fields import Fields, require
-from decomposable.timing import Sample, now
+from decomposable.ranks import RankPlan, RankSelector, check_align, is_number
+from decomposable.storage.fields import Damaged, Fields, require
+from decomposable.timing import Machine, Sample, now
 
+FORMAT = 1
 RUNTIMES = ("torch", "onnxruntime")
 MOST = 1 << 53
 """Of a number in a file: readers of JSON keep whole numbers up to here."""
+MOST_BYTES = 1_000_000  # of a file that is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +93,8 @@ class Entry:
         """The largest part of the original that takes at most so long, to be given to ``resize_(macs=...)``.
 
         It is the largest measured size whose median is within the time and, from there, as far towards the next larger
-        one as a straight line between the two says.
+        one as a straight line between the two says. Towards the original it goes not at all: that one is dense, and
+        just below it two factors are often slower, so that no line leads there.
         """
         if not is_number(milliseconds) or not 0 < milliseconds < float("inf"):
             raise InvalidArgumentError(f"latency_ms={milliseconds!r}; allowed: milliseconds above 0")
@@ -89,14 +106,19 @@ class Entry:
                 f"{fastest.median_ms:.3f} ms, at {fastest.size:.4f} of the original ({self})"
             )
         below = self.sizes[held[-1]]
-        if held[-1] == len(self.sizes) - 1:
+        above = self.sizes[min(held[-1] + 1, len(self.sizes) - 1)]
+        if above.size >= 1 or above is below:
             return below.size
-        above = self.sizes[held[-1] + 1]
         place = (milliseconds - below.median_ms) / (above.median_ms - below.median_ms)
         return below.size + place * (above.size - below.size)
 
     def __str__(self) -> str:
         return f"{self.runtime}, batch {self.batch}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+
+def effective_align(selector: RankSelector, align: int) -> int:
+    """The smallest alignment that rounds all ranks of a network as this one does: above all ranks, all are the same."""
+    return min(check_align(align), int(selector.full_ranks.max(initial=0)) + 1)
 
 
 def timed_now(
@@ -120,6 +142,77 @@ def timed_now(
         trials=tuple(trials),
         measured=now(),
     )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a file holds: the entries of one network, by machine."""
+
+    network: str
+    machines: Mapping[Machine, tuple[Entry, ...]]
+
+    @property
+    def nearest(self) -> Machine:
+        """This machine, where it has entries; else the one that was measured last."""
+        here = Machine.here()
+        if here in self.machines:
+            return here
+        return max(self.machines, key=lambda machine: max((e.measured for e in self.machines[machine]), default=""))
+
+    def with_newer(self, newer: Stored) -> Stored:
+        """What others measured since; of another network nothing is kept, of the same setting only the newer one."""
+        if newer.network != self.network:
+            return newer
+        machines = dict(self.machines)
+        for machine, entries in newer.machines.items():
+            by_setting = {entry.setting: entry for entry in (*machines.get(machine, ()), *entries)}
+            machines[machine] = tuple(by_setting[setting] for setting in sorted(by_setting))
+        return Stored(self.network, machines)
+
+    def to_json(self) -> bytes:
+        """The content of a file."""
+        machines = [{**asdict(m), "entries": [asdict(e) for e in entries]} for m, entries in self.machines.items()]
+        content = {"format": FORMAT, "network": self.network, "machines": machines}
+        return (json.dumps(content, indent=1) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Stored:
+        """What a file says, every claim checked; what is wrong is `Damaged`."""
+        require(len(content) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
+        try:
+            value = json.loads(content, parse_constant=_refuse)
+        except Damaged:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise Damaged("it is not JSON") from error
+        fields = Fields(value, "it")
+        version = fields.integer("format", least=1, most=MOST)
+        require(version == FORMAT, f"its format is version {version}, this package reads {FORMAT}")
+        records = fields.record_list("machines")
+        machines = {
+            Machine(cpu=record.text("cpu"), cores=record.integer("cores", 1, MOST)): _entries(record)
+            for record in records
+        }
+        require(len(machines) > 0, "'machines' of it is empty")
+        require(len(machines) == len(records), "a machine is there twice")
+        return cls(fields.text("network"), machines)
+
+    @classmethod
+    def read(cls, path: Path) -> Stored:
+        """What the file at a path says."""
+        require(stat.S_ISREG(os.stat(path).st_mode), "not an ordinary file")  # a pipe would be waited for
+        with path.open("rb") as file:
+            return cls.from_json(file.read(MOST_BYTES + 1))
+
+
+def _refuse(constant: str) -> None:
+    raise Damaged(f"{constant} is not a number")
+
+
+def _entries(machine: Fields) -> tuple[Entry, ...]:
+    entries = tuple(entry_from(record) for record in machine.record_list("entries"))
+    require(len({entry.setting for entry in entries}) == len(entries), "two entries are of the same setting")
+    return entries
 
 
 def entry_from(fields: Fields) -> Entry:

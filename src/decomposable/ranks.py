@@ -243,7 +243,7 @@ class RankSelector:
     @property
     def measure(self) -> Measure:
         """What a size is a part of: MACs, or parameters where MACs are not known."""
-        return "params" if self.fixed_macs is None else "macs"
+        return "macs" if self.fixed_macs is not None and self.full_cost("macs") else "params"
 
     @property
     def smallest_size(self) -> float:
@@ -314,6 +314,8 @@ class RankSelector:
         """The longest prefix of the list whose cost is within the budget."""
         if measure == "macs" and self.fixed_macs is None:
             raise InvalidArgumentError("macs= needs the sizes of the feature maps: decompose with example_input=...")
+        if self.full_cost(measure) == 0:  # its layers never ran on the example input
+            raise InvalidArgumentError(f"{measure}={value!r}: the network has none; allowed: params=, ratio=, ranks=")
         budget = absolute_budget(measure, value, self.full_cost(measure))
         if budget < self.smallest_cost(measure, align):
             raise BudgetError(self._too_small(measure, value, align))

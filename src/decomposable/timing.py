@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from decomposable.errors import InvalidArgumentError
+from decomposable.ranks import is_integer
 
 WARM_UP = 2
 """Calls of every function that do not count: the first ones choose kernels and take memory."""
@@ -99,6 +100,22 @@ class Machine:
 
     def __str__(self) -> str:
         return f"{self.cpu}, {self.cores} core{'s' if self.cores > 1 else ''}"
+
+
+def most_threads() -> int:
+    """How many threads are allowed here, 4 for each core: runtimes crash or hang when they start very many."""
+    return 4 * (os.cpu_count() or 1)
+
+
+def check_threads(threads: object) -> int:
+    """A number of threads that makes sense on this machine.
+
+    >>> check_threads(1)
+    1
+    """
+    if is_integer(threads) and 1 <= threads <= most_threads():  # type: ignore[operator]
+        return int(threads)  # type: ignore[call-overload]
+    raise InvalidArgumentError(f"threads={threads!r:.40}; allowed: an int from 1 to {most_threads()}, 4 for each core")
 
 
 def now() -> str:

@@ -221,6 +221,12 @@ def deep(model, d, a):
         nested["x"] = nested = {}
 
 
+def without_macs(model, description, arrays):
+    description["fixed_macs"] = 0
+    for layer in description["layers"]:
+        layer["dense_macs"] = 0
+
+
 def setting(*path_and_value):
     *path, last, value = path_and_value
 
@@ -247,7 +253,7 @@ SPOILT = [
     external, external_in_a_constant, custom_operator, a_domain_of_the_runtime, a_function, hidden_in_a_branch,
     lying_shape, huge_shape, negative_shape, other_type, unknown_type, floats_elsewhere, twice, weight_is_input,
     a_huge_input, no_input, an_input_of_text, no_node, a_loop_in_the_graph, used_elsewhere, between_is_an_output,
-    weight_used_otherwise, not_transposed, an_unknown_operator, sparse,
+    weight_used_otherwise, not_transposed, an_unknown_operator, sparse, without_macs,
     setting("format", 2), setting("format", "1"), setting("format", True), setting("kind", "network"),
     setting("kind", None), setting("layers", []), setting("layers", {}), setting("layers", 0, "name", "c"),
     setting("layers", 1, "name", "a"), setting("layers", 0, "form", "spatial"), setting("layers", 0, "form", 3),

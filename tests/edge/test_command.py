@@ -9,6 +9,9 @@ import pytest
 from decomposable.edge import AnySizeSession
 from decomposable.edge.command import main
 from decomposable.edge.container import seal
+from decomposable.edge.measuring import example, time_sizes
+from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.latency import LatencyProfile
 
 
 @pytest.fixture
@@ -58,6 +61,46 @@ def test_bench_keeps_what_it_measured(file, call):
     assert json.loads(out)["batch"] == 1
 
 
+def test_bench_replaces_nothing_but_a_profile(file, call, monkeypatch):
+    monkeypatch.setattr(AnySizeSession, "measure", None)  # never called
+    beside = LatencyProfile.path_beside(file)
+    beside.write_text('{"format": 2}')
+    code, out, err = call("bench", file, "--seconds", "0")
+    assert (code, out) == (2, "")
+    assert f"{beside}: it is there and is not a latency profile (its format is version 2" in err
+    assert beside.read_text() == '{"format": 2}'
+
+
+def test_times_with_other_threads_are_not_used(file, call):
+    assert call("bench", file, "--sizes", "0.5", "--seconds", "0", "--threads", "2")[0] == 0
+    with pytest.raises(DecomposableError, match=r"onnxruntime, threads 1 was not measured, but .*batch 1, 2 threads"):
+        AnySizeSession(file, latency_ms=1e6, threads=1)
+    assert AnySizeSession(file, latency_ms=1e6, threads=2).plan.is_full
+
+
+@pytest.mark.parametrize("batch", [1 << 45, 1 << 61, 10**30])
+def test_a_batch_that_does_not_fit_is_refused_in_one_line(file, batch):
+    with pytest.raises(InvalidArgumentError, match=rf"batch={batch}: there is no such batch here \(") as caught:
+        AnySizeSession(file, threads=1).measure([0.5], batch=batch, seconds=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_runtime_cannot_run_is_refused_in_one_line(tiny):
+    def open_size(plan):
+        def run(feeds):
+            raise RuntimeError("bad allocation\n  frame 0")
+
+        return run
+
+    session = AnySizeSession(tiny, threads=1)
+    feeds = example(session.inputs, 2)
+    how = {"batch": 2, "threads": 1, "seconds": 0.0, "align": None}
+    with pytest.raises(
+        InvalidArgumentError, match=r"^batch=2: ONNX Runtime cannot run .*RuntimeError: bad allocation fr"
+    ):
+        time_sizes(session.selector, open_size, feeds, [0.5], **how)
+
+
 def test_run_writes_the_output_of_a_size(file, call, tmp_path):
     x = np.random.default_rng(0).standard_normal((2, 6)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
@@ -73,10 +116,21 @@ def test_run_writes_the_output_of_a_size(file, call, tmp_path):
         ([], 2, "VERB"),
         (["nothing"], 2, "invalid choice"),
         (["sizes", "none.onnx"], 1, "No such file"),
-        (["bench", "FILE", "--align", "x"], 2, "--align x"),
+        (
+            ["bench", "FILE", "--align", "x"],
+            2,
+            "--align: x; allowed: an int of at least 1, such as 8, and at most 65536",
+        ),
+        (["bench", "FILE", "--align", "²"], 2, "--align: ²; allowed"),
+        (["bench", "FILE", "--align", "9" * 23], 2, "--align: 999"),
         (["bench", "FILE", "--sizes", "big"], 2, "--sizes"),
+        (["bench", "FILE", "--sizes", "1.5"], 2, "--sizes 1.5: 1.5 is no size"),
         (["bench", "FILE", "--seconds", "-1"], 2, "--seconds"),
-        (["bench", "FILE", "--threads", "0"], 2, "threads=0"),
+        (["bench", "FILE", "--seconds", "x"], 2, "--seconds: x; allowed: seconds from 0"),
+        (["bench", "FILE", "--batch", "x"], 2, "--batch: x; allowed: a whole number from 1"),
+        (["bench", "FILE", "--threads", "0"], 2, "--threads: 0; allowed"),
+        (["bench", "FILE", "--threads", "100000"], 2, "--threads: 100000; allowed: a whole number from 1 to "),
+        (["run", "FILE", "FILE", "-o", "y.npy", "--threads", "100000"], 2, "--threads: 100000; allowed"),
         (["run", "FILE", "FILE", "-o", "y.npy"], 2, "not an array"),
         (["run", "FILE", "none.npy", "-o", "y.npy"], 1, "No such file"),
     ],

@@ -43,19 +43,40 @@ PROGRAM = """
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built from copies: a build leaves files beside its sources."""
+def checkout(tmp_path_factory):
+    """A copy: a build leaves files beside its sources. An earlier build has left some already."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("distribution")
     leave_out = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
     shutil.copytree(CHECKOUT / "edge", folder / "edge", ignore=leave_out)
     shutil.copytree(CHECKOUT / "src" / "decomposable", folder / "src" / "decomposable", ignore=leave_out)
+    shutil.copy(CHECKOUT / "LICENSE", folder)
+    stale = folder / "edge" / "build" / "lib" / "decomposable" / "edge"
+    stale.mkdir(parents=True)
+    (stale / "stale.py").write_text("")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout):
+    """What is built there."""
     command = [sys.executable, "-m", "pip", "wheel", "./edge", "--no-build-isolation", "--no-deps", "--no-index"]
     subprocess.run(
-        [*command, "-w", "out", "--quiet", "--disable-pip-version-check"], cwd=folder, check=True, capture_output=True
+        [*command, "-w", "out", "--quiet", "--disable-pip-version-check"], cwd=checkout, check=True, capture_output=True
     )
-    [built] = (folder / "out").iterdir()
+    [built] = (checkout / "out").iterdir()
     return built
+
+
+def test_a_source_distribution_is_refused_in_one_line(checkout, tmp_path):
+    """The sources lie outside of its folder: it would build a wheel that cannot be imported."""
+    apart = shutil.copytree(checkout / "edge", tmp_path / "edge")
+    for folder in (checkout / "edge", apart):
+        command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(tmp_path / "out")]
+        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "decomposable-edge is built from a checkout" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_wheel_holds_no_more_than_a_device_needs(wheel):
@@ -66,6 +87,8 @@ def test_the_wheel_holds_no_more_than_a_device_needs(wheel):
         [metadata] = [opened.read(name).decode() for name in names if name.endswith("METADATA")]
     assert "decomposable/edge/session.py" in sources
     assert "decomposable/network.py" not in sources
+    assert "decomposable/edge/stale.py" not in sources
+    assert "decomposable/LICENSE" in names
     required = {line.split()[1].partition(">")[0] for line in metadata.splitlines() if line.startswith("Requires-Dist")}
     assert required == {"numpy", "onnx", "onnxruntime"}
 

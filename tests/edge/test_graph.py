@@ -44,7 +44,6 @@ def test_a_weight_may_be_used_in_several_places_and_ways():
 @pytest.mark.parametrize(
     "nodes",
     [
-        [],
         [conv("x", "c/first", "y")],
         [conv("x", "c/first", "a"), helper.make_node("Relu", ["a"], ["b"]), conv("b", "c/second", "y")],
         [conv("x", ["c/first", "bias"], "a"), conv("a", "c/second", "y")],
@@ -58,6 +57,20 @@ def test_a_weight_may_be_used_in_several_places_and_ways():
 def test_what_is_no_pair_is_refused(nodes):
     with pytest.raises(Damaged, match="layer 'c'"):
         find_uses(wired(*nodes), "c")
+
+
+def test_a_layer_that_only_training_uses_is_nowhere():
+    assert find_uses(wired(helper.make_node("Relu", ["x"], ["y"])), "c") == ()
+
+
+def test_values_that_are_made_twice_are_refused():
+    """Two Pads that feed each other by such a name would be followed for ever."""
+    pads = [helper.make_node("Pad", ["a", "p"], ["b"]), helper.make_node("Pad", ["b", "p"], ["a"])]
+    with pytest.raises(Damaged, match="value 'a' is made twice"):
+        wired(conv("x", "c/first", "a"), *pads, conv("z", "c/second", "y"))
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    with pytest.raises(Damaged, match="value 'x' is made twice"):
+        Wiring(helper.make_graph([helper.make_node("Relu", ["z"], ["x"])], "g", [given], []))
 
 
 def norm(x, y, **attributes):

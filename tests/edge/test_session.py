@@ -178,10 +178,77 @@ def test_inputs_by_name_and_what_it_says_of_itself(session, x):
     assert session.sizes[-1] == session.selector.smallest_plan()
 
 
-@pytest.mark.parametrize("options", [{"threads": 0}, {"keep": 0}, {"keep": 1.5}, {"threads": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threads": 0},
+        {"threads": True},
+        {"threads": 100_000},
+        {"keep": 0},
+        {"keep": 1.5},
+        {"providers": "CPUExecutionProvider"},
+        {"providers": ["CPUExecutionProvider", "NoSuchProvider"]},
+        {"providers": []},
+        {"session_options": dict},
+    ],
+)
 def test_options_that_are_not_allowed(bundle, options):
-    with pytest.raises(InvalidArgumentError, match=next(iter(options))):
+    with pytest.raises(InvalidArgumentError, match=next(iter(options))) as caught:
         AnySizeSession(bundle, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"align": "nonsense"}, {"align": 8}, {"batch": 1}])
+def test_what_rounds_a_size_is_refused_without_one(bundle, options):
+    with pytest.raises(InvalidArgumentError, match="exactly one of macs"):
+        AnySizeSession(bundle, **options)
+
+
+def test_the_threads_it_tells_are_those_that_run(bundle, x):
+    made = []
+
+    def two_threads():
+        made.append(onnxruntime.SessionOptions())
+        made[-1].intra_op_num_threads = 2
+        return made[-1]
+
+    session = AnySizeSession(bundle, session_options=two_threads)
+    assert (session.threads, made[-1].intra_op_num_threads) == (2, 2)
+    session = AnySizeSession(bundle, session_options=two_threads, threads=1)
+    assert (session.threads, made[-1].intra_op_num_threads) == (1, 1)
+    made_by_itself = AnySizeSession(bundle)
+    assert made_by_itself._in_force.runtime.get_session_options().intra_op_num_threads == made_by_itself.threads
+    assert 1 <= made_by_itself.threads <= (os.cpu_count() or 1)
+    providers = ["CPUExecutionProvider", ("CPUExecutionProvider", {})]
+    assert AnySizeSession(bundle, providers=providers[1:]).run(x).shape == (7, 5)
+
+
+def test_either_order_of_bytes(session, x):
+    session.resize(macs=0.5)
+    np.testing.assert_array_equal(session.run(x.astype(">f4")), session.run(x))
+
+
+def test_a_network_without_statistics_of_its_own_says_so_once(tmp_path, x):
+    torch.manual_seed(0)
+    net = dn.decompose(dn.models.small_cnn((8, 8, 8)).eval(), example_input=torch.zeros(1, 1, 8, 8))
+    with pytest.warns(UserWarning, match="batch normalisation still has the full network's statistics") as caught:
+        dn.export_any_size(net, tmp_path / "net.onnx")
+    assert [warning.filename for warning in caught] == [__file__]
+    session = AnySizeSession(tmp_path / "net.onnx")
+    with pytest.warns(
+        UserWarning, match=r"batch normalisation still has .*calibrate_\(loader\) once, and export again"
+    ):
+        session.resize(ratio=0.5)
+    session.resize(ratio=0.4)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seconds": "a"}, {"seconds": -1}, {"sizes": 0.5}, {"sizes": "0.5"}, {"sizes": ["a"]}]
+)
+def test_measuring_what_cannot_be_is_refused_at_once(session, wrong):
+    with pytest.raises(InvalidArgumentError, match=f"measure: {next(iter(wrong))}=") as caught:
+        session.measure(**wrong)
+    assert "\n" not in str(caught.value)
 
 
 def test_options_of_the_runtime_are_made_for_every_size(bundle, x):
@@ -216,7 +283,9 @@ def test_measuring_and_then_a_size_by_its_latency(bundle, tmp_path, x):
     [entry] = profile.entries
     assert (entry.runtime, entry.batch, entry.threads, len(entry.sizes)) == ("onnxruntime", 1, 1, 3)
     assert session.resize(latency_ms=1e6).is_full
-    assert AnySizeSession(path, latency_ms=1e6, threads=1).plan.is_full  # it lies beside the file
+    assert AnySizeSession(path, latency_ms=1e6, batch=1, threads=1).plan.is_full  # it lies beside the file
+    with pytest.raises(DecomposableError, match="batch 3"):
+        AnySizeSession(path, latency_ms=1e6, batch=3, threads=1)
     with pytest.raises(BudgetError, match="too small"):
         session.resize(latency_ms=1e-9)
     with pytest.raises(DecomposableError, match="no alignments were tried"):
@@ -266,7 +335,10 @@ def test_a_package_that_is_missing_is_named_in_one_line():
     done = subprocess.run(
         command, check=True, env={**os.environ, "PYTHONPATH": str(SRC)}, capture_output=True, text=True
     )
-    assert done.stdout == "MissingExtraError onnxruntime is not installed; run: pip install 'decomposable[onnx]'\n"
+    assert done.stdout == (
+        "MissingExtraError onnxruntime is not installed, which decomposable-edge needs; run: pip install onnxruntime "
+        "(on a device), or pip install 'decomposable[onnx]'\n"
+    )
 
 
 def test_it_runs_where_torch_is_not(bundle, expected, x, tmp_path):

@@ -14,6 +14,7 @@ from decomposable.edge import AnySizeSession
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.export import any_size
 from decomposable.export.any_size import export_any_size
+from decomposable.export.program import ExportError
 from decomposable.models import resnet
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
@@ -195,7 +196,7 @@ def test_the_network_stays_as_it_is(tmp_path):
 def test_sizes_by_parameters_where_macs_are_not_known(tmp_path):
     torch.manual_seed(0)
     net = dn.decompose(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).eval())
-    with pytest.raises(InvalidArgumentError, match="example_input="):
+    with pytest.raises(InvalidArgumentError, match="example_input is needed"):
         export_any_size(net, tmp_path / "net.onnx")
     session = check(net, tmp_path / "net.onnx", torch.randn(3, 6), [{"params": 0.5}, {"ratio": 0.5}])
     with pytest.raises(InvalidArgumentError, match="macs="):
@@ -218,6 +219,97 @@ def test_what_differs_from_pytorch_is_refused_and_leaves_no_file(tmp_path, monke
     with pytest.raises(DecomposableError, match="differ"):
         export_any_size(net, path)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"what was there before"]
+
+
+class Auxiliary(nn.Module):
+    """A head that is used in training only."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.extra, self.head = nn.Linear(12, 12), nn.Linear(12, 6), nn.Linear(12, 6)
+
+    def forward(self, x):
+        h = torch.relu(self.body(x))
+        return (self.head(h), self.extra(h)) if self.training else self.head(h)
+
+
+def test_a_layer_that_only_training_uses_counts_as_in_pytorch(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(4, 12)
+    net = dn.decompose(Auxiliary().eval(), x)
+    session = check(net, tmp_path / "net.onnx", x, [{"macs": 0.8}, {"params": 0.7}, {"ratio": 0.3}, {"macs": 1.0}])
+    assert "extra" in session.plan.ranks
+    session.prepare()
+    assert not [t.name for t in onnx.load(tmp_path / "net.onnx").graph.initializer if t.name.startswith("extra")]
+
+
+class Returning(nn.Module):
+    """More outputs than it makes, or under names of its own."""
+
+    def __init__(self, choose):
+        super().__init__()
+        self.layer, self.weight, self.choose = nn.Linear(6, 6), nn.Parameter(torch.arange(3.0)), choose
+
+    def forward(self, x):
+        return self.choose(self, x, self.layer(x))
+
+
+def test_outputs_that_are_weights_inputs_or_there_twice(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(3, 6)
+    model = Returning(lambda self, x, y: (y, y, x, self.weight, torch.ones(2))).eval()
+    session = check(dn.decompose(model, x), tmp_path / "net.onnx", x, [{"ratio": 0.5}, {"ratio": 1.0}])
+    assert [port.name for port in session.outputs] == [f"output_{i}" for i in range(5)]
+
+
+def test_an_output_that_is_called_as_weights_are(tmp_path):
+    model = Returning(lambda self, x, y: {"layer/first": y}).eval()
+    with pytest.raises(ExportError, match=r"'layer/first'.*allowed: another name"):
+        export_any_size(dn.decompose(model, torch.randn(3, 6)), tmp_path / "net.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_tried_with_the_samples_that_are_given(tmp_path, monkeypatch):
+    model = Returning(lambda self, x, y: self.layer(torch.log(x))).eval()
+    net = dn.decompose(model, torch.ones(1, 6))
+    with pytest.raises(ExportError, match="no finite number"):  # made-up samples are negative in some places
+        export_any_size(net, tmp_path / "net.onnx")
+    assert export_any_size(net, tmp_path / "net.onnx", example_input=torch.rand(2, 6) + 0.1).largest_difference < 1e-4
+    right = any_size.tidy
+
+    def wrong(*arguments):
+        made = right(*arguments)
+        factor = next(tensor for tensor in made.graph.initializer if tensor.name == "layer/second")
+        factor.raw_data = (np.frombuffer(factor.raw_data, np.float32) * 2).tobytes()
+        return made
+
+    monkeypatch.setattr(any_size, "tidy", wrong)
+    with pytest.raises(ExportError, match="differ"):
+        export_any_size(net, tmp_path / "net.onnx", example_input=torch.rand(2, 6) + 0.1)
+
+
+def test_another_size_of_image_than_was_counted_is_refused(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+    net = dn.decompose(model, torch.randn(1, 3, 8, 8))
+    with pytest.raises(InvalidArgumentError, match=r"\(3, 16, 16\).*\(3, 8, 8\).*decompose\(\)"):
+        export_any_size(net, tmp_path / "net.onnx", example_input=torch.randn(1, 3, 16, 16))
+
+
+def test_a_model_of_one_batch_size_is_told_what_can_be_done(tmp_path):
+    model = Returning(lambda self, x, y: y * len(x)).eval()
+    with pytest.raises(ExportError, match=r"export_any_size: .*fixes the size of the batch.*export_onnx") as caught:
+        export_any_size(dn.decompose(model, torch.randn(2, 6)), tmp_path / "net.onnx")
+    assert "allowed: batch=1" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["folder.onnx", "nowhere/net.onnx", "net"])
+def test_a_path_that_cannot_be_is_refused_before_any_work(tmp_path, monkeypatch, path):
+    (tmp_path / "folder.onnx").mkdir()
+    monkeypatch.setattr(any_size, "to_onnx", None)
+    _, net = mlp()
+    with pytest.raises(InvalidArgumentError, match="path "):
+        export_any_size(net, tmp_path / path)
+    assert [file.name for file in tmp_path.iterdir()] == ["folder.onnx"]
 
 
 def test_other_things_are_refused(tmp_path):

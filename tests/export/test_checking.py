@@ -47,6 +47,20 @@ def test_the_largest_over_all_batches_and_outputs():
         largest_difference(module, lambda x: [], batches)
 
 
+def test_an_output_without_any_number_is_not_taken_for_the_same():
+    class Logarithm(nn.Module):
+        def forward(self, x):
+            return x, torch.log(x)
+
+    def run(x):
+        return [x.numpy(), x.log().numpy()]
+
+    with pytest.raises(ExportError, match=r"no finite number.*example_input="):
+        largest_difference(Logarithm(), run, [-torch.ones(1, 2), -torch.ones(2, 2)])
+    assert largest_difference(Logarithm(), run, [-torch.ones(1, 2), torch.ones(2, 2)]) == 0
+    assert largest_difference(nn.Identity(), lambda x: [x.numpy()], [torch.ones(1, 0)]) == 0  # nothing to be wrong
+
+
 def test_what_is_close():
     require_close(1e-4, 1e-4)
     for found in (1.1e-4, INF, NAN):

@@ -193,9 +193,23 @@ def test_a_model_knows_how_it_was_built(name: str) -> None:
     assert repr(rebuilt(note)) == repr(model)
     assert all(p.is_meta for p in rebuilt(note).parameters())
     assert noted(model) == {**note, "is_changed": False}
+    hook = next(model.children()).register_forward_hook(lambda *_: None)
+    assert noted(model) == {**note, "is_changed": True}
+    hook.remove()
+    assert noted(copy.deepcopy(model)) == {**note, "is_changed": False}
     model[0] = nn.Identity()
     assert noted(model) == {**note, "is_changed": True}
     assert "decomposable" not in str(note)  # a model that is pickled does not ask for this package because of it
+
+
+def test_a_number_that_the_repr_does_not_show_counts() -> None:
+    model = models.small_cnn()
+    model[0].note = 3  # of the owner's own: it changes nothing
+    assert noted(model)["is_changed"] is False
+    shown = repr(model)
+    model[-1].out_features = str(model[-1].out_features)
+    assert repr(model) == shown
+    assert noted(model)["is_changed"] is True
 
 
 def test_a_model_too_large_for_a_file_to_name_is_not_noted_in_one() -> None:

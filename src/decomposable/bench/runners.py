@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from decomposable.errors import DecomposableError
+from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.export.quiet import reason
 from decomposable.parts import InputSpec
 
 Runs = dict[str, Callable[[], object]]
@@ -18,13 +19,37 @@ Runs = dict[str, Callable[[], object]]
 def runners(
     runtime: str, modules: Mapping[str, nn.Module], input: InputSpec, *, batch: int, threads: int
 ) -> Iterator[Runs]:
-    """Functions that run these modules, each with the same batch; the number of threads holds within the context."""
-    x = input.example(batch)
+    """Functions that run these modules, each with the same batch; the number of threads holds within the context.
+
+    Each has run once: what the network cannot take, or the machine cannot hold, is an `InvalidArgumentError`.
+    """
+    what = f"batch={batch} of {'x'.join(map(str, input.shape))} ({input.dtype})"
+    with _refusing(f"{what}: there is no such batch here"):
+        x = input.example(batch)
     if runtime == "onnxruntime":
-        yield {name: _onnx_run(module, input, x, threads) for name, module in modules.items()}
+        runs = {name: _onnx_run(module, input, x, threads) for name, module in modules.items()}
+        _try_once(runs, f"{what}: onnxruntime cannot run the network on it")
+        yield runs
         return
     with _torch_threads(threads), torch.inference_mode():
-        yield {name: _torch_run(module, x) for name, module in modules.items()}
+        runs = {name: _torch_run(module, x) for name, module in modules.items()}
+        _try_once(runs, f"{what}: torch cannot run the network on it")
+        yield runs
+
+
+def _try_once(runs: Runs, text: str) -> None:
+    with _refusing(text):
+        for run in runs.values():
+            run()
+
+
+@contextmanager
+def _refusing(text: str) -> Iterator[None]:
+    """Any failure in one line: those of PyTorch and of ONNX Runtime are of many types, and pages long."""
+    try:
+        yield
+    except Exception as error:
+        raise InvalidArgumentError(f"{text} ({reason(error)})") from error
 
 
 @contextmanager
@@ -44,7 +69,6 @@ def _torch_run(module: nn.Module, x: Tensor) -> Callable[[], object]:
 
 def _onnx_run(module: nn.Module, input: InputSpec, x: Tensor, threads: int) -> Callable[[], object]:
     from decomposable.export.graph import to_onnx  # brings the optional packages, or says which one is missing
-    from decomposable.export.quiet import reason
 
     model = to_onnx(module, input, optimize=True)
     import onnxruntime
@@ -57,7 +81,6 @@ def _onnx_run(module: nn.Module, input: InputSpec, x: Tensor, threads: int) -> C
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         feed = {session.get_inputs()[0].name: x.numpy()}
-        session.run(None, feed)
     except Exception as error:  # of types of its own
         raise DecomposableError(f"onnxruntime cannot run this network ({reason(error)})") from error
     return lambda: session.run(None, feed)

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.interpolation import position
-from decomposable.profiles import RUNTIMES, Entry, TimedSize, timed_now
-from decomposable.ranks import RankPlan, RankSelector, check_align, is_integer
-from decomposable.timing import Sample, interleaved
+from decomposable.profiles import RUNTIMES, Entry, TimedSize, effective_align, timed_now
+from decomposable.ranks import RankPlan, RankSelector, is_integer
+from decomposable.timing import Sample, check_threads, interleaved
 
-SIZES = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
+SIZES = (0.95, 0.85, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 """What is measured besides the original network, as far as the network can be so small."""
 
 ALIGNMENTS = (1, 4, 8, 16, 32)
@@ -43,10 +43,11 @@ def sweep(
     """Time the original network and several sizes; with ``align="measured"``, find the best alignment first.
 
     `sizes` are parts of the original or counts (of MACs, of parameters where those are not known), by default `SIZES`.
+    An alignment above all ranks is noted as the smallest one that is.
     """
-    for name, count in {"batch": batch, "threads": threads}.items():
-        if not is_integer(count) or count < 1:
-            raise InvalidArgumentError(f"{name}={count!r}; allowed: an int of at least 1")
+    if not is_integer(batch) or batch < 1:
+        raise InvalidArgumentError(f"batch={batch!r}; allowed: an int of at least 1")
+    check_threads(threads)
     if runtime not in RUNTIMES:
         raise InvalidArgumentError(f"runtime={runtime!r}; allowed: {', '.join(RUNTIMES)}")
     trials: list[tuple[int, float]] = []
@@ -54,7 +55,7 @@ def sweep(
         seconds /= 2  # a half for each
         trials = try_alignments(selector, sizes, lambda plans: _times(making, plans, seconds))
         align = fastest(trials)
-    align = 1 if align is None else check_align(align)  # type: ignore[arg-type]
+    align = 1 if align is None else effective_align(selector, align)  # type: ignore[arg-type]
     plans = {"the original": selector.full_plan()}
     plans |= {str(size): selector.of_size(size, align=align) for size in _possible(selector, sizes, align, SIZES)}
     names = {plan.ranks: name for name, plan in reversed(plans.items())}  # several budgets may come to one size

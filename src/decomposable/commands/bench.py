@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks, opening
-from decomposable.commands.verb import ProgressLine, Verb, as_table, parse_sizes
+from decomposable.commands.verb import (
+    ProgressLine,
+    Verb,
+    alignment,
+    as_table,
+    batch_size,
+    parse_sizes,
+    seconds,
+    threads,
+)
 from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -23,18 +32,18 @@ HEADER = ("runtime", "size", "MACs", "parameters", "median ms", "middle half", "
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="a network.safetensors, or an any-size .onnx")
     parser.add_argument("--sizes", metavar="LIST", help="besides the original: parts of its MACs, as in 0.5,0.25")
-    parser.add_argument("--batch", metavar="N", type=_positive, default=1, help="samples in one pass (default: 1)")
-    parser.add_argument("--threads", metavar="N", type=_positive, help="threads (default: as many as PyTorch uses)")
+    parser.add_argument("--batch", metavar="N", type=batch_size, default=1, help="samples in one pass (default: 1)")
+    parser.add_argument("--threads", metavar="N", type=threads, help="threads (default: as many as PyTorch uses)")
     parser.add_argument(
         "--runtime", metavar="LIST", help="torch, onnxruntime or both, with a comma (default: those that are installed)"
     )
     parser.add_argument(
-        "--seconds", metavar="S", type=_seconds, default=10.0, help="how long to measure in each runtime (default: 10)"
+        "--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure in each runtime (default: 10)"
     )
     parser.add_argument(
         "--align",
         metavar="N",
-        type=opening.alignment,
+        type=alignment,
         help="round ranks to multiples of 8, 16 …; measured: try which is best",
     )
     parser.add_argument("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
@@ -43,25 +52,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="PROFILE", type=Path, help="where to keep it (default: FILE.latency.json)")
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: an int of at least 1")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 <= number <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: seconds from 0 to 86400")
-    return number
-
-
 def _run(options: argparse.Namespace) -> None:
-    from decomposable.latency import LatencyProfile
-
     sizes = None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
-    out = options.out or LatencyProfile.path_beside(options.file)
+    out = _place(options)
     measured = _of_bundle if options.file.suffix == ".onnx" else _of_network
     progress = ProgressLine()
     try:
@@ -70,6 +63,23 @@ def _run(options: argparse.Namespace) -> None:
         progress.close()
     profile.save(out)
     _show(options, profile, out)
+
+
+def _place(options: argparse.Namespace) -> Path:
+    """Where the profile goes, seen to before anything is measured."""
+    from decomposable.latency import LatencyProfile
+
+    beside = LatencyProfile.path_beside(options.file)
+    if options.file.exists() and (options.out is None or options.file.suffix == ".onnx"):  # a session keeps it there
+        LatencyProfile.check_place(beside)
+    if options.out is None:
+        return beside
+    try:
+        LatencyProfile.check_place(options.out)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"--out {error}") from error
+    out: Path = options.out
+    return out
 
 
 def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: ProgressLine) -> LatencyProfile:

@@ -53,6 +53,13 @@ def _run(options: argparse.Namespace) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             report = _exported(options, kind, net, size, example)
+    except InvalidArgumentError as error:
+        if not str(error).startswith("example_input is needed"):
+            raise
+        raise InvalidArgumentError(
+            f"--input is needed: {options.file} does not say what the network takes; allowed: the shape of one sample, "
+            "as in --input 3x32x32"
+        ) from error
     finally:
         progress.close()
     for warning in caught:
@@ -82,9 +89,15 @@ def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         raise InvalidArgumentError(f"-o {out}: there is no folder {out.parent}; allowed: one that exists")
     if out.is_dir() or (out.exists() and not options.force):
         raise InvalidArgumentError(f"-o {out}: it exists; allowed: another name, or --force to replace it")
+    if options.any_size:
+        refused = ("macs", "params", "ratio", "latency_ms", "align", "batch")
+        came = [f"--{name.replace('_', '-')}" for name in refused if getattr(options, name) is not None]
+        if came:
+            raise InvalidArgumentError(
+                f"--any-size holds every size and takes any batch; got {', '.join(came)}; allowed: no size, no --align "
+                "and no --batch"
+            )
     size = _size(options)
-    if options.any_size and (size or options.batch is not None):
-        raise InvalidArgumentError("--any-size holds every size and takes any batch; allowed: no size, no --batch")
     return ("any-size" if options.any_size else kind), size
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
+from decomposable.commands.verb import alignment as alignment
 from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -23,13 +24,6 @@ def add_code(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="FUNCTION", help="package.module:function, which builds the model, where FILE is not of ours"
     )
-
-
-def alignment(text: str) -> int | str:
-    """What ranks are rounded to, as it is typed: a number, or the word measured."""
-    if text != "measured" and not (text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: an int of at least 1, or measured")
-    return text if text == "measured" else int(text)
 
 
 def open_network(options: argparse.Namespace) -> nn.Module:
@@ -101,12 +95,16 @@ def example(text: str, net: nn.Module) -> Tensor:
     """A batch of the shape that was typed, by default of the type of the weights."""
     import torch
 
+    from decomposable.export.quiet import reason
     from decomposable.parts import InputSpec
 
     shape, _, name = text.partition(":")
-    sizes = shape.split("x")
+    sizes = [int(size) if size.isdecimal() and len(size) < 9 else 0 for size in shape.split("x")]
     weight = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros(0))
     dtype = getattr(torch, name, None) if name else weight.dtype
-    if not all(size.isdigit() and 0 < int(size) < 1 << 24 for size in sizes) or not isinstance(dtype, torch.dtype):
+    if not all(0 < size < 1 << 24 for size in sizes) or not isinstance(dtype, torch.dtype):
         raise InvalidArgumentError(f"--input {text}: not a shape; allowed: as in 3x32x32, or with a type, 128:int64")
-    return InputSpec(shape=tuple(map(int, sizes)), dtype=str(dtype).removeprefix("torch.")).example(2)
+    try:
+        return InputSpec(shape=tuple(sizes), dtype=str(dtype).removeprefix("torch.")).example(2)
+    except Exception as error:  # too large, or of a type that has no ordinary numbers
+        raise InvalidArgumentError(f"--input {text}: a batch cannot be made ({reason(error)})") from error

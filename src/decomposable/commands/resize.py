@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import networks
+from decomposable.commands import networks, opening
 from decomposable.commands.verb import Verb
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ KINDS = ("state-dict", "artifact")
 def _options(parser: argparse.ArgumentParser) -> None:
     networks.add_file(parser)
     networks.add_size(parser)
+    parser.add_argument(
+        "--align", metavar="N", type=opening.alignment, help="round ranks to multiples: 8, 16 … or measured"
+    )
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write (.safetensors)")
     parser.add_argument(
         "--as",
@@ -36,6 +39,8 @@ def _run(options: argparse.Namespace) -> None:
     from decomposable.errors import InvalidArgumentError
 
     asked, size = networks.size_asked(options)
+    if options.align is not None:
+        asked, size = f"{asked}, align={options.align}", {**size, "align": options.align}
     if options.out.suffix != ".safetensors":
         raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .safetensors")
     if not options.out.parent.is_dir():

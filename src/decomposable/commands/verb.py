@@ -74,7 +74,7 @@ def parse_size(option: str, text: str) -> float:
         if stripped[-1:].upper() in _UNITS:
             return round(float(stripped[:-1]) * _UNITS[stripped[-1].upper()])
         return int(stripped) if stripped.isdigit() else float(stripped)
-    except ValueError:
+    except (ValueError, OverflowError):  # of infM
         raise InvalidArgumentError(
             f"{option} {text}: not a size; allowed: a part of the original (0.25, 25%) or a count (45M, 45000000)"
         ) from None
@@ -85,7 +85,52 @@ def parse_sizes(option: str, text: str) -> list[tuple[str, float]]:
     sizes = [(part.strip(), parse_size(option, part)) for part in text.split(",") if part.strip()]
     if not sizes:
         raise InvalidArgumentError(f"{option} {text!r}: no size; allowed: sizes separated by commas, as in 1,0.5,25%")
+    for typed, size in sizes:
+        if not (0 < size <= 1 or (isinstance(size, int) and size > 1)):
+            raise InvalidArgumentError(
+                f"{option} {text}: {typed} is no size; allowed: a part of the original in (0, 1], or a count as in 45M"
+            )
     return sizes
+
+
+MOST_ALIGN, MOST_BATCH, MOST_SECONDS = 1 << 16, 1 << 20, 86_400
+
+
+def batch_size(text: str) -> int:
+    """A number of samples, as it is typed after an option."""
+    return _within(text, MOST_BATCH, f"a whole number from 1 to {MOST_BATCH:,}")
+
+
+def threads(text: str) -> int:
+    """A number of threads, as it is typed after an option."""
+    from decomposable.timing import most_threads  # needs numpy, which takes a while
+
+    return _within(text, most_threads(), f"a whole number from 1 to {most_threads()}, 4 for each core")
+
+
+def seconds(text: str) -> float:
+    """How long, as it is typed after an option."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text}; allowed: seconds from 0 to {MOST_SECONDS}")
+    return number
+
+
+def alignment(text: str) -> int | str:
+    """What ranks are rounded to, as it is typed after an option: a number, or the word measured."""
+    if text == "measured":
+        return text
+    return _within(text, MOST_ALIGN, f"an int of at least 1, such as 8, and at most {MOST_ALIGN}; or measured")
+
+
+def _within(text: str, most: int, allowed: str) -> int:
+    # A superscript two is a digit too, and of very long numbers int() refuses to read the digits.
+    if text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text:.40}; allowed: {allowed}")
 
 
 def as_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

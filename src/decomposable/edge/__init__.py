@@ -7,6 +7,7 @@ statistics  batch normalisation at any size
 factors     a layer's weights at any rank
 folding     batch normalisation as part of the layer before
 building    the ONNX model of one size
+options     how ONNX Runtime is asked to work
 session     the session, and changing its size under load
 """
 
@@ -19,7 +20,8 @@ except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("numpy", "onnx", "onnxruntime"):
         raise
     raise MissingExtraError(
-        f"{(error.name or '').partition('.')[0]} is not installed; run: pip install 'decomposable[onnx]'"
+        f"{(error.name or '').partition('.')[0]} is not installed, which decomposable-edge needs; run: "
+        f"pip install {(error.name or '').partition('.')[0]} (on a device), or pip install 'decomposable[onnx]'"
     ) from error
 
 __all__ = ["AnySizeSession", "Port"]

@@ -39,7 +39,7 @@ def build(bundle: Bundle, plan: RankPlan) -> SizeModel:
     if bundle.statistics is not None:
         statistics = bundle.statistics.at(plan).items()
         draft.tensors.update((name, values) for name, values in statistics if name in draft.tensors)
-    for layer in bundle.layers:
+    for layer in bundle.used_layers:
         rank = plan.ranks[layer.name]
         if layer.name in plan.dense:
             draft.put_dense(layer, rank)

@@ -45,8 +45,9 @@ class Bundle:
         model: the ONNX model without its weights.
         wiring: which nodes take which values.
         tensors: the weights that are no factors, by name.
-        uses: where the graph has each layer.
+        uses: where the graph has each layer; nowhere if only training uses it.
         foldable: for every batch normalisation that can be folded, the node that takes it in.
+        lacks_statistics: whether batch normalisation has those of the full network at every size.
         info: what the network's file said besides, such as measured accuracies.
     """
 
@@ -59,9 +60,15 @@ class Bundle:
     foldable: Mapping[int, int]
     selector: RankSelector
     statistics: Statistics | None
+    lacks_statistics: bool
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     info: Mapping[str, Any]
+
+    @property
+    def used_layers(self) -> tuple[LayerWeights, ...]:
+        """The layers that the graph has."""
+        return tuple(layer for layer in self.layers if layer.is_used)
 
 
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:
@@ -86,11 +93,13 @@ def _parse(path: Path, model: onnx.ModelProto, description: dict[str, Any], arra
     selector = _read_selector(top, layers, records, unused)
     statistics = _read_statistics(top, selector, tensors, unused)
     require(not unused, f"array '{next(iter(unused), ''):.60}' belongs to nothing")
-    factors = {name: x for y in layers for name, x in ((first_of(y.name), y.first), (second_of(y.name), y.second))}
+    used = [layer for layer in layers if layer.is_used]
+    factors = {name: x for y in used for name, x in ((first_of(y.name), y.first), (second_of(y.name), y.second))}
     shapes = {name: array.shape for name, array in (tensors | factors).items()}
     inputs, outputs = (tuple(_port(v) for v in values) for values in (model.graph.input, model.graph.output))
     require(bool(inputs) and bool(outputs), "it has no input or no output")
-    require(not shapes.keys() & {port.name for port in inputs}, "a weight is an input")
+    made = {*wiring.makers, *(port.name for port in inputs)}
+    require(not shapes.keys() & made, "a weight is an input, or a node makes it")
     check_extents(model, tensors | factors)
     return Bundle(
         path=path,
@@ -102,6 +111,7 @@ def _parse(path: Path, model: onnx.ModelProto, description: dict[str, Any], arra
         foldable=find_foldable(wiring, shapes),
         selector=selector,
         statistics=statistics,
+        lacks_statistics=top.has("lacks_statistics") and top.flag("lacks_statistics"),
         inputs=inputs,
         outputs=outputs,
         info=top.mapping("info"),
@@ -125,6 +135,10 @@ def _read_layer(record: Fields, tensors: dict[str, Array]) -> LayerWeights:
     require(len(shape) in (2, 4) and all(0 < size < 1 << 31 for size in shape), f"layer '{name:.60}' has a wrong shape")
     forms = ("channel",) if all(size == 1 for size in shape[2:]) else ("channel", "spatial")
     require(form in forms, f"layer '{name:.60}' has the form {form!r:.40}")
+    if record.has("stored"):  # only training uses it: it counts, but its weights are not there
+        claimed = factor_shapes(shape, form, record.integer("stored", 1, full_rank(shape, form)))
+        empty = [np.broadcast_to(np.float32(0), size) for size in claimed]
+        return LayerWeights(name=name, form=form, shape=shape, first=empty[0], second=empty[1], is_used=False)
     for weight in (first_of(name), second_of(name)):
         require(weight in tensors, f"tensor '{weight:.80}' is missing")
     first, second = tensors.pop(first_of(name)), tensors.pop(second_of(name))
@@ -139,6 +153,7 @@ def _read_layer(record: Fields, tensors: dict[str, Array]) -> LayerWeights:
 
 def _uses(wiring: Wiring, layer: LayerWeights) -> tuple[Use, ...]:
     uses = find_uses(wiring, layer.name)
+    require(bool(uses) == layer.is_used, f"layer '{layer.name:.60}': its weights are not where they should be")
     kinds = ("Conv",) if len(layer.shape) == 4 else ("Gemm", "MatMul")
     for use in uses:
         for index, weight in ((use.first, layer.first), (use.second, layer.second)):
@@ -175,7 +190,9 @@ def _read_selector(
     fixed_params = top.integer("fixed_params")
     most = sum(max(c.dense_macs, c.full_rank * c.macs_per_rank) for c in costs) + (fixed_macs or 0)
     params = sum(max(c.dense_params, c.full_rank * c.params_per_rank) for c in costs) + fixed_params
-    require(max(most, params) < MOST and params > 0, "the costs are too large")
+    require(max(most, params) < MOST, "the costs are too large")
+    is_free = fixed_macs is not None and fixed_macs + sum(c.dense_macs for c in costs) == 0
+    require(params > 0 and not is_free, "the network has no MACs or no parameters")  # sizes are parts of that
     parts: dict[str, Any] = {"costs": costs, "scores": tuple(scores), "fixed_macs": fixed_macs}
     parts |= {"fixed_params": fixed_params, "lower": lower, "upper": upper}
     selector = with_stored(RankSelector(**parts), stored)

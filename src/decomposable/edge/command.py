@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from decomposable import __version__
-from decomposable.commands.verb import as_table, parse_size, parse_sizes
+from decomposable.commands.verb import alignment, as_table, batch_size, parse_size, parse_sizes, seconds, threads
 from decomposable.edge.bundle import Bundle, read_bundle
 from decomposable.edge.session import AnySizeSession, usual_plans
 from decomposable.errors import DecomposableError, InvalidArgumentError
@@ -76,13 +76,17 @@ def _parser() -> argparse.ArgumentParser:
     bench = verb("bench", "measure sizes on this device, and keep the times beside the file", _bench)
     run = verb("run", "run it on an array in a file", _run)
     for one in (bench, run):
-        one.add_argument("--threads", metavar="N", type=int, help="threads for one request (default: ONNX Runtime's)")
+        one.add_argument(
+            "--threads", metavar="N", type=threads, help="threads for one request (default: ONNX Runtime's)"
+        )
     for one in (sizes, bench):
         one.add_argument("--json", action="store_true", help="print the result as JSON, for machines")
     bench.add_argument("--sizes", metavar="LIST", help="besides the full one: parts of the MACs, as in 0.5,0.25")
-    bench.add_argument("--batch", metavar="N", type=int, default=1, help="samples in one request (default: 1)")
-    bench.add_argument("--seconds", metavar="S", type=float, default=10.0, help="how long to measure (default: 10)")
-    bench.add_argument("--align", metavar="N", help="round ranks to multiples of N; measured: try which is best")
+    bench.add_argument("--batch", metavar="N", type=batch_size, default=1, help="samples in one request (default: 1)")
+    bench.add_argument("--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure (default: 10)")
+    bench.add_argument(
+        "--align", metavar="N", type=alignment, help="round ranks to multiples of N; measured: try which is best"
+    )
     run.add_argument("input", metavar="INPUT", type=Path, help="the input, an array of numpy (.npy)")
     run.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="where the output goes (.npy)")
     for name in ("macs", "params", "ratio"):
@@ -142,16 +146,11 @@ def _accuracies(bundle: Bundle) -> dict[float, float]:
 
 def _bench(options: argparse.Namespace) -> None:
     sizes = None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
-    align = options.align
-    if align is not None and align != "measured":
-        if not align.isdigit():
-            raise InvalidArgumentError(f"--align {align}; allowed: a number such as 8, or measured")
-        align = int(align)
-    if not 0 <= options.seconds <= 86_400:
-        raise InvalidArgumentError(f"--seconds {options.seconds:g}; allowed: 0 to 86400")
     session = AnySizeSession(options.file, ratio=_LEAST, threads=options.threads)
-    profile = session.measure(sizes, batch=options.batch, seconds=options.seconds, align=align)
-    entry, where = profile.entries[0], profile.path_beside(options.file)
+    where = LatencyProfile.path_beside(options.file)
+    LatencyProfile.check_place(where)
+    profile = session.measure(sizes, batch=options.batch, seconds=options.seconds, align=options.align)
+    entry = profile.entries[0]
     if options.json:
         _say(json.dumps({"file": str(options.file), "profile": str(where), **asdict(entry)}))
         return

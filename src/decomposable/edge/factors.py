@@ -45,13 +45,17 @@ def dense_weight(first: Array, second: Array, form: str) -> Array:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerWeights:
-    """All bases of one layer; the dense weight is computed when it is first needed, and kept."""
+    """All bases of one layer; the dense weight is computed when it is first needed, and kept.
+
+    A layer that only training uses has shapes, which say how many bases there are, but no weights.
+    """
 
     name: str
     form: str
     shape: tuple[int, ...]
     first: Array
     second: Array
+    is_used: bool = True
     _kept: dict[int, Array] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

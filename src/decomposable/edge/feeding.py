@@ -22,13 +22,14 @@ def feeds_of(ports: Sequence[Port], x: Array | Mapping[str, Array]) -> dict[str,
     if feeds.keys() != {port.name for port in ports}:
         came, wanted = ", ".join(map(str, feeds)), ", ".join(port.name for port in ports)
         raise InvalidArgumentError(f"run: got the inputs {came or 'none'}; allowed: {wanted}")
-    for port in ports:
-        _check(port, feeds[port.name])
-    return feeds
+    return {port.name: _checked(port, feeds[port.name]) for port in ports}
 
 
-def _check(port: Port, value: object) -> None:
-    """Refuse an array that the network cannot take, in one line; ONNX Runtime would say it in its own words."""
+def _checked(port: Port, value: object) -> Array:
+    """The array, as this machine lays out numbers; one that the network cannot take is refused in one line.
+
+    Numpy calls a type by the same name in either order of bytes; ONNX Runtime takes all for the machine's own.
+    """
     if not isinstance(value, np.ndarray):
         raise InvalidArgumentError(f"run: '{port.name}' is a {type(value).__name__}; allowed: a numpy array")
     fits = len(port.shape) == value.ndim and all(
@@ -39,3 +40,4 @@ def _check(port: Port, value: object) -> None:
         raise InvalidArgumentError(
             f"run: '{port.name}' has shape {value.shape} and type {value.dtype}; allowed: {wanted}, {port.dtype}"
         )
+    return value.astype(port.dtype, copy=False)

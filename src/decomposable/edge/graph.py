@@ -48,12 +48,15 @@ class Wiring:
         self.outputs = {value.name for value in graph.output}
         self.makers: dict[str, int] = {}
         self._takers: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        given = {value.name for value in (*graph.input, *graph.initializer)}
         for i, node in enumerate(self.nodes):
             for place, name in enumerate(node.input):
                 self._takers[name].append((i, place))
             for name in self.captured(i):
                 self._takers[name].append((i, -1))
-            self.makers.update((name, i) for name in node.output if name)
+            for name in filter(None, node.output):
+                require(name not in given and name not in self.makers, f"value '{name:.60}' is made twice")
+                self.makers[name] = i
 
     def captured(self, index: int) -> set[str]:
         """The values from around it that a node's inner graphs use."""
@@ -113,20 +116,22 @@ def integers(node: NodeProto, name: str, default: Sequence[int]) -> list[int]:
 
 
 def find_uses(wiring: Wiring, layer: str) -> tuple[Use, ...]:
-    """All places where a layer is used."""
+    """All places where a layer is used; none where only training uses it."""
     firsts, seconds = (_multiplying(wiring, layer, name) for name in (first_of(layer), second_of(layer)))
     uses = []
     for first in firsts:
         require(not any(wiring.nodes[first].input[2:]), f"layer '{layer}': its first part has a bias")
         entry = second = _next(wiring, first, layer)
-        while wiring.nodes[second].op_type == "Pad":
+        seen = {first}
+        while wiring.nodes[second].op_type == "Pad" and second not in seen:
+            seen.add(second)
             second = _next(wiring, second, layer)
         require(second in seconds, f"layer '{layer}': its first part leads to {wiring.nodes[second].op_type:.40}")
         require(
             wiring.nodes[first].op_type == wiring.nodes[second].op_type, f"layer '{layer}': its parts are of two kinds"
         )
         uses.append(Use(first, second, entry))
-    require(bool(uses) and len({u.second for u in uses}) == len(seconds), f"layer '{layer}': its parts do not match")
+    require(len({use.second for use in uses}) == len(seconds), f"layer '{layer}': its parts do not match")
     return tuple(uses)
 
 

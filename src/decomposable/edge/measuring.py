@@ -36,9 +36,20 @@ def example(ports: Sequence[Port], batch: int) -> dict[str, Array]:
                 f"measure: '{port.name}' has the shape {port.shape}; allowed: a batch that varies"
             )
         is_whole = np.dtype(port.dtype).kind != "f"
-        values = random.integers(0, 2, shape) if is_whole else random.standard_normal(shape)  # type: ignore[arg-type]
-        feeds[port.name] = values.astype(port.dtype)
+        with _refusing(f"batch={batch!r:.40}: there is no such batch here"):
+            values = random.integers(0, 2, shape) if is_whole else random.standard_normal(shape)  # type: ignore[arg-type]
+            feeds[port.name] = values.astype(port.dtype)
     return feeds
+
+
+@contextmanager
+def _refusing(text: str) -> Iterator[None]:
+    """What does not fit into memory, in one line: numpy and ONNX Runtime have many errors for it."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidArgumentError(f"{text} ({type(error).__name__}: {reason})") from error
 
 
 def time_sizes(
@@ -56,7 +67,11 @@ def time_sizes(
 
     @contextmanager
     def making(plans: Mapping[str, RankPlan]) -> Iterator[Runs]:
-        runs = {name: open_size(plan) for name, plan in plans.items()}
-        yield {name: partial(run, feeds) for name, run in runs.items()}
+        opened = {name: open_size(plan) for name, plan in plans.items()}
+        runs = {name: partial(run, feeds) for name, run in opened.items()}
+        with _refusing(f"batch={batch}: ONNX Runtime cannot run the network on it"):
+            for run in runs.values():
+                run()
+        yield runs
 
     return sweep(selector, making, sizes, runtime=RUNTIME, batch=batch, threads=threads, seconds=seconds, align=align)

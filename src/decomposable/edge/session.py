@@ -24,14 +24,17 @@ from decomposable.edge.building import build
 from decomposable.edge.bundle import Bundle, Port, read_bundle
 from decomposable.edge.feeding import feeds_of
 from decomposable.edge.measuring import RUNTIME, example, time_sizes
+from decomposable.edge.options import RuntimeOptions, check_count, check_measuring
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.interpolation import not_made_for
 from decomposable.latency import LatencyProfile, choose_timed
-from decomposable.ranks import RankPlan, RankSelector, is_integer
+from decomposable.ranks import RankPlan, RankSelector
 from decomposable.shrunk import check_plan
 
 USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 """The sizes that `AnySizeSession.sizes` lists, as far as there are such."""
+
+_NOT_CALIBRATED = "batch normalisation still has the full network's statistics; run calibrate_(loader) once"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +53,11 @@ class AnySizeSession:
         path: the file.
         macs: the size to start with, as in `resize`, which takes `params`, `ratio`, `ranks` and `latency_ms` too; by
             default the full one.
-        align: round ranks to multiples of this, as in `resize`.
-        threads: how many threads work on one request; by default, as ONNX Runtime thinks.
+        align, batch: round ranks to multiples of this, and which measured batch counts, as in `resize`.
+        threads: how many threads work on one request; by default, one for each core.
         providers: ONNX Runtime's execution providers, best first; by default its CPU.
-        session_options: a function that makes an ``onnxruntime.SessionOptions``, called for every size.
+        session_options: a function that makes an ``onnxruntime.SessionOptions``, called for every size; where
+            `threads` is not given, its first one says how many.
         keep: of how many recent sizes the sessions are kept, so that going back to one takes no time.
 
     Example::
@@ -73,22 +77,21 @@ class AnySizeSession:
         ranks: Mapping[str, int] | None = None,
         latency_ms: float | None = None,
         align: int | str | None = None,
+        batch: int | None = None,
         threads: int | None = None,
         providers: Sequence[Any] | None = None,
         session_options: Callable[[], Any] | None = None,
         keep: int = 4,
     ) -> None:
-        self._threads = _check_count("threads", threads) if threads is not None else None
-        self._keep = _check_count("keep", keep)
-        self._providers = list(providers) if providers is not None else ["CPUExecutionProvider"]
-        self._make_options = session_options or _usual_options
+        self._keep = check_count("keep", keep)
+        self._options = RuntimeOptions.of(threads, providers, session_options)
         self._bundle: Bundle = read_bundle(path)
         self._latency: LatencyProfile | None = None
         self._kept: OrderedDict[Any, _Size] = OrderedDict()
         self._lock = threading.Lock()  # one resize at a time; runs take no lock
         given = {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks, "latency_ms": latency_ms}
-        is_given = any(value is not None for value in given.values())
-        plan = self._choose(given, align) if is_given else self.selector.full_plan()
+        is_given = any(value is not None for value in (*given.values(), align, batch))
+        plan = self._choose(given, align, batch) if is_given else self.selector.full_plan()
         self._has_warned = False
         self._warn_if_not_calibrated(plan)
         self._in_force: _Size = self._size_of(plan)
@@ -131,7 +134,7 @@ class AnySizeSession:
     @property
     def threads(self) -> int:
         """How many threads work on one request."""
-        return self._threads or os.cpu_count() or 1
+        return self._options.threads
 
     @property
     def latency(self) -> LatencyProfile | None:
@@ -159,9 +162,10 @@ class AnySizeSession:
             seconds: about how long to measure; every size runs at least 5 times.
             align: what ranks are rounded to; "measured" tries several multiples first and takes the fastest.
         """
+        check_measuring(sizes, seconds)
 
         def open_size(plan: RankPlan) -> Callable[[dict[str, Array]], object]:
-            options = self._make_options()
+            options = self._options.made()
             # Its threads wait for the next request by spinning, which would slow the size whose turn it is.
             options.add_session_config_entry("session.force_spinning_stop", "1")
             size = self._make(plan, options)
@@ -235,7 +239,8 @@ class AnySizeSession:
         It takes the memory of the dense weights. A session that starts at full size has done this already.
         """
         for layer, most in zip(self._bundle.layers, self.selector.upper.tolist(), strict=True):
-            layer.dense(most, keep=True)
+            if layer.is_used:
+                layer.dense(most, keep=True)
 
     def __repr__(self) -> str:
         plan = self.plan
@@ -261,16 +266,22 @@ class AnySizeSession:
         )
 
     def _warn_if_not_calibrated(self, plan: RankPlan) -> None:
-        """Say once that normalisation has statistics of ranks that were rounded in another way."""
+        """Say once that normalisation has the full network's statistics, or those of ranks rounded in another way."""
+        if self._has_warned or plan.is_full:
+            return
         statistics = self._bundle.statistics
-        if statistics is not None and not self._has_warned and not plan.is_full and not statistics.is_made_for(plan):
+        if statistics is None:
+            text = _NOT_CALIBRATED if self._bundle.lacks_statistics else None
+        else:
+            text = None if statistics.is_made_for(plan) else not_made_for(plan)
+        if text is not None:
             self._has_warned = True
-            warnings.warn(f"{not_made_for(plan)}, and export again", stacklevel=4)
+            warnings.warn(f"{text}, and export again", stacklevel=4)
 
     def _size_of(self, plan: RankPlan) -> _Size:
         """The size of a plan: one that is kept, or made now."""
         key = plan.ranks, plan.dense
-        size = self._kept.pop(key, None) or self._make(plan, self._make_options())
+        size = self._kept.pop(key, None) or self._make(plan, self._options.made())
         self._kept[key] = size
         while len(self._kept) > self._keep:
             self._kept.popitem(last=False)
@@ -278,13 +289,11 @@ class AnySizeSession:
 
     def _make(self, plan: RankPlan, options: Any) -> _Size:
         model = build(self._bundle, plan)
-        if self._threads is not None:
-            options.intra_op_num_threads = self._threads
         names = list(model.weights)
         values = [ort.OrtValue.ortvalue_from_numpy(model.weights[name]) for name in names]
         options.add_external_initializers(names, values)
         try:
-            runtime = ort.InferenceSession(model.content, options, providers=self._providers)
+            runtime = ort.InferenceSession(model.content, options, providers=self._options.providers)
         except Exception as error:  # ONNX Runtime has many kinds
             raise ArtifactError(f"{self.path}: ONNX Runtime cannot run it: {_one_line(error)}") from error
         return _Size(plan, runtime, model.weights)
@@ -298,17 +307,5 @@ def usual_plans(selector: RankSelector) -> tuple[RankPlan, ...]:
     return tuple({plan.ranks: plan for plan in plans}.values())
 
 
-def _usual_options() -> Any:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # errors are raised; the rest is for its developers
-    return options
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
-
-
-def _check_count(option: str, value: object) -> int:
-    if is_integer(value) and value >= 1:  # type: ignore[operator]
-        return int(value)  # type: ignore[call-overload]
-    raise InvalidArgumentError(f"{option}={value!r}; allowed: an int of at least 1")

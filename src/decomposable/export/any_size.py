@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,11 @@ from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.export.any_size_graph import in_pairs, tidy, to_keep, to_rename
 from decomposable.export.checking import as_numpy, check_tolerance, largest_difference, require_close
 from decomposable.export.graph import MOST_BYTES, require_onnx, to_onnx
-from decomposable.export.program import ExportError
+from decomposable.export.onnx_file import check_ending
+from decomposable.export.program import ExportError, FixedBatchError
+from decomposable.export.quiet import reason
 from decomposable.export.report import ExportReport
+from decomposable.export.subject import input_of, rows_of, samples
 from decomposable.files import replacing
 from decomposable.interpolation import position
 from decomposable.network import DecomposedNet
@@ -66,28 +70,42 @@ def export_any_size(
 
     Args:
         net: a decomposed network, calibrated or not. It stays as it is, and so does its size in force.
-        path: the file, usually with the ending .onnx.
-        example_input: a batch, where the network was decomposed without one.
+        path: the file, .onnx.
+        example_input: a batch, where the network was decomposed without one. It is also what the file is tried with.
         tolerance: the largest difference from PyTorch that is allowed, as a part of the largest output (at least 1).
     """
-    require_onnx()
+    target = check_ending(path, ".onnx")
     tolerance = check_tolerance(tolerance)
+    require_onnx()
     if not isinstance(net, DecomposedNet):
         raise InvalidArgumentError(
             f"export_any_size: got a {type(net).__name__}; allowed: a network of decompose() or load()"
         )
     _check_types(net)
     spec = _input_of(net, example_input)
+    if net._statistics is None:
+        net.warn_if_not_calibrated(net.selector.smallest_plan(), stacklevel=5)  # the line that called for the export
     twin = copy.deepcopy(net).cpu().eval()
     artifact = twin.artifact()
-    model = tidy(to_onnx(in_pairs(twin), spec, optimize=False), to_rename(twin, artifact), to_keep(twin))
+    model = tidy(_traced(twin, spec), to_rename(twin, artifact), to_keep(twin))
     model.doc_string = _DOC
-    content = _sealed(model, artifact)
-    with replacing(Path(path)) as unfinished:
+    content = _sealed(model, artifact, lacks_statistics=bool(twin._norms) and artifact.statistics is None)
+    rows = rows_of(example_input)
+    with replacing(target) as unfinished:
         unfinished.write_bytes(content)
-        sizes, difference = _compare(twin, unfinished, [spec.example(batch) for batch in _BATCHES], tolerance)
+        sizes, difference = _compare(twin, unfinished, [samples(spec, rows, n) for n in _BATCHES], tolerance)
     outputs = tuple(value.name for value in model.graph.output)
-    return _report(twin.selector.full_plan(), Path(path), len(content), spec, outputs, sizes, difference)
+    return _report(twin.selector.full_plan(), target, len(content), spec, outputs, sizes, difference)
+
+
+def _traced(net: DecomposedNet, spec: InputSpec) -> onnx.ModelProto:
+    try:
+        return to_onnx(in_pairs(net), spec, optimize=False)
+    except FixedBatchError as error:
+        raise ExportError(
+            f"export_any_size: the model's code fixes the size of the batch ({reason(error)}); allowed: one that runs "
+            "any batch (export_onnx and export_torch take batch=1 or another number)"
+        ) from error
 
 
 def _report(
@@ -126,34 +144,31 @@ def _check_types(net: DecomposedNet) -> None:
 
 
 def _input_of(net: DecomposedNet, example_input: Any) -> InputSpec:
-    """What the network takes."""
-    spec = InputSpec.of(example_input) if example_input is not None else net.input
-    if spec is None:
+    """What the network takes, which has to be of the size that its MACs were counted at: the file tells them."""
+    spec = input_of(net.input, example_input)
+    if net.input is not None and spec.shape != net.input.shape:
         raise InvalidArgumentError(
-            "export_any_size: what the network takes is not known; allowed: example_input=, a batch of one tensor"
+            f"export_any_size: example_input has samples of shape {spec.shape}, and the network's MACs were counted at "
+            f"{net.input.shape}; allowed: that shape, or a network of decompose() with that example_input"
         )
     return spec
 
 
-def _sealed(model: onnx.ModelProto, artifact: Artifact) -> bytes:
+def _sealed(model: onnx.ModelProto, artifact: Artifact, *, lacks_statistics: bool) -> bytes:
     """The file's content, with all that choosing and setting a size depends on."""
     import onnx
 
     from decomposable.edge.container import seal
 
     selector, statistics = artifact.selector, artifact.statistics
-    layers = [
-        {"name": layer.name, "form": layer.form, "shape": list(layer.shape)}
-        | {"dense_macs": cost.dense_macs, "macs_per_rank": cost.macs_per_rank}
-        for layer, cost in zip(artifact.skeleton.layers, selector.costs, strict=True)
-    ]
     description = {
         "kind": "any-size",
-        "layers": layers,
+        "layers": _layer_records(model, artifact),
         "fixed_macs": selector.fixed_macs,
         "fixed_params": selector.fixed_params,
         "feeders": dict(artifact.feeders),
         "statistics": None,
+        "lacks_statistics": lacks_statistics,
         "info": as_json("info", artifact.info),
     }
     arrays: dict[str, Any] = {"scores": np.concatenate(selector.scores)}
@@ -169,8 +184,25 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact) -> bytes:
     content = seal(model, description, arrays)
     if len(content) > MOST_BYTES:
         raise ExportError(f"export_any_size: it has {len(content):,} bytes; allowed: {MOST_BYTES:,} in one ONNX file")
-    onnx.checker.check_model(content, full_check=False)
+    try:
+        onnx.checker.check_model(content, full_check=False)
+    except Exception as error:  # kinds of its own
+        raise ExportError(f"export_any_size: the model has no valid ONNX form ({reason(error)})") from error
     return content
+
+
+def _layer_records(model: onnx.ModelProto, artifact: Artifact) -> list[dict[str, Any]]:
+    """What is to be known of every layer; of those that only training uses, which the graph has not, the bases."""
+    from decomposable.edge.graph import first_of
+
+    present, records = {tensor.name for tensor in model.graph.initializer}, []
+    for layer, cost in zip(artifact.skeleton.layers, artifact.selector.costs, strict=True):
+        record: dict[str, Any] = {"name": layer.name, "form": layer.form, "shape": list(layer.shape)}
+        record |= {"dense_macs": cost.dense_macs, "macs_per_rank": cost.macs_per_rank}
+        if first_of(layer.name) not in present:
+            record["stored"] = len(artifact.factors[layer.name].first)
+        records.append(record)
+    return records
 
 
 def _statistics_arrays(artifact: Artifact) -> dict[str, Any]:
@@ -200,10 +232,13 @@ def _compare(
         return found if isinstance(found, list) else [found]
 
     try:
-        session = AnySizeSession(path, ratio=1e-9, threads=torch.get_num_threads(), keep=1)
+        threads = min(torch.get_num_threads(), os.cpu_count() or 1)
+        session = AnySizeSession(path, threads=threads, keep=1)
         sizes, largest = [], 0.0
         for plan in _plans(net.selector):
-            session.set_plan(plan)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # whoever exports is told of statistics by the network
+                session.set_plan(plan)
             net.set_plan_(plan)
             sizes.append(position(plan))
             largest = max(largest, largest_difference(net, candidate, batches))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -81,6 +82,7 @@ def tidy(model: onnx.ModelProto, names: dict[str, str], kept: set[str]) -> onnx.
             ir = each(ir).model
         _as_initializers(ir, held)
         result: onnx.ModelProto = onnx_ir.to_proto(ir)
+    _separate_outputs(result.graph, [value.name for value in model.graph.output])
     _rename(result.graph, names)
     _name_nodes(result.graph, names)
     return result
@@ -104,22 +106,55 @@ def _as_initializers(ir: onnx_ir.Model, held: dict[str, Any]) -> None:
             ir.graph.register_initializer(value)
 
 
+def _separate_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
+    """Let every output be made by a node and have its name: a model may return a weight, or one tensor twice, and
+    simplifying makes weights of constants, and one value of equal ones.
+    """
+    from onnx import helper
+
+    taken = {name for node in graph.node for name in (*node.input, *node.output)}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    for output, name in zip(graph.output, names, strict=True):
+        if output.name != name:
+            graph.node.append(helper.make_node("Identity", [output.name], [name]))
+            output.name = name
+        elif output.name in weights:
+            other = f"{name}/value"
+            while other in taken or other in weights:
+                other += "_"
+            for node in graph.node:
+                node.input[:] = [other if value == name else value for value in node.input]
+            weights[name].name = other
+            graph.node.append(helper.make_node("Identity", [other], [name]))
+
+
 def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     """Give the factors and statistics their names, and lay all values out as plain bytes."""
     from onnx import numpy_helper
 
     from decomposable.edge.arrays import tensor_of, type_name
 
-    present = {}
+    present: dict[str, Any] = {}
+    made = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
     for tensor in graph.initializer:
         if type_name(tensor.data_type) is None:
             raise ExportError(f"export_any_size: '{tensor.name}' is of a type that ONNX Runtime's CPU does not run")
-        present[names.get(tensor.name, tensor.name)] = numpy_helper.to_array(tensor)
+        name = names.get(tensor.name, tensor.name)
+        _require_free(name, {*present, *made})
+        present[name] = numpy_helper.to_array(tensor)
     del graph.initializer[:]
     graph.initializer.extend(tensor_of(name, array) for name, array in present.items())
     del graph.value_info[:]
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
+
+
+def _require_free(name: str, taken: set[str]) -> None:
+    if name in taken:
+        raise ExportError(
+            f"export_any_size: an output or a parameter is called '{name}', as weights in the file are; allowed: "
+            "another name"
+        )
 
 
 def _name_nodes(graph: onnx.GraphProto, names: dict[str, str]) -> None:

@@ -28,7 +28,7 @@ Run = Callable[[Tensor], Arrays]
 
 def largest_difference(module: nn.Module, candidate: Run, batches: Sequence[Tensor]) -> float:
     """The largest of max |y − y'| / max(1, max |y|) over all outputs y of the module and y' of the candidate."""
-    largest = 0.0
+    largest, counts = 0.0, np.zeros(2, int)
     for batch in batches:
         wanted = [as_numpy(y) for y in run(module, batch)]
         got = candidate(batch)
@@ -38,6 +38,12 @@ def largest_difference(module: nn.Module, candidate: Run, batches: Sequence[Tens
                 f"PyTorch {[y.shape for y in wanted]}"
             )
         largest = max([largest, *(difference(a, b) for a, b in zip(wanted, got, strict=True))])
+        counts = counts + [[y.size, np.isfinite(y).sum()] for y in wanted]  # a row for every output
+    if any(size and not finite for size, finite in np.reshape(counts, (-1, 2))):
+        raise ExportError(
+            "export: PyTorch gives an output that has no finite number in it, so there is nothing to compare; allowed: "
+            "example_input=, a batch that gives numbers"
+        )
     return largest
 
 

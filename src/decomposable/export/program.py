@@ -22,6 +22,10 @@ class ExportError(DecomposableError):
     """A network cannot be exported, or what came out is not the same network."""
 
 
+class FixedBatchError(ExportError):
+    """A network runs at one batch size only."""
+
+
 @torch.inference_mode(False)  # tensors made in that mode cannot be traced
 def ready(module: nn.Module) -> nn.Module:
     """A copy on the CPU in eval mode: the module may be in training, on another device, or compiled.
@@ -77,7 +81,7 @@ def to_program(module: nn.Module, input: InputSpec, *, batch: int | None = None)
         return _traced(module, input.example(batch or _TRACED_BATCH), is_dynamic=batch is None)
     except Exception as error:  # in whatever words the exporter refuses a model
         if batch is None and _is_static(module, input):
-            raise ExportError(
+            raise FixedBatchError(
                 f"export: the model's code fixes the size of the batch ({reason(error)}); allowed: batch=1 or another "
                 "number, for a file that takes this one only"
             ) from error

@@ -41,9 +41,12 @@ class Subject:
 
     def batch(self, count: int) -> Tensor:
         """So many samples; those given begin anew where they are fewer."""
-        if self.rows is None:
-            return self.input.example(count)
-        return self.rows[torch.arange(count) % len(self.rows)]
+        return samples(self.input, self.rows, count)
+
+
+def samples(input: InputSpec, rows: Tensor | None, count: int) -> Tensor:
+    """So many of the rows, which begin anew where they are fewer; made-up ones where there are none."""
+    return input.example(count) if rows is None else rows[torch.arange(count) % len(rows)]
 
 
 def subject_of(
@@ -61,13 +64,13 @@ def subject_of(
                 f"{next(iter(asked))}: got it for a {type(net).__name__}, which has one size; allowed: a network of "
                 "decompose() or load() that has several"
             )
-        return _plain(net, _input(None, example_input), example_input)
+        return _plain(net, input_of(None, example_input), example_input)
     if isinstance(net, SizedNet):
         other = next((name for name in asked if name not in _OF_SIZED), None)
         if other is not None:
             raise InvalidArgumentError(f"{other}: not for a network of the method {net.method}; allowed: macs, params")
     known = _noted_input(net) if isinstance(net, SizedNet) else net.input
-    input = _input(known, example_input)
+    input = input_of(known, example_input)
     is_counted = known is None or input.shape == known.shape  # MACs are those at the size of image that was counted
     plan, module = _sized(net, asked) if isinstance(net, SizedNet) else _decomposed(net, asked, runtime, batch)
     return Subject(
@@ -78,7 +81,7 @@ def subject_of(
         full_params=plan.full_params,
         ranks=getattr(plan, "ranks", None),
         input=input,
-        rows=_rows(example_input),
+        rows=rows_of(example_input),
     )
 
 
@@ -111,7 +114,7 @@ def _plain(module: nn.Module, input: InputSpec, example_input: Any) -> Subject:
         full_params=params,
         ranks=None,
         input=input,
-        rows=_rows(example_input),
+        rows=rows_of(example_input),
     )
     try:
         macs = other_macs(plain, (), trace(plain, subject.batch(1)))
@@ -120,7 +123,8 @@ def _plain(module: nn.Module, input: InputSpec, example_input: Any) -> Subject:
     return Subject(**{**vars(subject), "macs": macs, "full_macs": macs})
 
 
-def _input(known: InputSpec | None, example_input: Any) -> InputSpec:
+def input_of(known: InputSpec | None, example_input: Any) -> InputSpec:
+    """What a network takes: what the example input says, or else what is known."""
     found = known if example_input is None else InputSpec.of(example_input)
     if found is None:
         got = "none" if example_input is None else type(example_input).__name__
@@ -141,6 +145,7 @@ def _noted_input(net: SizedNet) -> InputSpec | None:
     return InputSpec(shape=tuple(shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
-def _rows(example_input: Any) -> Tensor | None:
+def rows_of(example_input: Any) -> Tensor | None:
+    """The samples of an example input, on the CPU."""
     first = first_entry(example_input)
     return first.detach().cpu() if isinstance(first, Tensor) and first.dim() and len(first) else None

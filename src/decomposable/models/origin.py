@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from decomposable.tree import _HOOKS
+
 _NOTE = "_built_by"
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -39,7 +41,24 @@ def built_inside(network: nn.Module) -> dict[str, Any] | None:
     'resnet20'
     """
     note = next((note for module in network.modules() if (note := built_by(module)) is not None), None)
-    return None if note is None else {**note, "is_changed": False}
+    return None if note is None else {**note, "is_changed": any(map(_is_changed, network.modules()))}
+
+
+def is_patched(module: nn.Module) -> bool:
+    """Whether a module does something else than its class says: it has hooks, or a method of its own.
+
+    >>> module = nn.ReLU()
+    >>> module.forward = lambda x: x
+    >>> is_patched(module), is_patched(nn.ReLU())
+    (True, False)
+    """
+    has_hooks = any(getattr(module, hooks) for hooks in _HOOKS)
+    return has_hooks or any(callable(getattr(type(module), name, None)) for name in vars(module))
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether neither torch nor this package made the module what it is."""
+    return is_patched(module) or type(module).__module__.partition(".")[0] not in ("torch", "decomposable")
 
 
 def _plain(value: int | Sequence[int]) -> int | list[int]:

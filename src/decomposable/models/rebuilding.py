@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from numbers import Number
 from typing import Any
 
 import torch
 from torch import nn
 
 from decomposable.errors import InvalidArgumentError
-from decomposable.models.origin import built_by
+from decomposable.models.origin import built_by, is_patched
 from decomposable.models.resnet import resnet20, resnet34, resnet50, resnet56
 from decomposable.models.small import small_cnn
 from decomposable.models.vgg import vgg15
@@ -56,10 +57,26 @@ def noted(model: nn.Module) -> dict[str, Any] | None:
     if note is None:
         return None
     try:
-        is_changed = repr(rebuilt(note)) != repr(model)  # an activation that was replaced is not in the state dict
+        built = rebuilt(note)
     except InvalidArgumentError:  # larger than what is taken from a file
         return None
-    return {**note, "is_changed": is_changed}
+    return {**note, "is_changed": not _is_alike(built, model)}
+
+
+def _is_alike(built: nn.Module, model: nn.Module) -> bool:
+    """Whether a model computes what its builder made it to, as far as its modules tell; weights do not count."""
+    if repr(built) != repr(model):  # an activation that was replaced is not in the state dict
+        return False
+    pairs = zip(built.named_modules(), model.named_modules(), strict=False)  # as many as the other has: repr shows them
+    return all(name == other and _does_the_same(one, module) for (name, one), (other, module) in pairs)
+
+
+def _does_the_same(built: nn.Module, module: nn.Module) -> bool:
+    """Whether a module is of the very same class, and nothing about it is changed that its repr does not show."""
+    if type(built) is not type(module) or is_patched(module):
+        return False
+    before, now = ({k: v for k, v in vars(m).items() if isinstance(v, Number | str)} for m in (built, module))
+    return all(now.get(name) == value for name, value in before.items() if name != "training")
 
 
 def _is_sane(option: str, value: object) -> bool:

@@ -1,5 +1,6 @@
 """How a decomposed network lies in a file: `artifact.py` and `loading.py` are what users see of it.
 
+header     where the tensors of a safetensors file lie, read and checked
 container  safetensors, a description in JSON, checksums
 digests    the checksums of tensors, in blocks of rows
 fields     reading JSON that nobody vouches for

@@ -72,6 +72,8 @@ def read_selector(
     fixed_params = top.integer("fixed_params")
     most = sum(max(c.dense_macs, c.full_rank * c.macs_per_rank) for c in costs) + (fixed_macs or 0)
     require(most < MOST and sum(c.full_rank * c.params_per_rank for c in costs) < MOST, "the costs are too large")
+    is_free = fixed_macs is not None and fixed_macs + sum(c.dense_macs for c in costs) == 0
+    require(not is_free, "the network has no MACs")  # sizes are parts of that
     selector = RankSelector(
         costs=tuple(costs),
         scores=tuple(scores),

@@ -3,9 +3,9 @@
 The metadata have one entry, "decomposable", a JSON object that begins with "sha256" and "format". That checksum is the
 SHA-256 of the header, with its own 64 digits read as zeros; the header holds those of the tensors, in blocks of rows
 (`digests.py`). So a change of any bit that is read is found, be it in a tensor, a shape or the description, and the
-first rows of a tensor can be had without reading the others. Tensors are stored with their axes in order; the strides
-of those that lie otherwise in memory, such as channels-last weights, are in the description, and what is read has them
-again.
+first rows of a tensor can be had without reading the others, by plain reads (`header.py`). Tensors are stored with
+their axes in order; the strides of those that lie otherwise in memory, such as channels-last weights, are in the
+description, and what is read has them again.
 
 Nothing in a file is trusted: it is not executed, and no memory is taken for what it merely claims to hold.
 """
@@ -14,52 +14,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.files import replacing
-from decomposable.storage.digests import Blocks, row_count
-from decomposable.storage.fields import MOST, Damaged, one_line, parse_json
+from decomposable.storage.digests import Blocks, as_bytes, row_count
+from decomposable.storage.fields import Damaged, one_line, parse_json
+from decomposable.storage.header import MOST_BYTES, Entry, expect, parse_header, read_at, read_header
 
 FORMAT = 2
 """The version of the format that is written and read. (Version 1, with one checksum over the whole file, was never
 released.)"""
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""What can be stored, by its name in the file."""
-
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Those of them that networks compute with."""
+"""The types that networks compute with."""
 
 _ENTRY = "decomposable"
 _OWN_FIELDS = ("sha256", "format", "strides", "blocks")
 _NO_DIGEST = "0" * 64
-_MOST_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
 
 def as_json(option: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +75,7 @@ def write_container(
         "blocks": {name: [each.rows, each.sha256] for name, each in blocks.items()},
     }
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    if len(text) > _MOST_HEADER_BYTES // 2:
+    if len(text) > MOST_BYTES // 2:
         raise InvalidArgumentError(f"info: the description takes {len(text):,} bytes; allowed: 50 million")
     with replacing(Path(path)) as unfinished:
         unfinished.touch()
@@ -101,8 +85,8 @@ def write_container(
         except SafetensorError as error:
             raise OSError(f"{path}: it could not be written: {_first_line(error)}") from error
         unfinished.chmod(usual_mode)  # safetensors makes files that nobody else can read
-        with unfinished.open("r+b") as file:
-            digest, position = _digest_of(file, _NO_DIGEST)
+        with FileIO(unfinished, "r+b") as file:
+            digest, position = _digest_of(read_header(file), _NO_DIGEST)
             file.seek(position)
             file.write(digest.encode())
 
@@ -125,17 +109,16 @@ class Container:
     `outlines` are the tensors without their content, on the meta device: shape, type, and strides as they had them.
     """
 
-    def __init__(self, opened: Any, description: dict[str, Any]) -> None:
-        self._opened, self.description = opened, description
+    def __init__(self, path: Path, file: FileIO, entries: Mapping[str, Entry], description: dict[str, Any]) -> None:
+        self.path, self._file, self._entries, self.description = path, file, entries, description
         self.outlines: dict[str, Tensor] = {}
         self._blocks: dict[str, Blocks] = {}
         strides, blocks = description.get("strides"), description.get("blocks")
         if not isinstance(strides, dict) or not isinstance(blocks, dict):
             raise Damaged("its strides or checksums are not an object")
-        for name in opened.keys():  # noqa: SIM118
-            outline = _outline(name, opened.get_slice(name), strides.get(name))
-            self.outlines[name] = outline
-            self._blocks[name] = Blocks.from_json(name, blocks.get(name), outline.shape)
+        for name, entry in entries.items():
+            self.outlines[name] = _outline(name, entry, strides.get(name))
+            self._blocks[name] = Blocks.from_json(name, blocks.get(name), entry.shape)
         if len(blocks) > len(self.outlines):
             raise Damaged("it has checksums of tensors that are not there")
 
@@ -153,15 +136,21 @@ class Container:
         return plain if rows is not None else like(outline, plain)
 
     def _rows(self, name: str, start: int, end: int) -> Tensor:
-        """Rows of the file, copied: what safetensors gives is a view of it. A flag is still the byte that is stored."""
-        has_rows = self.outlines[name].dim() > 0  # a single number has no axis to slice
-        rows: Tensor = self._opened.get_slice(name)[start:end] if has_rows else self._opened.get_tensor(name)
-        if rows.dtype == torch.bool:
-            rows = rows.view(torch.uint8)
-        return rows.clone(memory_format=torch.contiguous_format)
+        """Rows of the file. A flag is still the byte that is stored."""
+        entry = self._entries[name]
+        dtype = torch.uint8 if entry.dtype == torch.bool else entry.dtype
+        shape = (end - start, *entry.shape[1:]) if entry.shape else ()
+        rows = torch.empty(shape, dtype=dtype, device="cpu")
+        read_at(self._file, entry.start + start * (rows.nbytes // max(1, end - start)), as_bytes(rows))
+        return rows
+
+    def expect_all(self) -> None:
+        """Say that all of it is going to be read, so that the system may read ahead; at first it is told not to."""
+        expect(self._file, "all")
 
     def read_all(self) -> dict[str, Tensor]:
         """Every tensor."""
+        self.expect_all()
         return {name: self.read(name) for name in self.outlines}
 
 
@@ -171,15 +160,14 @@ def open_container(path: str | os.PathLike[str]) -> Iterator[Container]:
     if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for, a device read without end
         raise ArtifactError(f"{path}: not an ordinary file")
     try:
-        with safe_open(os.fspath(path), framework="pt") as opened:
-            description = _checked_description(opened.metadata())
-            with Path(path).open("rb") as file:
-                digest, _ = _digest_of(file, description["sha256"])
-            if digest != description["sha256"]:
+        with FileIO(path, "rb") as file:
+            expect(file, "parts")
+            header = read_header(file)
+            entries, metadata = parse_header(header, os.fstat(file.fileno()).st_size)
+            description = _checked_description(metadata)
+            if _digest_of(header, description["sha256"])[0] != description["sha256"]:
                 raise Damaged("its checksum is wrong: it was damaged or changed")
-            yield Container(opened, description)
-    except SafetensorError as error:
-        raise ArtifactError(f"{path}: not a whole safetensors file ({_first_line(error)})") from error
+            yield Container(Path(path), file, entries, description)
     except Damaged as error:
         raise ArtifactError(f"{path}: {one_line(error)}") from error
 
@@ -197,8 +185,8 @@ def like(outline: Tensor, plain: Tensor) -> Tensor:
     return torch.empty_strided(outline.shape, outline.stride(), dtype=plain.dtype).copy_(plain)
 
 
-def _checked_description(metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    text = (metadata or {}).get(_ENTRY)
+def _checked_description(metadata: Mapping[str, str]) -> dict[str, Any]:
+    text = metadata.get(_ENTRY)
     if text is None:
         raise Damaged("a safetensors file, but not one of this package: its metadata have no 'decomposable'")
     description = parse_json(text)
@@ -215,32 +203,25 @@ def _checked_description(metadata: Mapping[str, str] | None) -> dict[str, Any]:
     return description
 
 
-def _digest_of(file: BinaryIO, stated: str) -> tuple[str, int]:
+def _digest_of(header: bytes, stated: str) -> tuple[str, int]:
     """SHA-256 of the header with the first place that holds the `stated` digits read as zeros, and that place."""
-    length = int.from_bytes(file.read(8), "little")
-    header = file.read(min(length, _MOST_HEADER_BYTES))
     place = header.find(stated.encode())
     if place < 0:
         raise Damaged("its description has no checksum")
-    hasher = hashlib.sha256(length.to_bytes(8, "little"))
-    hasher.update(header[:place] + _NO_DIGEST.encode() + header[place + len(stated) :])
-    return hasher.hexdigest(), 8 + place
+    zeros = _NO_DIGEST.encode()
+    return hashlib.sha256(header[:place] + zeros + header[place + len(stated) :]).hexdigest(), place
 
 
-def _outline(name: str, part: Any, strides: object) -> Tensor:
+def _outline(name: str, entry: Entry, strides: object) -> Tensor:
     """A tensor without its content, laid out as it was when it was written."""
-    dtype, shape = DTYPES.get(part.get_dtype()), part.get_shape()
-    if dtype is None:
-        raise Damaged(f"tensor '{name}' has type {part.get_dtype()}")
-    if math.prod(max(1, size) for size in shape) >= MOST:  # one that is empty may claim any other extent
-        raise Damaged(f"tensor '{name}' has the shape {shape!r:.80}")
+    shape, dtype = entry.shape, entry.dtype
     if strides is None:
         return torch.empty(shape, dtype=dtype, device="meta")
     is_list = isinstance(strides, list) and len(strides) == len(shape)
     if not is_list or not all(type(s) is int and 0 <= s < 1 << 48 for s in strides):  # type: ignore[attr-defined]
         raise Damaged(f"tensor '{name}' has the strides {strides!r:.80}")
     if not _is_dense(shape, strides):  # type: ignore[arg-type]
-        raise Damaged(f"tensor '{name}' of shape {tuple(shape)} cannot have the strides {strides!r:.80}")
+        raise Damaged(f"tensor '{name}' of shape {shape} cannot have the strides {strides!r:.80}")
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")  # type: ignore[arg-type]
 
 

@@ -77,7 +77,7 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
     costs = [{"dense_macs": c.dense_macs, "macs_per_rank": c.macs_per_rank} for c in selector.costs]
     return {
         **_skeleton_entries("network", artifact.skeleton, state, costs, artifact.info),
-        "fixed_macs": selector.fixed_macs,
+        "fixed_macs": selector.fixed_macs if selector.full_cost("macs") else None,  # no size is a part of nothing
         "fixed_params": selector.fixed_params,
         "plan": [[artifact.plan.ranks[layer.name], layer.name in artifact.plan.dense] for layer in layers],
         "feeders": dict(artifact.feeders),

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decomposable import shrunk
 from decomposable.calibration import Statistics
-from decomposable.errors import InvalidArgumentError
+from decomposable.cost import LayerCost
 from decomposable.factors import Factors, memory_format_of
 from decomposable.forms import to_factors, to_weight
-from decomposable.interpolation import position
+from decomposable.latency import LatencyProfile, choose_timed
 from decomposable.parts import sliced, stored_ranks, truncated
 from decomposable.ranks import RankPlan, RankSelector
 from decomposable.shrunk import with_stored
@@ -49,7 +50,7 @@ def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
             state.update(_weights_at(layer, plan, weight, whole, factors[layer.name]))
     statistics = artifact.statistics
     if statistics is not None:
-        statistics = _rows_of(statistics, _rows_up_to(statistics, plan), statistics.mean_SC, statistics.var_SC)
+        statistics = _rows_of(statistics, _rows_needed(artifact, plan), statistics.mean_SC, statistics.var_SC)
     return replace(
         artifact,
         state=state,
@@ -61,14 +62,20 @@ def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
 
 
 def read_network(container: Container, size: Mapping[str, Any] | None = None) -> Artifact:
-    """The network of a file; with a size, as `RankSelector.choose` takes it, what `shrink` makes of it.
+    """The network of a file; with a size, as `size_given` makes it, what `shrink` makes of it.
 
     Only what the result consists of is read, and the rest of a block here and there to verify it.
     """
     outline = network_from(container)
     if size is None:
         return _filled(container, outline)
-    plan = outline.selector.choose(**size)
+    plan = choose_timed(
+        outline.selector,
+        lambda: LatencyProfile.load_beside(container.path),
+        runtime="torch",
+        threads=torch.get_num_threads(),
+        **{"latency_ms": None, "align": None, **size},
+    )
     if plan.is_full:
         return _filled(container, replace(outline, plan=plan))
     return _filled_at(container, outline, plan)
@@ -85,6 +92,7 @@ def size_given(**size: Any) -> dict[str, Any] | None:
 
 def _filled(container: Container, outline: Artifact) -> Artifact:
     """The same with all its tensors."""
+    container.expect_all()
     names = _names_in_file(outline)
     statistics = outline.statistics
     if statistics is not None:
@@ -117,7 +125,7 @@ def _filled_at(container: Container, outline: Artifact, plan: RankPlan) -> Artif
             changed.update(_weights_at(layer, plan, outline.state[layer.key], part, factors[layer.name]))
     statistics = None
     if outline.statistics is not None:
-        statistics = _read_statistics(container, outline.statistics, plan)
+        statistics = _read_statistics(container, outline.statistics, _rows_needed(outline, plan))
         changed.update(statistics_at(replace(outline, statistics=statistics), plan))
     state = _read_state(container, outline.state, names, changed)
     return replace(smaller, factors=factors, state=state, statistics=statistics)
@@ -152,9 +160,8 @@ def _read_factors(container: Container, name: str, part: Factors | None = None) 
     return Factors(like(part.first, pair[0]), like(part.second, pair[1]))
 
 
-def _read_statistics(container: Container, outline: Statistics, plan: RankPlan) -> Statistics:
+def _read_statistics(container: Container, outline: Statistics, rows: list[int]) -> Statistics:
     """The statistics that are left in the end; they lie in the order of the sizes, the small ones first."""
-    rows = _rows_up_to(outline, plan)
     mean, var = (container.read(f"statistics/{kind}", max(rows) + 1) for kind in ("mean", "var"))
     return _rows_of(replace(outline, original=_original(container)), rows, mean, var)
 
@@ -195,14 +202,37 @@ def _selector_up_to(artifact: Artifact, plan: RankPlan) -> RankSelector:
     return with_stored(replace(selector, lower=np.minimum(selector.lower, upper), upper=upper), ranks)
 
 
-def _rows_up_to(statistics: Statistics, plan: RankPlan) -> list[int]:
-    """Which calibrated sizes are not larger than this one; and the next, the end of interpolation."""
-    next_larger = int(np.searchsorted(statistics.positions, position(plan), side="right"))
-    return [
-        i
-        for i, calibrated in enumerate(statistics.plans)
-        if i <= next_larger or all(rank <= plan.ranks[name] for name, rank in calibrated.ranks.items())
-    ]
+def _rows_needed(artifact: Artifact, plan: RankPlan) -> list[int]:
+    """Which calibrated sizes the statistics of this size and of those within it are made from."""
+    assert artifact.statistics is not None
+    return artifact.statistics.rows_within(plan, _largest_position(artifact.selector, plan))
+
+
+def _largest_position(selector: RankSelector, plan: RankPlan) -> float:
+    """The largest part of the original that a size with no rank above the plan's can be.
+
+    That is not always the plan itself: which layers are dense depends on what the size was asked for in, and a budget
+    of parameters may make one dense that has fewer MACs as two factors.
+    """
+    in_macs = bool(plan.full_macs)  # as `interpolation.position`
+    fixed, full = (selector.fixed_macs or 0, plan.full_macs) if in_macs else (selector.fixed_params, plan.full_params)
+    cost = sum(_largest_cost(c, plan.ranks[c.name], c.name in plan.dense, in_macs) for c in selector.costs)
+    return (fixed + cost) / (full or 1)
+
+
+def _largest_cost(layer: LayerCost, rank: int, is_dense: bool, in_macs: bool) -> int:
+    """The most that a layer costs with up to so many bases."""
+    measures = [(layer.dense_params, layer.params_per_rank)]
+    if in_macs:
+        measures.append((layer.dense_macs, layer.macs_per_rank))
+    dense, per_rank = measures[-1]
+    costs = [dense if is_dense else rank * per_rank]
+    for whole, each in measures:  # two factors are taken as long as they are not more than the whole
+        largest_pair = min(rank, layer.full_rank - 1, whole // each if each else rank)
+        costs.append(largest_pair * per_rank)
+        if largest_pair < rank:
+            costs.append(dense)
+    return max(costs)
 
 
 def _rows_of(statistics: Statistics, rows: list[int], mean_SC: Tensor, var_SC: Tensor) -> Statistics:
@@ -231,9 +261,4 @@ def statistics_at(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
 
 def check_plan(artifact: Artifact, plan: RankPlan) -> None:
     """Refuse a plan of another network, or one that needs bases which are not there."""
-    names = [layer.name for layer in artifact.skeleton.layers]
-    if not isinstance(plan, RankPlan) or list(plan.ranks) != names:
-        raise InvalidArgumentError("plan: it is not of this network; allowed: what its selector.choose() returns")
-    for name, most in zip(names, stored_ranks(artifact.factors).tolist(), strict=True):
-        if not 1 <= plan.ranks[name] <= most:
-            raise InvalidArgumentError(f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}")
+    shrunk.check_plan(plan, artifact.selector, stored_ranks(artifact.factors).tolist())

@@ -13,7 +13,7 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.forms import Form, matrix_shape
 from decomposable.layers import Layer
 from decomposable.models.rebuilding import noted
-from decomposable.storage.container import DTYPES
+from decomposable.storage.header import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,100 @@
+"""How ONNX Runtime is asked to work, checked before a file is read: threads, providers, and options of its own."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from decomposable.errors import InvalidArgumentError
+from decomposable.ranks import is_integer, is_number
+from decomposable.timing import check_threads
+
+_CPU = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RuntimeOptions:
+    """Whatever every session is opened with; `threads` is always said, so that it is what runs."""
+
+    threads: int
+    providers: list[Any]
+    _make: Callable[[], Any]
+
+    @classmethod
+    def of(
+        cls, threads: int | None, providers: Sequence[Any] | None, session_options: Callable[[], Any] | None
+    ) -> RuntimeOptions:
+        """Those that a user gives: what is None is as usual."""
+        make = _usual if session_options is None else session_options
+        if threads is None:
+            threads = _checked(make()).intra_op_num_threads or usable_cores()
+        return cls(threads=check_threads(threads), providers=_check_providers(providers), _make=make)
+
+    def made(self) -> Any:
+        """A new ``onnxruntime.SessionOptions``."""
+        options = _checked(self._make())
+        options.intra_op_num_threads = self.threads
+        return options
+
+
+def _usual() -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors are raised; the rest is for its developers
+    return options
+
+
+def _checked(options: object) -> Any:
+    if isinstance(options, ort.SessionOptions):
+        return options
+    raise InvalidArgumentError(
+        f"session_options: it returned {type(options).__name__}; allowed: an onnxruntime.SessionOptions"
+    )
+
+
+def usable_cores() -> int:
+    """How many cores this process may use, without the second threads of one core; what ONNX Runtime would take."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in cpus:
+        try:
+            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:  # not Linux, or it does not say
+            cores.add(str(cpu))
+    return len(cores)
+
+
+def _check_providers(providers: Sequence[Any] | None) -> list[Any]:
+    """Names of ONNX Runtime's, each alone or with its options: it would fall back to the CPU without a word."""
+    if providers is None:
+        return [_CPU]
+    available = ort.get_available_providers()
+    is_list = isinstance(providers, list | tuple) and bool(providers)
+    names = [each[0] if isinstance(each, tuple) and len(each) == 2 else each for each in providers] if is_list else []
+    wrong = next((name for name in names if name not in available), None)
+    if not is_list or wrong is not None:
+        came = repr(wrong if is_list else providers)
+        raise InvalidArgumentError(f"providers: got {came:.80}; allowed: a list of {', '.join(available)}")
+    return list(providers)
+
+
+def check_measuring(sizes: object, seconds: object) -> None:
+    """Refuse at once what would fail after minutes, or in the words of another function."""
+    is_list = isinstance(sizes, Sequence | np.ndarray) and not isinstance(sizes, str) and all(map(is_number, sizes))
+    if sizes is not None and not is_list:
+        raise InvalidArgumentError(f"measure: sizes={sizes!r:.80}; allowed: a list of numbers, such as [0.5, 0.25]")
+    if not is_number(seconds) or not 0 <= seconds < math.inf:  # type: ignore[operator]
+        raise InvalidArgumentError(f"measure: seconds={seconds!r:.40}; allowed: a number of at least 0")
+
+
+def check_count(option: str, value: object) -> int:
+    """A whole number from 1."""
+    if is_integer(value) and value >= 1:  # type: ignore[operator]
+        return int(value)  # type: ignore[call-overload]
+    raise InvalidArgumentError(f"{option}={value!r}; allowed: an int of at least 1")
