@@ -258,21 +258,28 @@ class _Loader:
         )
         with _dead_workers_found_by_waiting() if self.workers else nullcontext():
             batches = iter(loader)
-            while True:
-                try:
-                    batch = next(batches, None)
-                except (RuntimeError, EOFError, OSError) as error:
-                    if not self.workers or not _is_of_a_dead_worker(error):
-                        raise
-                    raise DataError(
-                        "a worker process that makes batches was killed, perhaps for want of memory; "
-                        "--resume goes on from the last checkpoint, with fewer workers if need be"
-                    ) from error
-                if batch is None:
-                    return
-                if isinstance(batch, _Failure):
-                    raise batch.error
-                yield batch
+            try:
+                yield from self._checked(batches)
+            finally:
+                # Now, and not when the last traceback that holds it is gone: by then the handler is back.
+                getattr(batches, "_shutdown_workers", lambda: None)()
+
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Batch]:
+        while True:
+            try:
+                batch = next(batches, None)
+            except (RuntimeError, EOFError, OSError) as error:
+                if not self.workers or not _is_of_a_dead_worker(error):
+                    raise
+                raise DataError(
+                    "a worker process that makes batches was killed, perhaps for want of memory; "
+                    "--resume goes on from the last checkpoint, with fewer workers if need be"
+                ) from error
+            if batch is None:
+                return
+            if isinstance(batch, _Failure):
+                raise batch.error
+            yield batch
 
 
 @contextmanager
@@ -303,8 +310,8 @@ class _ChildHandler:
     def take(self) -> None:
         """In the main thread: no handler from now on."""
         if not self._is_aside:
-            torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()  # it does so once, and not after this
             self._before = signal.getsignal(signal.SIGCHLD)
+            torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()  # it does so once, and not after this
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._is_aside = True
         self._users += 1
