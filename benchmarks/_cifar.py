@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -28,6 +29,23 @@ def load_cifar10(folder: Path, split: str) -> tuple[Tensor, Tensor]:
         sys.exit(str(error))
     images = data.train if split == "train" else data.test
     return images.pixels, images.labels
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where the images and the network are, and how many images to calibrate with."""
+    parser.add_argument("--data", type=Path, default=default_folder(), help="CIFAR-10 in its binary layout")
+    parser.add_argument(
+        "--weights", type=Path, default=default_folder() / "resnet20.th", help="state dict of ResNet-20"
+    )
+    parser.add_argument("--images", type=int, default=1000, help="training images to calibrate with")
+
+
+def calibration_batches(folder: Path, count: int) -> list[Tensor]:
+    """So many training images, augmented; the same ones every time."""
+    images, _ = load_cifar10(folder, "train")
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(len(images), generator=generator)[:count]
+    return [augment(images[part], generator) for part in chosen.split(250)]
 
 
 def pretrained_resnet20(file: Path) -> nn.Module:

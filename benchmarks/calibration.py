@@ -9,10 +9,8 @@ exactly that size with the same images. Sizes that were calibrated themselves ar
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-import torch
-from _cifar import accuracy, augment, default_folder, load_cifar10, pretrained_resnet20
+from _cifar import accuracy, add_options, calibration_batches, load_cifar10, pretrained_resnet20
 from _common import record, verdict
 
 import decomposable as dn
@@ -30,18 +28,11 @@ def off_grid(net: DecomposedNet, budget: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=default_folder(), help="CIFAR-10 in its binary layout")
-    parser.add_argument(
-        "--weights", type=Path, default=default_folder() / "resnet20.th", help="state dict of ResNet-20"
-    )
-    parser.add_argument("--images", type=int, default=1000, help="training images to calibrate with")
+    add_options(parser)
     args = parser.parse_args()
     test_images, test_labels = load_cifar10(args.data, "test")
-    train_images, _ = load_cifar10(args.data, "train")
     model = pretrained_resnet20(args.weights)
-    generator = torch.Generator().manual_seed(0)
-    chosen = torch.randperm(len(train_images), generator=generator)[: args.images]
-    batches = [augment(train_images[part], generator) for part in chosen.split(250)]
+    batches = calibration_batches(args.data, args.images)
 
     net = dn.decompose(model, example_input=batches[0][:1])
     weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
