@@ -6,7 +6,6 @@ import pytest
 
 import decomposable
 from decomposable import cli
-from decomposable.commands.verb import ProgressLine
 from decomposable.errors import DecomposableError, InvalidArgumentError
 
 SOURCE = Path(cli.__file__).parents[1]
@@ -120,31 +119,3 @@ def test_every_verb_takes_json_and_knows_its_command(monkeypatch):
     monkeypatch.setattr(cli, "VERBS", (verb,))
     assert cli.main(["say", "--json"]) == 0
     assert (ran[0].json, ran[0].command) == (True, "decomposable say --json")
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_is_one_line_in_a_terminal_and_one_per_task_elsewhere(is_terminal, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    progress = ProgressLine()
-    for i in range(3):
-        progress(f"joint training: epoch {i}")
-    progress("measuring")
-    progress.close()
-    err = capsys.readouterr().err
-    if is_terminal:
-        assert err.count("\r") == 5
-        assert "\n" not in err
-    else:
-        assert err == "joint training\nmeasuring\n"
-
-
-def test_without_a_terminal_a_long_task_says_where_it_is_once_a_minute(monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    progress = ProgressLine()
-    for i in range(5):
-        progress(f"training: step {i}")
-        now[0] += 25
-    progress.say("epoch 1")
-    progress("training: step 5")
-    assert capsys.readouterr().err == "training\ntraining: step 3\nepoch 1\n"

@@ -65,8 +65,8 @@ def test_both_networks_learn_and_are_the_mean_of_the_runs(record):
 
 
 def test_progress_is_told(told, record):
-    assert told[0].startswith("run 1/2, joint training: epoch 1/10, loss ")
-    assert any(text.startswith("run 2/2, plain training: epoch 10/10") for text in told)
+    assert told[0].startswith("run 1/2, joint: training: 1 of 10 epochs, loss ")
+    assert any(text.startswith("run 2/2, plain: training: 10 of 10 epochs") for text in told)
 
 
 def test_plain_and_joint_training_see_the_same_batches(monkeypatch):

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from decomposable import __version__
 from decomposable.commands import bench, compare, demo, evaluate, export, resize, sizes, train
-from decomposable.commands.verb import Verb
+from decomposable.commands.verb import Verb, add_showing
 from decomposable.errors import DecomposableError, InvalidArgumentError
 
 OK, FAILED, CALLED_WRONG = 0, 1, 2
@@ -76,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         verb.add_options(one)
+        add_showing(one)
         one.add_argument("--json", action="store_true", help="print the result as JSON, for machines")
         one.set_defaults(verb=verb)
     return parser

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,10 +27,10 @@ import decomposable as dn
 from decomposable.data import digits
 from decomposable.errors import InvalidArgumentError, MissingExtraError
 from decomposable.files import write_atomically
+from decomposable.progress import Progress, Report, Tracker, quiet, within
 from decomposable.records import versions
 from decomposable.report.curve import Curve, draw_curves
 
-Report = Callable[[str], None]
 METHODS = ("joint", "plain")
 TABLE_SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 CURVE_SIZES = tuple(round(0.1 * 10 ** (i / 20), 4) for i in range(20))
@@ -101,13 +101,14 @@ def train(
     if jointly:
         joint = dn.JointObjective(model, form=settings.form, ratio=settings.ratio, balance=settings.balance, seed=seed)
     model.train()
+    tracker = Tracker(report, "training", total=settings.epochs, unit="epochs")
     for epoch in range(settings.epochs):
         for x, y in loader:
             optimizer.zero_grad()
             loss = add_gradient(model, joint, x, y)
             optimizer.step()
             schedule.step()
-        report(f"epoch {epoch + 1}/{settings.epochs}, loss {loss:.3f}")
+        tracker.update(epoch + 1, f"loss {loss:.3f}")
     return model.eval()
 
 
@@ -139,14 +140,14 @@ def accuracy(net: nn.Module, data: TensorDataset) -> float:
     return 100 * hits / len(data)
 
 
-def run(settings: Settings, report: Report = lambda text: None) -> dict[str, Any]:
+def run(settings: Settings, report: Report = quiet) -> dict[str, Any]:
     """Train and measure both networks for every seed; everything that came out, ready for JSON."""
     start = time.perf_counter()
     sizes = sorted({*TABLE_SIZES, *settings.curve_sizes}, reverse=True)
     runs = []
     for i in range(settings.runs):
         name = f"run {i + 1}/{settings.runs}"
-        runs.append(run_once(settings, settings.seed + i, sizes, lambda text, name=name: report(f"{name}, {text}")))  # type: ignore[misc]
+        runs.append(run_once(settings, settings.seed + i, sizes, name, report))
     return {
         "settings": asdict(settings),
         "steps": settings.steps,
@@ -160,7 +161,7 @@ def run(settings: Settings, report: Report = lambda text: None) -> dict[str, Any
     }
 
 
-def run_once(settings: Settings, seed: int, sizes: Sequence[float], report: Report) -> dict[str, Any]:
+def run_once(settings: Settings, seed: int, sizes: Sequence[float], name: str, report: Report) -> dict[str, Any]:
     """Both methods from the same initial weights, on the same split of the images."""
     data = digits.load(train_images=settings.train_images, seed=seed)
     torch.manual_seed(seed)
@@ -174,10 +175,10 @@ def run_once(settings: Settings, seed: int, sizes: Sequence[float], report: Repo
             settings,
             seed=seed,
             jointly=method == "joint",
-            report=lambda text, method=method: report(f"{method} training: {text}"),  # type: ignore[misc]
+            report=within(f"{name}, {method}", report),
         )
         seconds = time.perf_counter() - start
-        report(f"{method} training done; calibrating and measuring {len(sizes)} sizes")
+        report(Progress(f"{name}, {method}", f"calibrating and measuring {len(sizes)} sizes"))
         rows = accuracy_at_sizes(model, data, settings, sizes)
         outcome[method] = {"training_seconds": round(seconds, 2), "rows": [asdict(row) for row in rows]}
     return outcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from decomposable.errors import DecomposableError
 from decomposable.methods.base import Plan
 from decomposable.methods.sized import SizedNet
 from decomposable.network import DecomposedNet
+from decomposable.progress import Report, Tracker, quiet
 from decomposable.ranks import RankPlan
 
 
@@ -86,14 +87,15 @@ def measure(
     curve: str = "",
     batch_size: int = 250,
     workers: int = 0,
-    report: Callable[[str], None] = lambda text: None,
+    report: Report = quiet,
 ) -> list[Row]:
     """The accuracy at every size that the network has, with no retraining; it keeps the size it had."""
     before: Any = net.plan
     rows = []
     wanted = offered(net, sizes)
+    tracker = Tracker(report, "measuring", total=len(wanted), unit="sizes")
     for i, (size, plan) in enumerate(wanted):
-        report(f"measuring sizes: {size:.4g} ({i + 1} of {len(wanted)})")
+        tracker.update(i, f"now {size:.4g}")
         net.set_plan_(plan)
         rows.append(Row.of(size, plan, accuracy(net, data, batch_size=batch_size, workers=workers), curve))
     net.set_plan_(before)

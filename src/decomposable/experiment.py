@@ -23,6 +23,7 @@ from decomposable.evaluation import Row, WrongDataError, accuracy, check_outputs
 from decomposable.files import write_atomically
 from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.metrics import MetricsLog, read_metrics
+from decomposable.progress import Progress, Report, quiet, shown
 from decomposable.runs import RunFolder, check_same_run
 from decomposable.settings import Settings, with_overrides
 from decomposable.training import Position, Say, Watchers
@@ -81,8 +82,8 @@ def train(
     resume: bool = False,
     device: str = "auto",
     checkpoint_seconds: float = 60.0,
-    progress: Say = lambda text: None,
-    say: Say = lambda text: None,
+    progress: Report | None = None,
+    say: Say = quiet,
     **settings: Any,
 ) -> dict[str, Any]:
     """`decomposable train` from Python: run a recipe, by name or a function of your own; the record comes back.
@@ -95,7 +96,8 @@ def train(
         resume: go on where a run in `out` was cut off, or start it.
         device: "auto", "cpu", "cuda" …
         checkpoint_seconds: from one checkpoint to the next.
-        progress: called with a line about the step under way.
+        progress: called with a `Progress`, which is text, about the step under way; by default it is shown on a
+            terminal. `decomposable.progress.quiet` shows nothing.
         say: called with a line for every epoch.
         **settings: of the recipe, to be replaced, such as ``epochs=10``.
     """
@@ -109,7 +111,8 @@ def train(
         checkpoint_seconds=checkpoint_seconds,
         overrides=settings,
     )
-    return run(job, progress=progress, say=say)
+    with shown(progress) as report:
+        return run(job, progress=report, say=say)
 
 
 def prepare(
@@ -154,7 +157,7 @@ def prepare(
     return job
 
 
-def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: None) -> dict[str, Any]:
+def run(job: Job, *, progress: Report = quiet, say: Say = quiet) -> dict[str, Any]:
     """Train where that is not done yet, then make the artifact and the record; the record comes back.
 
     First everything is read and compared, then built and tried; the folder is touched when a run can really begin.
@@ -245,19 +248,19 @@ def _build_network(job: Job, method: methods.Method, batches: TrainBatches) -> n
     return method.network(model, x[:1], settings, is_trained=job.init is not None).to(job.device)
 
 
-def _stopping(progress: Say, stop: threading.Event) -> Say:
+def _stopping(progress: Report, stop: threading.Event) -> Report:
     """Progress that stops where it was asked to: after training, all that is lost is measured again."""
 
-    def report(text: str) -> None:
+    def report(line: Progress) -> None:
         if stop.is_set():
             raise Interrupted("stopped after training, before all sizes were measured; --resume does that again")
-        progress(text)
+        progress(line)
 
     return report
 
 
 def _sizes(
-    job: Job, method: methods.Method, network: nn.Module, data: Data, report: Say
+    job: Job, method: methods.Method, network: nn.Module, data: Data, report: Report
 ) -> tuple[methods.Sized, list[Row]]:
     """After training: the network at its sizes, and their accuracies; of several variants the first one is kept."""
     settings, first, rows = job.settings, None, []
@@ -312,7 +315,7 @@ def _about(record: Mapping[str, Any], data: Data) -> dict[str, Any]:
     }
 
 
-def material_for(data: Data, settings: Settings, loss: Loss, progress: Say) -> methods.Material:
+def material_for(data: Data, settings: Settings, loss: Loss, progress: Report) -> methods.Material:
     """What the sizes of a trained network are made with."""
     x, _ = data.test_batch(torch.arange(1))
     count = min(settings.calibration_images, data.train_count)
@@ -324,7 +327,7 @@ def material_for(data: Data, settings: Settings, loss: Loss, progress: Say) -> m
 class _FirstBatches:
     """The first so many images of an epoch, augmented as in training, telling how far it is."""
 
-    def __init__(self, batches: TrainBatches, images: int, progress: Say) -> None:
+    def __init__(self, batches: TrainBatches, images: int, progress: Report) -> None:
         self.batches, self.progress = batches, progress
         self.count = min(len(batches), -(-images // batches.batch_size))
 
@@ -333,7 +336,7 @@ class _FirstBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for number in range(self.count):
-            self.progress(f"calibrating: batch {number + 1} of {self.count}")
+            self.progress(Progress("calibrating", f"batch {number + 1} of {self.count}"))
             yield self.batches[number]
 
 

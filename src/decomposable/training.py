@@ -27,9 +27,10 @@ from decomposable.divergence import Loss, WatchedLoss, check_finite, check_weigh
 from decomposable.interrupts import Interrupted
 from decomposable.methods.base import Step
 from decomposable.metrics import MetricsLog
+from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.settings import Settings
 
-Say = Callable[[str], None]
+Say = Callable[[str], None]  # told a line that stays
 STEPS_PER_LINE = 50  # how often a step gets a line of its own in the metrics
 
 
@@ -38,8 +39,8 @@ class Watchers:
     """Whom the loop tells what: a line that is written over, a line that stays, and the metrics."""
 
     log: MetricsLog
-    progress: Say = lambda text: None
-    say: Say = lambda text: None
+    progress: Report = quiet
+    say: Say = quiet
 
 
 @dataclass
@@ -153,7 +154,7 @@ def _end_epoch(
     epoch = position.step // batches.per_epoch
     values: dict[str, Any] = {"epoch": epoch, **position.means()}
     if epoch % settings.evaluate_every == 0 or epoch == batches.epochs:
-        watchers.progress(f"training: testing after epoch {epoch}")
+        watchers.progress(Progress("training", f"testing after epoch {epoch}"))
         values["accuracy"] = evaluate(model)
     values["seconds"] = round(position.seconds, 2)
     watchers.log.write("epoch", position.step, values)
@@ -243,27 +244,19 @@ class _Clock:
         seconds, self._last = now - self._last, now
         return seconds
 
-    def line(self, position: Position, per_epoch: int, values: Mapping[str, float]) -> str:
+    def line(self, position: Position, per_epoch: int, values: Mapping[str, float]) -> Progress:
         """Epoch, step, loss, rate and time left."""
         self._lately.append(time.perf_counter())
         per_step = (self._lately[-1] - self._lately[0]) / (len(self._lately) - 1)
         epoch, place = divmod(position.step - 1, per_epoch)
-        left = as_duration(per_step * (self.total - position.step))
         losses = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items() if "loss" in name)
         where = f"epoch {epoch + 1}/{self.total // per_epoch}, step {place + 1}/{per_epoch}"
-        return f"training: {where}, {losses}, {1 / per_step:.2f} steps/s, {left} left"
-
-
-def as_duration(seconds: float) -> str:
-    """Seconds as people say it.
-
-    >>> as_duration(42.2), as_duration(3600 * 27 + 120)
-    ('42 s', '27 h 2 min')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+        return Progress(
+            "training",
+            f"{where}, {losses}, {1 / per_step:.2f} steps/s",
+            fraction=position.step / self.total,
+            seconds_left=per_step * (self.total - position.step),
+        )
 
 
 def moved(batch: Batch, device: torch.device, settings: Settings) -> Batch:

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks, opening
 from decomposable.commands.verb import (
-    ProgressLine,
     Verb,
     alignment,
     as_table,
     batch_size,
     parse_sizes,
+    progress_line,
     seconds,
     threads,
 )
 from decomposable.errors import InvalidArgumentError
+from decomposable.progress import ProgressLine
 
 if TYPE_CHECKING:
     from decomposable.latency import Entry, LatencyProfile
@@ -56,11 +57,8 @@ def _run(options: argparse.Namespace) -> None:
     sizes = None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
     out = _place(options)
     measured = _of_bundle if options.file.suffix == ".onnx" else _of_network
-    progress = ProgressLine()
-    try:
-        profile = measured(options, sizes, progress)
-    finally:
-        progress.close()
+    with progress_line(options) as line:
+        profile = measured(options, sizes, line)
     profile.save(out)
     _show(options, profile, out)
 

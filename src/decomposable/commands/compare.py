@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import trainings
-from decomposable.commands.verb import ProgressLine, Verb, as_table
+from decomposable.commands.verb import Verb, as_table, progress_line
 from decomposable.errors import InvalidArgumentError
+from decomposable.progress import ProgressLine
 
 if TYPE_CHECKING:
     from decomposable.comparison.estimate import Estimate
@@ -57,14 +58,11 @@ def _run(options: argparse.Namespace) -> None:
         command=options.command,
     )
     jobs = running.number_of_jobs(options.jobs, circumstances.device)
-    progress = ProgressLine()
-    try:
+    with progress_line(options) as line:
         if options.dry_run:
-            _dry_run(options, comparison, circumstances, jobs, progress)
+            _dry_run(options, comparison, circumstances, jobs, line)
             return
-        content, failures = running.run(comparison, circumstances, jobs=jobs, progress=progress, say=progress.say)
-    finally:
-        progress.close()
+        content, failures = running.run(comparison, circumstances, jobs=jobs, progress=line, say=line.say)
     figure = _draw(options.out, content)
     if options.json:
         print(json.dumps(content))
@@ -92,7 +90,7 @@ def _dry_run(
 ) -> None:
     from decomposable.comparison.estimate import estimate, total_seconds
     from decomposable.comparison.running import check_finished
-    from decomposable.training import as_duration
+    from decomposable.progress import as_duration
 
     check_finished(comparison, circumstances)
     estimates = estimate(comparison, circumstances, jobs=jobs, progress=progress)

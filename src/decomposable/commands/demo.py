@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from decomposable.commands.verb import ProgressLine, Verb
+from decomposable.commands.verb import Verb, progress_line
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +27,8 @@ def _run(options: argparse.Namespace) -> None:
     settings = demo.Settings(seed=options.seed, runs=options.runs)
     demo.require_extra()
     options.out.mkdir(parents=True, exist_ok=True)  # where it cannot be written, say so before a minute's work
-    progress = ProgressLine()
-    try:
-        record = {"command": options.command, **demo.run(settings, progress)}
-    finally:
-        progress.close()
+    with progress_line(options) as line:
+        record = {"command": options.command, **demo.run(settings, line)}
     figure, data = demo.save(record, options.out)
     if options.json:
         print(json.dumps(record))

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
-from decomposable.commands.verb import ProgressLine, Verb, parse_sizes
+from decomposable.commands.verb import Verb, parse_sizes, progress_line
 from decomposable.errors import InvalidArgumentError
+from decomposable.progress import Tracker
 
 if TYPE_CHECKING:
     from decomposable.evaluation import Row
@@ -53,14 +54,12 @@ def _run(options: argparse.Namespace) -> None:
         plans = _sized_plans(net, options)
     data = task.load_data()
     rows: list[tuple[str, Row]] = []
-    progress = ProgressLine()
-    try:
+    with progress_line(options) as line:
+        tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
         for asked, size, plan in plans:
-            progress(f"measuring sizes: {asked}")
+            tracker.update(len(rows), f"now {asked}")
             net.set_plan_(plan)
             rows.append((asked, Row.of(size, plan, accuracy(net, data, workers=options.workers))))
-    finally:
-        progress.close()
     if options.json:
         lines = [{"asked": asked, **asdict(row)} for asked, row in rows]
         print(json.dumps({"file": str(options.file), "test_images": data.test_count, "sizes": lines}))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks, opening
-from decomposable.commands.verb import ProgressLine, Verb, parse_size
+from decomposable.commands.verb import Verb, parse_size, progress_line
 from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     kind, size = _checked(options)
-    progress = ProgressLine()
+    line = progress_line(options)
     try:
-        progress("reading the network")
+        line("reading the network")
         net = opening.open_network(options)
         example = None if options.input is None else opening.example(options.input, net)
-        progress("exporting and comparing with PyTorch")
+        line("exporting and comparing with PyTorch")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             report = _exported(options, kind, net, size, example)
@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> None:
             "as in --input 3x32x32"
         ) from error
     finally:
-        progress.close()
+        line.close()
     for warning in caught:
         print(f"decomposable export: warning: {warning.message}", file=sys.stderr)
     if options.json:

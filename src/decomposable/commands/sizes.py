@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
-from decomposable.commands.verb import ProgressLine, Verb
+from decomposable.commands.verb import Verb, progress_line
 from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.progress import Tracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,17 +142,17 @@ def _searched(options: argparse.Namespace, contents: Artifact) -> Row:
     task = networks.find_task(contents.info, options.recipe, options.data)
     net = load(options.file, model=task.build_model()).to(device)
     data = task.load_data()
-    progress = ProgressLine()
+    line = progress_line(options)
+    tracker = Tracker(line, "measuring", total=len(USUAL) + SEARCH_STEPS, unit="sizes")
+    numbers = itertools.count()
 
     def measure(size: float) -> Row:
-        progress(f"measuring sizes: {size:.4g}")
+        tracker.update(next(numbers), f"now {size:.4g}")
         plan = net.set_plan_(contents.selector.of_size(size))
         return Row.of(size, plan, accuracy(net, data, workers=options.workers))
 
-    try:
+    with line:
         return search(measure, contents.selector.smallest_size, options.accuracy_drop)
-    finally:
-        progress.close()
 
 
 def search(measure: Callable[[float], Row], smallest: float, drop: float) -> Row:

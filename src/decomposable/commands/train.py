@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decomposable.commands import networks, trainings
-from decomposable.commands.verb import ProgressLine, Verb
+from decomposable.commands.verb import Verb, progress_line
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,6 @@ def _run(options: argparse.Namespace) -> None:
         return
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder to write the run to, as in --out runs/first")
-    progress = ProgressLine()
     job = experiment.prepare(
         options.recipe,
         out=options.out,
@@ -52,10 +51,8 @@ def _run(options: argparse.Namespace) -> None:
         checkpoint_seconds=options.checkpoint_seconds,
         command=options.command,
     )
-    try:
-        record = experiment.run(job, progress=progress, say=progress.say)
-    finally:
-        progress.close()
+    with progress_line(options) as line:
+        record = experiment.run(job, progress=line, say=line.say)
     if options.json:
         print(json.dumps(record))
         return

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from decomposable.errors import InvalidArgumentError
+from decomposable.progress import ProgressLine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """A command: what `--help` says, its options, and the function that does it. `--json` is added to every one."""
+    """A command: what `--help` says, its options, and the function that does it. All take `--json`, `-q` and `-v`."""
 
     name: str
     summary: str
@@ -24,38 +22,16 @@ class Verb:
     run: Callable[[argparse.Namespace], None]
 
 
-class ProgressLine:
-    """One line on stderr that is written over; where stderr is no terminal, a line now and then.
+def add_showing(parser: argparse.ArgumentParser) -> None:
+    """How much is shown of what is going on; added to every verb."""
+    showing = parser.add_mutually_exclusive_group()
+    showing.add_argument("-q", "--quiet", action="store_true", help="show no progress: only results, warnings, errors")
+    showing.add_argument("-v", "--verbose", action="store_true", help="show more of what is going on")
 
-    That is when the task changes, and otherwise once a minute.
-    """
 
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._task = ""
-        self._shown = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        """Show `text`, "task: detail"."""
-        task = text.partition(":")[0]
-        if self._is_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r{text[:width]:<{width}}", end="", file=sys.stderr, flush=True)
-        elif task != self._task or time.monotonic() - self._shown > 60:
-            print(task if task != self._task else text, file=sys.stderr, flush=True)
-            self._shown = time.monotonic()
-        self._task = task
-
-    def say(self, text: str) -> None:
-        """A line that stays, above the one that is written over."""
-        self.close()
-        self._shown = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Wipe the line."""
-        if self._is_terminal and self._task:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+def progress_line(options: argparse.Namespace) -> ProgressLine:
+    """What shows the progress of a verb, as `-q` and `-v` ask for; in a `with`, it is wiped at the end."""
+    return ProgressLine(is_quiet=options.quiet, is_verbose=options.verbose)
 
 
 _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}

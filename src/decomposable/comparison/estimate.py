@@ -20,8 +20,8 @@ from decomposable.comparison.workers import threads_for
 from decomposable.data.base import Data, TrainBatches
 from decomposable.errors import DecomposableError
 from decomposable.network import decompose
+from decomposable.progress import Progress, Report
 from decomposable.settings import Settings
-from decomposable.training import Say
 
 TIMED_STEPS = 4
 START_SECONDS = 4.0  # of a process: python and torch
@@ -50,7 +50,7 @@ class Estimate:
         }
 
 
-def estimate(comparison: Comparison, circumstances: Circumstances, *, jobs: int, progress: Say) -> list[Estimate]:
+def estimate(comparison: Comparison, circumstances: Circumstances, *, jobs: int, progress: Report) -> list[Estimate]:
     """Every training of a comparison with about how long it takes; nothing is written."""
     missing = [part for part in comparison.parts if not part.is_done]
     if not missing:
@@ -87,7 +87,7 @@ def total_seconds(estimates: list[Estimate], jobs: int) -> float:
 class _StepClock:
     """The seconds of a step of each method, and of a test image, measured when they are first asked for."""
 
-    def __init__(self, settings: Settings, circumstances: Circumstances, progress: Say) -> None:
+    def __init__(self, settings: Settings, circumstances: Circumstances, progress: Report) -> None:
         recipe = circumstances.recipe
         function = recipes.find(recipe) if isinstance(recipe, str) else recipe
         self.task = recipes.make_task(function, circumstances.data, settings)
@@ -116,7 +116,7 @@ class _StepClock:
         settings = replace(part.settings, method=method)
         key = (method, settings.width, settings.form, settings.batch_size)
         if key not in self._steps:
-            self.progress(f"timing: a step of {method}")
+            self.progress(Progress("timing", f"a step of {method}"))
             self._steps[key] = _timed(self._stepper(settings), TIMED_STEPS)
         return self._steps[key]
 
@@ -138,7 +138,7 @@ class _StepClock:
 
     def _image(self, settings: Settings) -> float:
         if self._test_image is None:
-            self.progress("timing: a test")
+            self.progress(Progress("timing", "a test"))
             count = min(settings.batch_size, self.data.test_count)
             x, _ = training.moved(self.data.test_batch(torch.arange(count)), self.device, settings)
             model = self._model(settings).eval()
@@ -148,7 +148,7 @@ class _StepClock:
 
     def _decomposition(self, settings: Settings) -> float:
         if self._svd is None:
-            self.progress("timing: a decomposition")
+            self.progress(Progress("timing", "a decomposition"))
             x, _ = self.data.test_batch(torch.arange(1))
             model = self._model(settings)
             self._svd = _timed(lambda: decompose(model, example_input=x, form=settings.form), 1)

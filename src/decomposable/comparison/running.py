@@ -22,9 +22,10 @@ from decomposable.devices import choose_device
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import write_atomically
 from decomposable.interrupts import Interrupted, stop_signals
+from decomposable.progress import Progress, Report, as_duration, quiet, shown, within
 from decomposable.runs import RunError, RunFolder, check_same_run, held
 from decomposable.settings import Settings, with_overrides
-from decomposable.training import Say, as_duration
+from decomposable.training import Say
 
 MOST_JOBS = 4  # side by side unless more are asked for: each takes the memory of a training
 SET_BY_ITSELF = {
@@ -72,8 +73,8 @@ def compare(
     device: str = "auto",
     jobs: int | None = None,
     checkpoint_seconds: float = 60.0,
-    progress: Say = lambda text: None,
-    say: Say = lambda text: None,
+    progress: Report | None = None,
+    say: Say = quiet,
     **settings: Any,
 ) -> dict[str, Any]:
     """`decomposable compare` from Python: train and measure several methods under one protocol.
@@ -88,7 +89,8 @@ def compare(
         jobs: how many trainings run side by side; by default one on a GPU, and on a CPU one for each core, up to four.
             More than one needs ``if __name__ == "__main__":`` around the program, as all of multiprocessing does.
         checkpoint_seconds: from one checkpoint to the next.
-        progress: called with a line about what is under way.
+        progress: called with a `Progress`, which is text, about what is under way; by default it is shown on a
+            terminal. `decomposable.progress.quiet` shows nothing.
         say: called with a line for every training that is done.
         **settings: of the recipe, to be replaced, such as ``epochs=10``.
 
@@ -105,7 +107,8 @@ def compare(
         checkpoint_seconds=checkpoint_seconds,
         overrides=settings,
     )
-    content, failures = run(comparison, circumstances, jobs=jobs, progress=progress, say=say)
+    with shown(progress) as report:
+        content, failures = run(comparison, circumstances, jobs=jobs, progress=report, say=say)
     if failures:
         raise PartsFailedError(failures, len(comparison.parts))
     return content
@@ -179,8 +182,8 @@ def run(
     circumstances: Circumstances,
     *,
     jobs: int | None = None,
-    progress: Say = lambda text: None,
-    say: Say = lambda text: None,
+    progress: Report = quiet,
+    say: Say = quiet,
 ) -> tuple[dict[str, Any], Failures]:
     """Train what is missing, then write every method's record and the summary; it comes back, and what failed."""
     count = number_of_jobs(jobs, circumstances.device)
@@ -235,7 +238,7 @@ def _finished(part: Part, circumstances: Circumstances) -> dict[str, Any]:
         raise RunError(f"{what}; remove {part.path} to train it again") from error
 
 
-def _one_by_one(parts: Sequence[Part], circumstances: Circumstances, jobs: int, progress: Say, say: Say) -> Failures:
+def _one_by_one(parts: Sequence[Part], circumstances: Circumstances, jobs: int, progress: Report, say: Say) -> Failures:
     """In this process, one after the other; what failed comes back, with the reason."""
     failures: Failures = {}
     done = 0
@@ -243,7 +246,7 @@ def _one_by_one(parts: Sequence[Part], circumstances: Circumstances, jobs: int, 
         if _lacks_something(part, failures):
             continue
         try:
-            record = _train(circumstances, part, _titled(f"{part.name} ({done + 1} of {len(parts)})", progress))
+            record = _train(circumstances, part, within(f"{part.name} ({done + 1} of {len(parts)})", progress))
             done += 1
             say(_line(part, record, done, len(parts)))
         except Interrupted as error:
@@ -254,12 +257,8 @@ def _one_by_one(parts: Sequence[Part], circumstances: Circumstances, jobs: int, 
     return failures
 
 
-def _train(circumstances: Circumstances, part: Part, progress: Say) -> dict[str, Any]:
+def _train(circumstances: Circumstances, part: Part, progress: Report) -> dict[str, Any]:
     return experiment.run(job_of(part, circumstances), progress=progress)
-
-
-def _titled(title: str, progress: Say) -> Say:
-    return lambda text: progress(f"{title}: {text}")
 
 
 def _stopped(left: int, total: int) -> Interrupted:
@@ -292,7 +291,9 @@ def _check_sendable(circumstances: Circumstances, jobs: int) -> None:
         ) from error
 
 
-def _side_by_side(parts: Sequence[Part], circumstances: Circumstances, jobs: int, progress: Say, say: Say) -> Failures:
+def _side_by_side(
+    parts: Sequence[Part], circumstances: Circumstances, jobs: int, progress: Report, say: Say
+) -> Failures:
     """Some at a time, each in a process with its share of the cores."""
     failures: Failures = {}
     waiting, done = list(parts), 0
@@ -331,7 +332,7 @@ def _side_by_side(parts: Sequence[Part], circumstances: Circumstances, jobs: int
                         failures[part.name] = content
                         say(f"{part.name} failed: {content}")
                 lines = [f"{worker.part.name} {worker.line}" for worker in busy if worker.part is not None]
-                progress("  |  ".join([f"comparing: {done} of {len(parts)} done", *lines]))
+                progress(Progress("comparing", "  |  ".join([f"{done} of {len(parts)} done", *lines])))
             is_clean = True
             if stop.is_set():
                 raise _stopped(len(parts) - done, len(parts))

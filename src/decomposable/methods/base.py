@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from decomposable.data.base import Batch
+from decomposable.progress import Report, quiet
 from decomposable.settings import Settings
 
 Closure = Callable[[nn.Module], Tensor]
@@ -93,7 +94,7 @@ class Material:
     example_input: Tensor
     calibration: Iterable[Batch] = field(repr=False)  # of training images, augmented; may be gone through again
     loss: Callable[[nn.Module, Batch], Tensor]
-    progress: Callable[[str], None] = lambda text: None
+    progress: Report = quiet
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from torch import nn
 from decomposable.layers import FilterFn
 from decomposable.methods.base import Material
 from decomposable.network import DecomposedNet, decompose
+from decomposable.progress import Progress
 from decomposable.settings import Settings
 from decomposable.taylor import Taylor
 from decomposable.tracing import on_device_of
@@ -23,7 +24,7 @@ def decomposed(
     network: nn.Module, material: Material, settings: Settings, *, filter_fn: FilterFn | None = None
 ) -> DecomposedNet:
     """The network by the form and the criterion of the settings, with statistics for a grid of sizes."""
-    material.progress("decomposing")
+    material.progress(Progress("decomposing"))
     criterion = _taylor(material) if settings.criterion == "taylor" else settings.criterion
     net = decompose(
         network.eval(),

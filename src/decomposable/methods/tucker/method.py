@@ -19,6 +19,7 @@ from decomposable.methods.tucker import layers as factored
 from decomposable.methods.tucker.layers import FactorForm
 from decomposable.methods.tucker.ranks import LayerRanks, Structure, is_dense, structure_of
 from decomposable.methods.tucker.step import PlainStep
+from decomposable.progress import Tracker
 from decomposable.settings import Settings, tuning_schedule
 from decomposable.tree import deep_copy, rewire, unwrap
 
@@ -84,8 +85,9 @@ class Tucker:
         build = partial(_build, network, structure)
         sizes = structure.sizes(settings.sizes)
         statistics = {}
+        tracker = Tracker(material.progress, "statistics of smaller sizes", total=len(sizes) - 1, unit="sizes")
         for number, size in enumerate(sizes[1:] if tracked_batch_norms(network) else []):
-            material.progress(f"statistics of smaller sizes: {number + 1} of {len(sizes) - 1}")
+            tracker.update(number)
             statistics[size.value] = batch_statistics(build(size), material.calibration)
         return SizedNet(
             method=self.name,

@@ -13,6 +13,7 @@ from decomposable.methods.sized import Size, SizedNet, batch_statistics
 from decomposable.methods.us_net.network import UniversalNet
 from decomposable.methods.us_net.step import SandwichStep
 from decomposable.methods.width.size import size_at
+from decomposable.progress import Tracker
 from decomposable.settings import Settings
 from decomposable.widths import Widths
 
@@ -48,8 +49,9 @@ class UniversallySlimmable:
         assert isinstance(network, UniversalNet)
         sizes = sizes_within(network.widths, settings)
         statistics = {}
+        tracker = Tracker(material.progress, "calibrating", total=len(sizes), unit="sizes")
         for i, size in enumerate(sizes):
-            material.progress(f"calibrating: {size.name} ({i + 1} of {len(sizes)})")
+            tracker.update(i, size.name)
             if network.widths.norms:
                 statistics[size.value] = batch_statistics(network.build(size), material.calibration)
         return SizedNet(
