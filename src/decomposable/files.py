@@ -3,28 +3,112 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import secrets
+import shutil
+import time
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+with suppress(ImportError):  # not on Windows
+    import fcntl
+
+_SECONDS_OF_OTHERS = 86_400.0  # what cannot be seen to be abandoned is, after a day
+_MOST_LETTERS = 40  # of a target's name in that of its folder: names have an end
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, in the same folder; at the end it takes the place of `path` at once, or is removed."""
+    """A path to write to, on the same disk; at the end it takes the place of `path` at once, or is removed.
+
+    It lies in a folder of its own beside `path`, which holds whatever a writer leaves there, too. What processes that
+    were killed have left in the same place is removed first.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # One of its own for every call: other threads, or other machines that share the folder, may be writing it as well.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{secrets.randbits(40)}")
-    try:
+    sweep(path.parent)
+    with _workshop(path) as folder:
+        unfinished = folder / path.name
         yield unfinished
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())  # else a power cut could leave the new name with no content
         unfinished.replace(path)
         _sync_folder(path.parent)
+
+
+@contextmanager
+def _workshop(path: Path) -> Iterator[Path]:
+    """A new folder, locked as long as this process lives: the system lets go of a lock when a process is killed."""
+    while True:
+        # One of its own for every call: other threads, or other machines that share the folder, may be writing as well.
+        name = f".{path.name[:_MOST_LETTERS]}.{_machine()}-{os.getpid()}-{secrets.token_hex(5)}.unfinished"
+        folder = path.with_name(name)
+        folder.mkdir()
+        handle = _locked(folder)
+        if folder.is_dir():  # else another process has swept it before it was locked
+            break
+        _close(handle)
+    try:
+        yield folder
     finally:
-        unfinished.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        _close(handle)
+
+
+_NAME = re.compile(r"\..*\.([0-9a-f]{8})-\d+-[0-9a-f]{10}\.unfinished", re.DOTALL)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote a file have left in a folder; what is in use stays."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = [Path(entry.path) for entry in entries if _NAME.fullmatch(entry.name)]
+        for unfinished in found:
+            with suppress(OSError):
+                _remove_if_abandoned(unfinished)
+
+
+def _remove_if_abandoned(unfinished: Path) -> None:
+    match = _NAME.fullmatch(unfinished.name)
+    is_ours = match is not None and match[1] == _machine()  # locks do not reach other machines on every file system
+    handle = None
+    try:
+        handle = _locked(unfinished, wait=False) if is_ours else None
+        if handle is not None or time.time() - unfinished.stat().st_mtime > _SECONDS_OF_OTHERS:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    finally:
+        _close(handle)
+
+
+def _locked(folder: Path, *, wait: bool = True) -> int | None:
+    """A handle of the folder that holds its lock; None where there are no locks. `BlockingIOError` where it is held."""
+    if "fcntl" not in globals():
+        return None
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None  # another process has just swept it
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError:  # a file system without locks
+        os.close(handle)
+        return None
+    return handle
+
+
+def _close(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
+
+
+def _machine() -> str:
+    """Eight digits for this machine's name."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 def _sync_folder(folder: Path) -> None:
@@ -37,14 +121,6 @@ def _sync_folder(folder: Path) -> None:
             pass  # some file systems cannot; the file itself is written
         finally:
             os.close(handle)
-
-
-def sweep(path: Path) -> None:
-    """Remove what a process that was killed left of this file; nobody else may be writing it."""
-    name = re.compile(re.escape(f".{path.name}.") + r"\d+(\.\d+)?")
-    for unfinished in path.parent.iterdir():
-        if name.fullmatch(unfinished.name):
-            unfinished.unlink(missing_ok=True)
 
 
 def load_plain(path: Path) -> Any:

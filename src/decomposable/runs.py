@@ -100,8 +100,7 @@ class RunFolder:
         with held(self.path):
             if self.state != found:
                 raise RunError(f"--out {self.path}: another process has just been running in it; start again")
-            for file in self.files:
-                sweep(file)
+            sweep(self.path)
             yield
 
 
