@@ -14,10 +14,10 @@ LICENSE = Path("..") / "LICENSE"
 MODULES = {
     "decomposable": {
         *("__init__", "cost", "errors", "files", "interpolation"),
-        *("latency", "profiles", "ranks", "shrunk", "timing"),
+        *("latency", "profiles", "progress", "ranks", "shrunk", "timing"),
     },
     "decomposable.bench": {"__init__", "sweep"},
-    "decomposable.commands": {"__init__", "verb"},
+    "decomposable.commands": {"__init__", "edge", "verb"},
     "decomposable.edge": None,  # all of them
     "decomposable.storage": {"__init__", "fields"},
 }

@@ -10,6 +10,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import artifact, cli, methods, models, recipes
+from decomposable.errors import how_to_install
 from decomposable.settings import Settings
 
 onnx = pytest.importorskip("onnx")
@@ -238,7 +239,7 @@ def test_what_cannot_be_done_is_one_line_and_code_1(file, call, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     code, _, err = call(file, "-o", out_file)
     assert code == 1
-    assert "pip install 'decomposable[onnx]'" in err
+    assert how_to_install("onnx") in err
     assert not out_file.exists()
 
 

@@ -6,7 +6,7 @@ import torch
 
 from decomposable import cli, demo, models
 from decomposable.data import digits
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import InvalidArgumentError, how_to_install
 
 QUICK = demo.Settings(
     seed=3, runs=2, train_images=200, widths=(16, 24, 24), epochs=10, batch_size=50, curve_sizes=(0.2,)
@@ -120,7 +120,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(missing, p
     monkeypatch.setattr(demo, "find_spec", lambda name: None if name == missing else object())
     assert cli.main(["demo", "--out", str(tmp_path / "out")]) == 1
     err = capsys.readouterr().err
-    assert err == f"decomposable demo: error: {package} is not installed; run: pip install 'decomposable[demo]'\n"
+    assert err == f"decomposable demo: error: {package} is not installed; run {how_to_install('demo')}\n"
     assert not (tmp_path / "out").exists()
 
 

@@ -260,4 +260,4 @@ def require_extra() -> None:
     """Say at once, and not after training, what is missing."""
     for module, package in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
         if find_spec(module) is None:
-            raise MissingExtraError(f"{package} is not installed; run: pip install 'decomposable[demo]'")
+            raise MissingExtraError.of(package, "demo")

@@ -1,5 +1,7 @@
 """The one exception family of the package. Every message names the layer or option, what came and what is allowed."""
 
+from __future__ import annotations
+
 
 class DecomposableError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -31,3 +33,17 @@ class DataError(DecomposableError):
 
 class MissingExtraError(DecomposableError, ImportError):
     """An optional package is needed and not installed."""
+
+    @classmethod
+    def of(cls, package: str, extra: str) -> MissingExtraError:
+        """The error that says how to install the package."""
+        return cls(f"{package} is not installed; run {how_to_install(extra)}")
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra. It is said here and in docs/index.md, for a release to change.
+
+    >>> how_to_install("onnx")
+    "in a checkout of decomposable: pip install -c constraints.txt '.[onnx]'"
+    """
+    return f"in a checkout of decomposable: pip install -c constraints.txt '.[{extra}]'"

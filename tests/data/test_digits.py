@@ -45,5 +45,5 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch):
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtraError, match=r"pip install 'decomposable\[demo\]'"):
+    with pytest.raises(MissingExtraError, match=r"scikit-learn .*pip install .*'\.\[demo\]'"):
         digits.load_data()

@@ -13,6 +13,7 @@ import pytest
 
 from decomposable import __version__
 from decomposable.edge import AnySizeSession
+from decomposable.errors import how_to_install
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -105,3 +106,34 @@ def test_it_runs_without_torch_and_without_the_checkout(wheel, tiny, tmp_path):
     subprocess.run(command, check=True, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
     expected = AnySizeSession(tiny, macs=0.62, threads=1).run(x)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), expected)
+
+
+def test_the_command_comes_with_both_distributions(wheel):
+    pyprojecttoml = pytest.importorskip("setuptools.config.pyprojecttoml")
+    full = pyprojecttoml.read_configuration(CHECKOUT / "pyproject.toml")["project"]["scripts"]
+    with zipfile.ZipFile(wheel) as opened:
+        [name] = [name for name in opened.namelist() if name.endswith("entry_points.txt")]
+        edge = opened.read(name).decode()
+    assert f"decomposable-edge = {full['decomposable-edge']}" in edge.splitlines()
+
+
+def run_the_command(*arguments, before="pass"):
+    """As the script of an installed distribution does."""
+    program = f"{before}; import sys; from decomposable.commands.edge import main; sys.exit(main())"
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "src")}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_the_command_lists_sizes(tiny):
+    done = run_the_command("sizes", str(tiny))
+    assert done.returncode == 0, done.stderr
+    assert "Any size between the first and the last can be taken." in done.stdout
+
+
+def test_the_command_without_the_extra_says_so_in_one_line(tiny):
+    done = run_the_command("sizes", str(tiny), before="import sys; sys.modules['onnxruntime'] = None")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("decomposable-edge: error: onnxruntime is not installed")
+    assert how_to_install("onnx") in done.stderr

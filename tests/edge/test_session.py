@@ -17,7 +17,7 @@ import decomposable as dn
 from decomposable.edge import AnySizeSession
 from decomposable.edge.building import build
 from decomposable.edge.bundle import read_bundle
-from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError
+from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, how_to_install
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 SIZES = [
@@ -336,8 +336,8 @@ def test_a_package_that_is_missing_is_named_in_one_line():
         command, check=True, env={**os.environ, "PYTHONPATH": str(SRC)}, capture_output=True, text=True
     )
     assert done.stdout == (
-        "MissingExtraError onnxruntime is not installed, which decomposable-edge needs; run: pip install onnxruntime "
-        "(on a device), or pip install 'decomposable[onnx]'\n"
+        "MissingExtraError onnxruntime is not installed, which decomposable-edge needs; run on a device: pip install "
+        f"onnxruntime; or {how_to_install('onnx')}\n"
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import trainings
 from decomposable.commands.verb import Verb, as_table, progress_line
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import InvalidArgumentError, MissingExtraError
 from decomposable.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _draw(out: Path, content: Mapping[str, Any]) -> str:
     try:
         png = figure.draw(content)
     except ImportError:
-        return "No figure: matplotlib is not installed; run: pip install 'decomposable[plot]', then the same command"
+        return f"No figure: {MissingExtraError.of('matplotlib', 'plot')}; then run the same command again"
     path = out / "comparison.png"
     write_atomically(path, png)
     return f"The figure is {path}"

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from decomposable.commands.verb import Verb, progress_line
+from decomposable.errors import how_to_install
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ VERB = Verb(
     description=(
         "Train a small CNN on the handwritten digits of scikit-learn, once with the joint objective and once\n"
         "plainly, cut both to the same sizes and print their accuracy. Writes curve.png and record.json.\n"
-        "Needs scikit-learn and matplotlib: pip install 'decomposable[demo]'"
+        f"Needs scikit-learn and matplotlib; {how_to_install('demo')}"
     ),
     example="decomposable demo --out demo-out",
     add_options=_options,

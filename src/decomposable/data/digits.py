@@ -35,7 +35,7 @@ def load(*, train_images: int = 1000, seed: int = 0) -> Digits:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError as error:
-        raise MissingExtraError("scikit-learn is not installed; run: pip install 'decomposable[demo]'") from error
+        raise MissingExtraError.of("scikit-learn", "demo") from error
 
     if not CLASSES <= train_images <= IMAGES - CLASSES:
         raise InvalidArgumentError(

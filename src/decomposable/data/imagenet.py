@@ -172,7 +172,7 @@ def _pillow() -> ModuleType:
     try:
         from PIL import Image  # optional: here, so that importing this module needs no Pillow
     except ImportError as error:
-        raise MissingExtraError("Pillow is not installed; run: pip install 'decomposable[images]'") from error
+        raise MissingExtraError.of("Pillow", "images") from error
     return Image
 
 

@@ -11,7 +11,7 @@ options     how ONNX Runtime is asked to work
 session     the session, and changing its size under load
 """
 
-from decomposable.errors import MissingExtraError
+from decomposable.errors import MissingExtraError, how_to_install
 
 try:
     from decomposable.edge.bundle import Port
@@ -19,9 +19,10 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("numpy", "onnx", "onnxruntime"):
         raise
+    package = (error.name or "").partition(".")[0]
     raise MissingExtraError(
-        f"{(error.name or '').partition('.')[0]} is not installed, which decomposable-edge needs; run: "
-        f"pip install {(error.name or '').partition('.')[0]} (on a device), or pip install 'decomposable[onnx]'"
+        f"{package} is not installed, which decomposable-edge needs; run on a device: pip install {package}; or "
+        f"{how_to_install('onnx')}"
     ) from error
 
 __all__ = ["AnySizeSession", "Port"]

@@ -31,7 +31,7 @@ def require_onnx() -> None:
         try:
             import_module(package)
         except ImportError as error:
-            raise MissingExtraError(f"{package} is not installed; run: pip install 'decomposable[onnx]'") from error
+            raise MissingExtraError.of(package, "onnx") from error
 
 
 def to_onnx(module: nn.Module, input: InputSpec, *, optimize: bool, batch: int | None = None) -> onnx.ModelProto:
