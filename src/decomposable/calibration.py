@@ -2,17 +2,15 @@
 
 A network with fewer bases has other activations, so the running mean and variance of every batch normalisation layer
 have to be its own (the paper computes them on the training set for each size). Here that happens once, for a grid of
-sizes: all of them see the same batches in one pass over the data, so that the statistics of neighbouring sizes differ
-only by what the bases between them do. A size that was calibrated itself is taken as it is. One that lies between two
-is interpolated layer by layer (`interpolation.py`). `docs/calibration.md` shows how close this comes to calibrating
-every size on its own.
+sizes (`grid.py`): all of them see the same batches, so that statistics of neighbouring sizes differ only by what the
+bases between them do. A size that was calibrated itself is taken as it is. One that lies between two is interpolated
+layer by layer (`interpolation.py`). `docs/calibration.md` shows how close this comes to calibrating every size on its
+own.
 """
 
 from __future__ import annotations
 
-import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,20 +20,44 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from decomposable.errors import InvalidArgumentError
 from decomposable.interpolation import CalibratedSizes, position
+from decomposable.progress import Report, Tracker
 from decomposable.ranks import RankPlan
 from decomposable.tracing import Forward
 
 Build = Callable[[RankPlan], nn.Module]
+Ran = Callable[[RankPlan], None]  # told of every batch that the network of a plan has run
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationReport:
-    """What a calibration did and what it costs."""
+    """What a calibration did and what it costs.
+
+    Attributes:
+        sizes: how many were measured.
+        batches: how many the loader yielded.
+        seconds: how long it took.
+        bytes: what all statistics take in memory.
+        passes: the multiply-accumulates of it all, in forward passes of the full network over the loader; None where
+            they were not counted.
+        is_settled: False where a grid was stopped by `passes` before it was as dense as this network needs.
+    """
 
     sizes: int
     batches: int
     seconds: float
     bytes: int
+    passes: float | None = None
+    is_settled: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """The network to calibrate: how a size of it is made and run, and which layer feeds each normalisation layer."""
+
+    build: Build
+    forward: Forward
+    feeders: Mapping[str, str]
+    full_plan: RankPlan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,19 +117,6 @@ class Statistics(CalibratedSizes):
         return replace(self, mean_SC=moved[0], var_SC=moved[1], original=(function(mean), function(var)))
 
 
-def default_grid(smallest: float) -> list[float]:
-    """Fractions of the original to calibrate: 1% apart down to 0.3, 0.5% down to 0.1, 10% below, and the two ends.
-
-    The fewer bases are left, the more each of them matters. The full size is measured as the end to interpolate
-    towards; the full network keeps the original's statistics.
-    """
-    fractions, fraction = [], 1.0
-    while fraction > smallest:
-        fractions.append(fraction)
-        fraction *= 0.99 if fraction > 0.3 else 0.995 if fraction > 0.1 else 0.9
-    return [*fractions, smallest]
-
-
 def tracked_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """The batch normalisation layers that have running statistics, by name."""
     return {
@@ -117,43 +126,36 @@ def tracked_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
-def calibrate(
-    build: Build,
-    plans: Sequence[RankPlan],
-    loader: Iterable[Any],
-    forward: Forward,
-    *,
-    exact: bool,
-    feeders: Mapping[str, str],
-    has_explicit_full: bool,
-    full_plan: RankPlan,
-) -> tuple[Statistics, int]:
-    """Measure the statistics of every plan's network; also returns the number of batches seen."""
+def measured(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], ran: Ran) -> Statistics:
+    """The statistics of every plan's network: the average over the batches, in one pass over them."""
     plans = sorted(plans, key=position)
-    measure = _layer_by_layer if exact else _cumulative_average
-    rows, batches = measure(build, plans, loader, forward)
-    if batches == 0:
-        raise InvalidArgumentError("calibrate_: the loader yielded no batch; allowed: at least one")
+    return _as_statistics(subject, plans, _cumulative_average(subject, plans, batches, ran))
+
+
+def measured_exactly(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report) -> Statistics:
+    """The same in the authors' way: each layer from a pass over all the data, those before it fixed."""
+    plans = sorted(plans, key=position)
+    return _as_statistics(subject, plans, _layer_by_layer(subject, plans, batches, report))
+
+
+def _as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[Row]) -> Statistics:
     names = tuple(rows[0])
-    original = tracked_batch_norms(build(full_plan))
-    return (
-        Statistics(
-            names=names,
-            channels=tuple(len(rows[0][name][0]) for name in names),
-            feeders=tuple(map(feeders.get, names)),
-            positions=tuple(map(position, plans)),
-            plans=tuple(plans),
-            mean_SC=torch.stack([torch.cat([row[name][0] for name in names]) for row in rows]),
-            var_SC=torch.stack([torch.cat([row[name][1] for name in names]) for row in rows]),
-            has_explicit_full=has_explicit_full,
-            full_plan=full_plan,
-            alignments=tuple(sorted({plan.align for plan in plans})),
-            original=(
-                torch.cat([original[name].running_mean for name in names]),  # type: ignore[misc]
-                torch.cat([original[name].running_var for name in names]),  # type: ignore[misc]
-            ),
+    original = tracked_batch_norms(subject.build(subject.full_plan))
+    return Statistics(
+        names=names,
+        channels=tuple(len(rows[0][name][0]) for name in names),
+        feeders=tuple(map(subject.feeders.get, names)),
+        positions=tuple(map(position, plans)),
+        plans=tuple(plans),
+        mean_SC=torch.stack([torch.cat([row[name][0] for name in names]) for row in rows]),
+        var_SC=torch.stack([torch.cat([row[name][1] for name in names]) for row in rows]),
+        has_explicit_full=False,
+        full_plan=subject.full_plan,
+        alignments=tuple(sorted({plan.align for plan in plans})),
+        original=(
+            torch.cat([original[name].running_mean for name in names]),  # type: ignore[misc]
+            torch.cat([original[name].running_var for name in names]),  # type: ignore[misc]
         ),
-        batches,
     )
 
 
@@ -161,18 +163,12 @@ Row = dict[str, tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
-def _cumulative_average(
-    build: Build, plans: Sequence[RankPlan], loader: Iterable[Any], forward: Forward
-) -> tuple[list[Row], int]:
+def _cumulative_average(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], ran: Ran) -> list[Row]:
     """Average of the batches' means and variances, every normalisation layer using its batch's own as in training."""
     buffers: list[dict[str, dict[str, Tensor | None]]] = [{} for _ in plans]
-    batches = 0
-    watch = Stopwatch()
-    for batch in loader:
-        if batches == 1 and isinstance(loader, Sized):
-            _warn_if_long(watch.seconds * len(loader), len(plans), f"{len(loader)} batches")
+    for number, batch in enumerate(batches, start=1):
         for plan, kept in zip(plans, buffers, strict=True):
-            network = build(plan).eval()
+            network = subject.build(plan).eval()
             for name, norm in tracked_batch_norms(network).items():
                 norm.momentum = None  # torch's own cumulative average
                 if name in kept:
@@ -181,10 +177,22 @@ def _cumulative_average(
                     norm.reset_running_stats()
                     kept[name] = norm._buffers
                 norm.train()
-            _run_for_statistics(forward, network, batch)
-        batches += 1
-    rows: list[Row] = [{n: (b["running_mean"], b["running_var"]) for n, b in kept.items()} for kept in buffers]  # type: ignore[misc]
-    return rows, batches
+            _run_for_statistics(subject.forward, network, batch)
+            _check_finite(kept, number)
+            ran(plan)
+    return [{n: (b["running_mean"], b["running_var"]) for n, b in kept.items()} for kept in buffers]  # type: ignore[misc]
+
+
+def _check_finite(kept: Mapping[str, Mapping[str, Tensor | None]], number: int) -> None:
+    """Refuse a batch that makes statistics which are no numbers: every later result would be none."""
+    for name, tensors in kept.items():
+        mean, var = tensors["running_mean"], tensors["running_var"]
+        assert mean is not None
+        assert var is not None
+        if not bool(torch.isfinite(mean + var).all()):
+            raise InvalidArgumentError(
+                f"calibrate_: batch {number} gives '{name}' statistics that are NaN or infinite; allowed: finite inputs"
+            )
 
 
 def _run_for_statistics(forward: Forward, network: nn.Module, batch: Any) -> None:
@@ -198,40 +206,25 @@ def _run_for_statistics(forward: Forward, network: nn.Module, batch: Any) -> Non
         raise
 
 
-def _warn_if_long(seconds: float, sizes: int, data: str) -> None:
-    """Say so early: a few thousand samples give the same statistics as a whole training set."""
-    if seconds > 600:
-        warnings.warn(
-            f"calibrating {sizes} sizes with {data} takes about {seconds / 60:.0f} minutes; a few thousand samples are "
-            "enough, and sizes=[...] calibrates fewer sizes",
-            stacklevel=5,
-        )
-
-
 class _Reached(Exception):
     """Raised to end a forward pass at the layer that it was run for."""
 
 
 @torch.no_grad()
-def _layer_by_layer(
-    build: Build, plans: Sequence[RankPlan], loader: Iterable[Any], forward: Forward
-) -> tuple[list[Row], int]:
+def _layer_by_layer(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report) -> list[Row]:
     """The authors' way: each layer from a pass over all the data, those before it fixed; biased variance."""
-    if iter(loader) is loader:
-        raise InvalidArgumentError("calibrate_(exact=True): got an iterator; allowed: a loader to be run many times")
     rows: list[Row] = []
-    batches = 0
-    watch = Stopwatch()
+    tracker = Tracker(report, "calibrating", total=len(plans), unit="sizes")
     for plan in plans:
-        if len(rows) == 1:
-            _warn_if_long(watch.seconds * len(plans), len(plans), "a pass for each layer of each size")
-        network = build(plan).eval()
+        network = subject.build(plan).eval()
         norms = tracked_batch_norms(network)
-        for name in _in_order_of_use(network, norms, loader, forward):
-            mean, var, batches = _data_statistics(network, norms[name], loader, forward)
+        names = _in_order_of_use(network, norms, batches, subject.forward)
+        for i, name in enumerate(names):
+            tracker.update(len(rows) + i / len(names), f"'{name}' of {position(plan):.3f}x")
+            mean, var = _data_statistics(network, norms[name], batches, subject.forward)
             norms[name].running_mean, norms[name].running_var = mean, var
         rows.append({name: (norm.running_mean, norm.running_var) for name, norm in norms.items()})  # type: ignore[misc]
-    return rows, batches
+    return rows
 
 
 def _in_order_of_use(
@@ -251,10 +244,10 @@ def _in_order_of_use(
 
 def _data_statistics(
     network: nn.Module, norm: _BatchNorm, loader: Iterable[Any], forward: Forward
-) -> tuple[Tensor, Tensor, int]:
+) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel of what enters one layer, over all the data."""
     assert norm.running_mean is not None
-    count, batches = 0, 0
+    count = 0
     total = torch.zeros(norm.num_features, dtype=torch.float64)
     squares = torch.zeros_like(total)
 
@@ -269,7 +262,6 @@ def _data_statistics(
     hook = norm.register_forward_pre_hook(see)
     try:
         for batch in loader:
-            batches += 1
             try:
                 forward(network, batch)
             except _Reached:
@@ -278,16 +270,4 @@ def _data_statistics(
         hook.remove()
     mean = total / max(1, count)
     variance = (squares / max(1, count) - mean.square()).clamp_min(0)
-    return mean.to(norm.running_mean), variance.to(norm.running_mean), batches
-
-
-class Stopwatch:
-    """Seconds since it was made."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """How long ago that was."""
-        return time.perf_counter() - self._start
+    return mean.to(norm.running_mean), variance.to(norm.running_mean)

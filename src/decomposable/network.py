@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from warnings import warn
@@ -21,18 +21,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from decomposable.calibration import (
-    CalibrationReport,
-    Statistics,
-    Stopwatch,
-    calibrate,
-    default_grid,
-    tracked_batch_norms,
-)
+from decomposable.calibrating import calibrate_grid, calibrate_sizes, plans_of
+from decomposable.calibration import CalibrationReport, Statistics, Subject, tracked_batch_norms
 from decomposable.criteria import Criterion, find_criterion
 from decomposable.errors import InvalidArgumentError
 from decomposable.factors import factors_in_order
 from decomposable.forms import check_form, to_matrix
+from decomposable.grid import PASSES, check_passes
 from decomposable.interpolation import not_made_for
 from decomposable.latency import LatencyProfile, choose_timed
 from decomposable.layers import (
@@ -45,6 +40,7 @@ from decomposable.layers import (
     require_layers,
 )
 from decomposable.parts import InputSpec, Parts, mapped, sliced, stored_ranks, truncated
+from decomposable.progress import Report, shown
 from decomposable.ranks import Limits, RankPlan, RankSelector, rank_limits
 from decomposable.shrunk import check_plan
 from decomposable.storage.contents import Artifact
@@ -329,48 +325,48 @@ class DecomposedNet(nn.Module):
         sizes: Sequence[float] | None = None,
         *,
         align: int | None = None,
+        passes: float = PASSES,
         exact: bool = False,
         forward: Forward | None = None,
+        progress: Report | None = None,
     ) -> CalibrationReport:
         """Compute batch normalisation statistics for a grid of sizes, once; every later resize uses them.
 
         Args:
             loader: yields tensors, or tuples or dicts whose first entry is the input, augmented as in training. A few
-                thousand samples are enough. All sizes are measured in one pass over it.
+                thousand samples are enough. It is gone through once; up to 512 MiB of its batches are kept meanwhile.
             sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known), added to those stored.
-                By default a dense grid from the smallest size to the full one; the full size itself then keeps the
-                original's statistics, unless 1.0 is asked for here.
+                By default a grid from the smallest size to the full one, as dense as this network needs; the full size
+                itself then keeps the original's statistics, unless 1.0 is asked for here.
             align: as in ``resize_(macs=..., align=...)``: sizes with rounded ranks, added to those stored. They lie too
                 far from the unrounded ones to do with statistics of those.
-            exact: the authors' way: layer by layer, a pass over the data for each. Slow.
+            passes: the most that a grid may cost, in forward passes of the full network over the loader.
+            exact: for chosen `sizes`, the authors' way: layer by layer, a pass over the data for each. Slow.
             forward: ``forward(net, batch)``; by default that of `decompose`.
+            progress: called with a line about how far it is, such as `print`; by default a terminal shows one.
         """
-        watch = Stopwatch()
-        if sizes is not None and not isinstance(sizes, Iterable):
-            raise InvalidArgumentError(f"calibrate_: sizes={sizes!r}; allowed: a list of sizes, such as [0.25, 0.5]")
-        chosen = self._default_sizes(align or 1) if sizes is None else sizes
-        plans = [self.selector.of_size(size, align=align) for size in chosen]
-        plans = list({plan.ranks: plan for plan in plans}.values())
+        check_passes(passes)
+        plans = None if sizes is None else plans_of(self.selector, sizes, align)
+        if exact and plans is None:
+            raise InvalidArgumentError("calibrate_(exact=True): got no sizes; allowed: with sizes=[...], as it is slow")
         if not self._norms:
-            return CalibrationReport(sizes=0, batches=0, seconds=watch.seconds, bytes=0)
-        if not plans:
-            raise InvalidArgumentError("calibrate_: sizes is empty; allowed: at least one size")
-        call = forward or self._forward
-        statistics, batches = calibrate(
-            self._build,
-            plans,
-            loader,
-            lambda net, batch: call(net, on_device_of(self._base, batch)),
-            exact=exact,
+            return CalibrationReport(sizes=0, batches=0, seconds=0.0, bytes=0, passes=0.0)
+        subject = Subject(
+            build=self._build,
+            forward=forward or self._forward,
             feeders=self._feeders,
-            has_explicit_full=sizes is not None and any(plan.is_full for plan in plans),
             full_plan=self.selector.full_plan(),
         )
+        with shown(progress) as report:
+            if plans is None:
+                found = calibrate_grid(subject, self.selector, loader, align=align or 1, passes=passes, report=report)
+            else:
+                found = calibrate_sizes(subject, plans, loader, exact=exact, report=report)
         with self._lock:
             keep = self._statistics if sizes is not None or align is not None else None
-            self._statistics = statistics if keep is None else keep.merged(statistics)
+            self._statistics = found[0] if keep is None else keep.merged(found[0])
             self._install(self.plan)
-        return CalibrationReport(sizes=len(plans), batches=batches, seconds=watch.seconds, bytes=self._statistics.bytes)
+        return replace(found[1], bytes=self._statistics.bytes)
 
     def train(self, mode: bool = True) -> DecomposedNet:
         """Set training mode here and for the sizes to come."""
@@ -408,11 +404,6 @@ class DecomposedNet(nn.Module):
     def _base(self) -> nn.Module:
         base: nn.Module = self.__dict__["_base"]
         return base
-
-    def _default_sizes(self, align: int) -> list[float]:
-        measure = self.selector.measure
-        total = self.selector.full_cost(measure)
-        return default_grid(min(1.0, (self.selector.smallest_cost(measure, align) + 1) / total))
 
     def _check_plan(self, plan: RankPlan) -> None:
         check_plan(plan, self.selector, stored_ranks(self._factors).tolist())

@@ -259,6 +259,10 @@ class RankSelector:
         """The cost of the smallest size: every layer at its smallest rank."""
         return int(self._table(align).costs[measure][0])
 
+    def all_costs(self, align: int = 1) -> Ints:
+        """What every size that there is costs by `measure`, from the smallest to the largest."""
+        return np.unique(self._table(align).costs[self.measure])
+
     def choose(
         self,
         *,
