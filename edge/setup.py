@@ -14,7 +14,7 @@ LICENSE = Path("..") / "LICENSE"
 MODULES = {
     "decomposable": {
         *("__init__", "cost", "errors", "files", "interpolation"),
-        *("latency", "profiles", "ranks", "shrunk", "timing"),
+        *("latency", "profiles", "ranks", "rounding", "shrunk", "timing"),
     },
     "decomposable.bench": {"__init__", "sweep"},
     "decomposable.commands": {"__init__", "verb"},

@@ -46,6 +46,7 @@ from decomposable.layers import (
 )
 from decomposable.parts import InputSpec, Parts, mapped, sliced, stored_ranks, truncated
 from decomposable.ranks import Limits, RankPlan, RankSelector, rank_limits
+from decomposable.rounding import AUTO_NEEDS_NONE
 from decomposable.shrunk import check_plan
 from decomposable.storage.contents import Artifact
 from decomposable.storage.skeleton import skeleton_of, state_of
@@ -217,7 +218,7 @@ class DecomposedNet(nn.Module):
         ratio: float | None = None,
         ranks: Mapping[str, int] | None = None,
         latency_ms: float | None = None,
-        align: int | Literal["measured"] | None = None,
+        align: int | Literal["auto", "measured"] | None = None,
         batch: int | None = None,
     ) -> RankPlan:
         """Change the size, in place, in milliseconds and without data; up and down as often as you like.
@@ -227,9 +228,9 @@ class DecomposedNet(nn.Module):
         full); `latency_ms`, the time that a pass may take on this machine, where `latency` knows that. Returns the
         plan, which prints as a table.
 
-        `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "measured"
-        takes what was found to be the fastest here. `batch` says which of several measured batches counts for either;
-        by default the smallest.
+        `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "auto" rounds
+        each rank to 16, 8 or 4 where that moves it by a few percent at most; "measured" takes what was found to be the
+        fastest here. `batch` says which of several measured batches counts for that; by default the smallest.
         """
         plan = self.choose(
             macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
@@ -245,7 +246,7 @@ class DecomposedNet(nn.Module):
         ratio: float | None = None,
         ranks: Mapping[str, int] | None = None,
         latency_ms: float | None = None,
-        align: int | Literal["measured"] | None = None,
+        align: int | Literal["auto", "measured"] | None = None,
         batch: int | None = None,
         runtime: str = "torch",
     ) -> RankPlan:
@@ -341,11 +342,13 @@ class DecomposedNet(nn.Module):
                 By default a dense grid from the smallest size to the full one; the full size itself then keeps the
                 original's statistics, unless 1.0 is asked for here.
             align: as in ``resize_(macs=..., align=...)``: sizes with rounded ranks, added to those stored. They lie too
-                far from the unrounded ones to do with statistics of those.
+                far from the unrounded ones to do with statistics of those; "auto" does not, and is refused here.
             exact: the authors' way: layer by layer, a pass over the data for each. Slow.
             forward: ``forward(net, batch)``; by default that of `decompose`.
         """
         watch = Stopwatch()
+        if align == "auto":  # type: ignore[comparison-overlap]
+            raise InvalidArgumentError(f"calibrate_: align='auto': {AUTO_NEEDS_NONE}")
         if sizes is not None and not isinstance(sizes, Iterable):
             raise InvalidArgumentError(f"calibrate_: sizes={sizes!r}; allowed: a list of sizes, such as [0.25, 0.5]")
         chosen = self._default_sizes(align or 1) if sizes is None else sizes
@@ -371,6 +374,12 @@ class DecomposedNet(nn.Module):
             self._statistics = statistics if keep is None else keep.merged(statistics)
             self._install(self.plan)
         return CalibrationReport(sizes=len(plans), batches=batches, seconds=watch.seconds, bytes=self._statistics.bytes)
+
+    def forget_statistics_(self) -> None:
+        """Drop what `calibrate_` has stored: all sizes have the original's statistics, until it is called again."""
+        with self._lock:
+            self._statistics = None
+            self._install(self.plan)
 
     def train(self, mode: bool = True) -> DecomposedNet:
         """Set training mode here and for the sizes to come."""

@@ -33,6 +33,12 @@ def decomposed(
         filter_fn=filter_fn,
         min_rank=settings.min_rank,
     )
+    calibrate_(net, material, settings)
+    return net
+
+
+def calibrate_(net: DecomposedNet, material: Material, settings: Settings) -> None:
+    """Statistics for the sizes and the alignments of the settings."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="calibrating")  # that it takes long: progress says so
         for align in (None, *settings.calibrated_alignments):
@@ -40,7 +46,19 @@ def decomposed(
             least = smallest / net.selector.full_cost(net.selector.measure)
             sizes = [size for size in settings.calibrated_sizes if size >= least] or None
             net.calibrate_(material.calibration, sizes=sizes, align=align)
-    return net
+
+
+def calibrate_anew_(net: DecomposedNet, material: Material, settings: Settings, before: Settings) -> None:
+    """The same for a network that was calibrated by other settings; nothing of those statistics is kept.
+
+    Where the method itself had calibrated the full size, that is done again.
+    """
+    statistics = net.artifact().statistics
+    by_method = statistics is not None and statistics.has_explicit_full and 1.0 not in before.calibrated_sizes
+    net.forget_statistics_()
+    calibrate_(net, material, settings)
+    if by_method:
+        net.calibrate_(material.calibration, sizes=[1.0])
 
 
 def _taylor(material: Material) -> Taylor:
