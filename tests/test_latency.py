@@ -19,7 +19,6 @@ from decomposable import latency
 from decomposable.cost import LayerCost
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable.latency import Entry, LatencyProfile, TimedSize, choose_timed, fingerprint, timed_now
-from decomposable.profiles import effective_align
 from decomposable.ranks import RankSelector
 from decomposable.timing import WARM_UP, Machine, Sample, check_threads, interleaved
 
@@ -271,6 +270,24 @@ def test_a_time_is_for_ranks_rounded_as_they_were_when_it_was_measured():
         choose(selector, found, latency_ms=3, align=8)
 
 
+def test_auto_takes_a_time_as_it_was_measured():
+    """It is the default on a device, where an older profile may have been measured with any alignment."""
+    selector = chooser()
+    for align in (1, 4, "auto"):
+        plan = choose(selector, profile(entry(TIMES, align=align)), latency_ms=3, align="auto")
+        assert (plan, plan.align) == (selector.choose(macs=0.375, align=align), align)
+    found = profile(entry(TIMES, align="auto"))
+    assert choose(selector, found, latency_ms=3) == selector.choose(macs=0.375, align="auto")
+    with pytest.raises(InvalidArgumentError, match=r"with align=8: what was measured has align=auto"):
+        choose(selector, found, latency_ms=3, align=8)
+
+
+def test_auto_may_be_what_was_found_to_be_the_fastest():
+    selector, found = chooser(), profile(entry(TIMES, align="auto", trials=[(1, 1.0), ("auto", 0.8), (16, 0.81)]))
+    plan = choose(selector, found, align="measured", macs=0.8)
+    assert (plan, plan.align) == (selector.choose(macs=0.8, align="auto"), "auto")
+
+
 def test_a_measured_alignment_is_for_every_kind_of_size():
     selector, found = chooser(), profile(entry(TIMES, align=4, trials=[(1, 1.0), (4, 0.9)]))
     for size in ({"macs": 0.4}, {"params": 0.4}, {"ratio": 0.4}):
@@ -282,7 +299,7 @@ def test_a_measured_alignment_is_for_every_kind_of_size():
 def test_an_alignment_above_all_ranks_is_the_one_that_was_measured():
     """The ranks are 60: 61 and everything above it round none of them."""
     selector, found = chooser(), profile(entry(TIMES, align=61))
-    assert [effective_align(selector, align) for align in (1, 60, 61, 62, 10**30)] == [1, 60, 61, 61, 61]
+    assert [selector.effective_align(align) for align in (1, 60, 61, 62, 10**30)] == [1, 60, 61, 61, 61]
     for align in (61, 62, 10**30):
         assert choose(selector, found, latency_ms=3, align=align) == selector.choose(macs=0.375, align=align)
     with pytest.raises(InvalidArgumentError, match="what was measured has align=61"):
@@ -370,6 +387,15 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_auto_is_stored_and_profiles_of_numbers_alone_are_read(tmp_path):
+    path = tmp_path / "p.json"
+    for align, trials in (("auto", [(1, 1.0), ("auto", 0.8)]), (16, [(1, 1.0), (16, 0.8)])):
+        found = profile(entry(TIMES, align=align, trials=trials))
+        found.save(path)
+        assert LatencyProfile.load(path) == found
+        assert json.loads(path.read_text())["format"] == 1
+
+
 def test_saving_keeps_the_entries_of_other_settings(tmp_path):
     path = tmp_path / "p.json"
     profile(entry(TIMES), entry(TIMES, threads=1)).save(path)
@@ -429,6 +455,32 @@ def test_a_file_that_is_no_profile_is_never_replaced(content, tmp_path):
             refuse(path)
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
+
+
+DAMAGED = {name: content for name, content in OTHERS.items() if name != "newer"}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(content, tmp_path):
+    path = LatencyProfile.path_beside(tmp_path / "net.safetensors")
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"not a latency profile .*decomposable bench FILE.*which replaces it"):
+        LatencyProfile.load(path)
+    assert LatencyProfile.check_place(path) is None
+    assert path.read_bytes() == content
+    with pytest.warns(UserWarning, match=r"net\.safetensors\.latency\.json: it was damaged \(.*new measurement alone"):
+        profile().save(path)
+    assert LatencyProfile.load(path) == profile()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_profile_of_a_later_version_is_not_damaged_and_not_replaced(tmp_path):
+    path = LatencyProfile.path_beside(tmp_path / "net.safetensors")
+    path.write_bytes(OTHERS["newer"])
+    for refuse in (profile().save, LatencyProfile.check_place):
+        with pytest.raises(InvalidArgumentError, match=r"its format is version 2, this package reads 1\), so"):
+            refuse(path)
+    assert path.read_bytes() == OTHERS["newer"]
 
 
 def test_a_folder_and_a_place_in_no_folder_are_refused(tmp_path):
@@ -561,7 +613,7 @@ def places(value, path=()):
 
 def test_a_profile_with_any_place_spoilt_is_refused_or_still_sane(tmp_path):
     path = tmp_path / "p.json"
-    profile(entry({0.5: 1.0, 1.0: 2.0}, align=8, trials=[(1, 1.0), (8, 0.9)])).save(path)
+    profile(entry({0.5: 1.0, 1.0: 2.0}, align=8, trials=[(1, 1.0), ("auto", 0.9)])).save(path)
     content = json.loads(path.read_text())
     refused = 0
     for place in list(places(content))[1:]:

@@ -18,11 +18,11 @@ from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.ranks import (
     RankSelector,
     absolute_budget,
-    aligned_ranks,
     check_ratio,
     prefix_ranks,
     rank_limits,
 )
+from decomposable.rounding import AUTO_PERCENT, aligned_ranks, auto_ranks, rounded_ranks
 from decomposable.shrunk import with_stored
 
 some_networks = settings(deadline=None, derandomize=True, max_examples=60)
@@ -336,9 +336,9 @@ def test_a_budget_that_is_impossible_when_aligned_only_says_both(measure):
     assert getattr(chooser.choose(**{measure: 200}), measure) <= 200
 
 
-@pytest.mark.parametrize("align", [0, -8, 8.0, True, "8", "measured"])
+@pytest.mark.parametrize("align", [0, -8, 8.0, True, "8", "measured", "Auto"])
 def test_a_wrong_alignment_is_refused(align):
-    with pytest.raises(InvalidArgumentError, match=r"align=.*; allowed: an int of at least 1"):
+    with pytest.raises(InvalidArgumentError, match=r"align=.*; allowed: an int of at least 1.* or 'auto'"):
         selector(layer("a", 10, 10)).choose(params=0.5, align=align)
 
 
@@ -349,10 +349,140 @@ def test_given_ranks_are_not_rounded():
 
 def test_the_table_of_an_alignment_is_made_once(monkeypatch):
     chooser, made = selector(layer("a", 10, 10), layer("b", 20, 20)), []
-    monkeypatch.setattr("decomposable.ranks.aligned_ranks", lambda *a: made.append(a) or aligned_ranks(*a))
+    monkeypatch.setattr("decomposable.ranks.rounded_ranks", lambda *a: made.append(a) or rounded_ranks(*a))
     for align in (4, 8, 4, 8, 21, 1000):  # above the largest rank, all are one
         chooser.choose(params=1.0, align=align)
     assert len(made) == 3 * 2
+
+
+# Ranks rounded each to what suits it
+
+
+def limits_of(data, full):
+    low = data.draw(st.integers(1, full))
+    return low, data.draw(st.integers(low, full))
+
+
+def auto(rank: int, low: int, high: int) -> int:
+    """In the words of the promise: the largest of 16, 8 or 4 that moves the rank by only a few percent."""
+    for multiple in (16, 8, 4):
+        allowed = {low, high, *(r for r in range(low, high + 1) if r % multiple == 0)}
+        found = min(allowed, key=lambda r: (abs(r - rank), -r))
+        if abs(found - rank) <= AUTO_PERCENT / 100 * rank:
+            return found
+    return rank
+
+
+wide = {"full": st.integers(1, 600), "data": st.data()}
+
+
+@given(**wide)
+@settings(deadline=None, derandomize=True, max_examples=150)
+def test_auto_takes_the_largest_multiple_that_moves_a_rank_by_a_few_percent(full, data):
+    low, high = limits_of(data, full)
+    kept = [min(max(k, low), high) for k in range(full + 1)]
+    assert auto_ranks(low, high, full).tolist() == [auto(k, low, high) for k in kept]
+
+
+@given(**wide)
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_auto_never_falls_stays_within_limits_and_moves_a_rank_by_a_few_percent_at_most(full, data):
+    low, high = limits_of(data, full)
+    percent = data.draw(st.sampled_from((AUTO_PERCENT, *range(1, 100))))  # it would hold for any
+    ranks = auto_ranks(low, high, full, percent)
+    kept = np.clip(np.arange(full + 1), low, high)
+    assert (np.diff(ranks) >= 0).all()
+    assert (low <= ranks).all()
+    assert (ranks <= high).all()
+    assert (abs(ranks - kept) <= percent / 100 * kept).all()
+    assert (ranks[0], ranks[full]) == (low, high)  # the smallest and the largest size stay what they are
+    assert AUTO_PERCENT <= 5  # a few
+
+
+def test_auto_leaves_narrow_layers_alone_and_rounds_wide_ones():
+    ranks = auto_ranks(1, 2000, 2000)
+    assert ranks[:16].tolist() == [1, *range(1, 16)]
+    assert ranks[[17, 18, 22, 23]].tolist() == [17, 18, 22, 24]
+    assert (ranks[40:-1] % 4 == 0).all()
+    assert (ranks[80:-1] % 8 == 0).all()
+    assert (ranks[160:-8] % 16 == 0).all()
+
+
+@st.composite
+def wide_networks(draw) -> RankSelector:
+    """One to three layers that are wide enough to be rounded, with random scores and limits."""
+    costs, limits = [], {}
+    for i in range(draw(st.integers(1, 3))):
+        rows, columns = draw(st.integers(20, 120)), draw(st.integers(20, 120))
+        costs.append(layer(f"layer{i}", rows, columns, draw(st.integers(1, 4)), between=draw(st.integers(4, 5))))
+        if draw(st.booleans()):
+            low = draw(st.integers(1, costs[-1].full_rank))
+            limits[f"layer{i}"] = (low, draw(st.integers(low, costs[-1].full_rank)))
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    scores = [np.sort(random.random(cost.full_rank))[::-1] for cost in costs]
+    fixed = draw(st.integers(0, 3000))
+    return selector(*costs, scores=scores, fixed_macs=fixed, fixed_params=fixed, limits=limits)
+
+
+def drawn_budget(chooser, measure, data):
+    smallest, total = chooser.smallest_cost(measure), chooser.full_cost(measure)
+    return data.draw(st.integers(max(2, smallest), max(2, smallest, total)))
+
+
+@pytest.mark.parametrize("measure", ["macs", "params"])
+@some_networks
+@given(chooser=wide_networks(), data=st.data())
+def test_an_auto_plan_is_the_longest_prefix_that_fits_when_rounded(measure, chooser, data):
+    budget = drawn_budget(chooser, measure, data)
+    limits = list(zip(chooser.lower.tolist(), chooser.upper.tolist(), strict=True))
+    prefixes = [[auto(k, *limit) for k, limit in zip(ks, limits, strict=True)] for ks in every_prefix(chooser)]
+    longest = [ranks for ranks in prefixes if network_price(chooser, ranks, measure) <= budget][-1]
+    plan = chooser.choose(**{measure: budget}, align="auto")
+    assert plan.align == "auto"
+    assert getattr(plan, measure) == network_price(chooser, longest, measure) <= budget
+    for i, cost in enumerate(chooser.costs):
+        is_dense = price(cost, longest[i], measure)[1]
+        assert plan.ranks[cost.name] == (chooser.upper[i] if is_dense else longest[i])
+
+
+@pytest.mark.parametrize("measure", ["macs", "params"])
+@some_networks
+@given(chooser=wide_networks(), data=st.data())
+def test_auto_plans_are_nested_and_possible_wherever_unrounded_ones_are(measure, chooser, data):
+    small, large = sorted(drawn_budget(chooser, measure, data) for _ in range(2))
+    inner, outer = (chooser.choose(**{measure: budget}, align="auto") for budget in (small, large))
+    assert all(inner.ranks[name] <= outer.ranks[name] for name in inner.ranks)
+    assert chooser.smallest_cost(measure, "auto") == chooser.smallest_cost(measure)
+    whole = chooser.full_cost(measure)
+    assert chooser.choose(**{measure: whole}, align="auto") == chooser.choose(**{measure: whole})
+
+
+@some_networks
+@given(chooser=wide_networks(), ratio=st.floats(0.01, 1))
+def test_a_ratio_with_auto_is_the_prefix_with_each_rank_rounded(chooser, ratio):
+    exact, rounded = chooser.choose(ratio=ratio).ranks, chooser.choose(ratio=ratio, align="auto").ranks
+    limits = zip(chooser.lower.tolist(), chooser.upper.tolist(), strict=True)
+    expected = [auto(rank, *limit) for rank, limit in zip(exact.values(), limits, strict=True)]
+    assert list(rounded.values()) == expected
+
+
+def test_given_ranks_stay_as_they_are_with_auto():
+    chooser = selector(layer("a", 100, 100), layer("b", 100, 100))
+    plan = chooser.choose(ranks={"a": 97}, align="auto")
+    assert (plan, plan.align) == (chooser.choose(ranks={"a": 97}), 1)
+
+
+def test_the_largest_size_of_a_network_that_lost_bases_stays_what_it_is_with_auto():
+    whole = selector(layer("a", 100, 100))
+    shrunk = with_stored(dataclasses.replace(whole, upper=np.array([31])), np.array([31]))
+    assert shrunk.choose(macs=1.0, align="auto") == shrunk.full_plan()
+
+
+def test_a_plan_says_what_its_ranks_were_rounded_to():
+    chooser = selector(layer("a", 100, 100))
+    assert "16, 8 or 4 where that moves them by at most 5%" in str(chooser.choose(macs=0.8, align="auto"))
+    assert "multiples of 8" in str(chooser.choose(macs=0.8, align=8))
+    assert "rounded" not in str(chooser.choose(macs=0.8, align=1))
 
 
 # Ratios and given ranks are taken literally

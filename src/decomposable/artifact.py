@@ -40,7 +40,7 @@ def read(
     ratio: float | None = None,
     ranks: Mapping[str, int] | None = None,
     latency_ms: float | None = None,
-    align: int | Literal["measured"] | None = None,
+    align: int | Literal["auto", "measured"] | None = None,
     batch: int | None = None,
 ) -> Artifact:
     """What a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it.

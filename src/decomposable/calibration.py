@@ -151,7 +151,7 @@ def _as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[R
         var_SC=torch.stack([torch.cat([row[name][1] for name in names]) for row in rows]),
         has_explicit_full=False,
         full_plan=subject.full_plan,
-        alignments=tuple(sorted({plan.align for plan in plans})),
+        alignments=tuple(sorted({plan.align for plan in plans if plan.align != "auto"})),
         original=(
             torch.cat([original[name].running_mean for name in names]),  # type: ignore[misc]
             torch.cat([original[name].running_var for name in names]),  # type: ignore[misc]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from decomposable import __version__
-from decomposable.commands import bench, compare, demo, evaluate, export, resize, sizes, train
+from decomposable.commands import bench, calibrate, compare, demo, evaluate, export, resize, sizes, train
 from decomposable.commands.verb import Verb, add_showing
 from decomposable.errors import DecomposableError, InvalidArgumentError
 
@@ -20,6 +20,7 @@ OK, FAILED, CALLED_WRONG = 0, 1, 2
 VERBS: tuple[Verb, ...] = (
     demo.VERB,
     train.VERB,
+    calibrate.VERB,
     sizes.VERB,
     evaluate.VERB,
     resize.VERB,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,19 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.evaluation import Row, WrongDataError, accuracy, check_outputs, measure
 from decomposable.files import write_atomically
 from decomposable.interrupts import Interrupted, stop_signals
+from decomposable.loading import load
+from decomposable.methods import decomposing
 from decomposable.metrics import MetricsLog, read_metrics
+from decomposable.network import DecomposedNet
 from decomposable.progress import Progress, Report, quiet, shown
 from decomposable.runs import RunFolder, check_same_run
-from decomposable.settings import Settings, with_overrides
+from decomposable.settings import Settings, from_plain, with_overrides
 from decomposable.training import Position, Say, Watchers
 from decomposable.weights import load_weights_, sha256
 
-OF_THE_SIZES = ("sizes", "calibrated_sizes", "calibrated_alignments", "calibration_images")
+OF_THE_CALIBRATION = ("calibrated_sizes", "calibrated_alignments", "calibration_images")
+"""Settings of the statistics: where they have changed, a finished run is calibrated anew, and not trained."""
+OF_THE_SIZES = ("sizes", *OF_THE_CALIBRATION)
 """Settings that change what is measured at the end, and nothing of the training."""
 WITHOUT_EFFECT = ("workers", "evaluate_every", *OF_THE_SIZES)
 """Settings that do not change the weights, so that a run may be resumed with others."""
@@ -160,11 +165,15 @@ def prepare(
 def run(job: Job, *, progress: Report = quiet, say: Say = quiet) -> dict[str, Any]:
     """Train where that is not done yet, then make the artifact and the record; the record comes back.
 
+    A run that is complete is calibrated anew where the settings of that have changed.
     First everything is read and compared, then built and tried; the folder is touched when a run can really begin.
     """
     record = finished(job)
     if record is not None:
         job.folder.checkpoint.unlink(missing_ok=True)  # where the run was killed in its very last moment
+        changed = _changed_calibration(job, record)
+        if changed:
+            return _calibrated_anew(job, record, changed, progress=progress, say=say)
         say("this run is complete; nothing to do")
         return record
     make_deterministic()
@@ -172,8 +181,7 @@ def run(job: Job, *, progress: Report = quiet, say: Say = quiet) -> dict[str, An
     code = records.commit()  # before the run: it may end after the next commit
     data = job.task.load_data()
     batches = TrainBatches(data, batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
-    counts = {"train_images": data.train_count, "test_images": data.test_count, "classes": data.classes}
-    identity = {**job.identity, "data": counts}
+    identity = {**job.identity, "data": _counts(data)}
     checkpoints = Checkpoints(job.folder.checkpoint, every_seconds=job.checkpoint_seconds)
     saved = checkpoints.read()
     if saved is not None:
@@ -222,6 +230,63 @@ def finished(job: Job) -> dict[str, Any] | None:
     if record is not None:
         check_same_run(job.folder.record, record["identity"], {**job.identity, "data": record["identity"].get("data")})
     return record
+
+
+def _changed_calibration(job: Job, record: Mapping[str, Any]) -> list[str]:
+    """What of the calibration is other now than it was in a finished run, in words."""
+    settings = record.get("settings")
+    before: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
+    now = plain_settings(job.settings)
+    changed = [key for key in OF_THE_CALIBRATION if before.get(key, now[key]) != now[key]]
+    return [f"{key}={now[key]} (was {before[key]})" for key in changed]
+
+
+def _calibrated_anew(
+    job: Job, record: Mapping[str, Any], changed: Sequence[str], *, progress: Report, say: Say
+) -> dict[str, Any]:
+    """A finished run with other statistics: its network is calibrated and measured again, and trained no further."""
+    make_deterministic()
+    settings, started, code = job.settings, records.now(), records.commit()
+    net = load(job.folder.network, model=job.task.build_model())
+    if not isinstance(net, DecomposedNet) or len(job.variants) > 1:
+        raise InvalidArgumentError(
+            f"{job.folder.record}: the run is complete, and with method={settings.method} its sizes cannot be "
+            f"calibrated anew with {changed[0]}; allowed: the same, or another folder"
+        )
+    data = job.task.load_data()
+    check_same_run(job.folder.record, record["identity"].get("data") or {}, _counts(data))
+    before = from_plain(settings, record["settings"])
+    say(f"this run is complete; calibrating its network anew with {', '.join(changed)}")
+    with (
+        stop_signals() as stop,
+        job.folder.locked(job.found),
+        MetricsLog(job.folder.metrics, after_step=record["steps"]) as log,
+    ):
+        report = _stopping(progress, stop)
+        material = material_for(data, settings, job.task.loss, report)
+        decomposing.calibrate_anew_(net.to(job.device), material, settings, before)
+        how = {"batch_size": settings.batch_size, "workers": settings.workers}
+        rows = measure(net, data, settings.sizes, curve=job.curve, report=report, **how)
+        now = plain_settings(settings)
+        anew = {"command": _without_folders(job.command), "commit": code, "started": started, "finished": records.now()}
+        record = {
+            **record,
+            "settings": {**record["settings"], **{key: now[key] for key in OF_THE_SIZES}},
+            "sizes": [asdict(row) for row in rows],
+            "calibrated_anew": {**anew, "machine": records.machine()},
+        }
+        net.save(job.folder.network, info=_about(record, data))
+        log.write("sizes", record["steps"], {"sizes": record["sizes"]})
+        write_atomically(job.folder.record, (json.dumps(record, indent=1) + "\n").encode())
+    return record
+
+
+def _counts(data: Data) -> dict[str, int]:
+    return {"train_images": data.train_count, "test_images": data.test_count, "classes": data.classes}
+
+
+def _without_folders(command: str) -> str:
+    return shlex.join(map(records.without_folders, shlex.split(command)))
 
 
 def _build_network(job: Job, method: methods.Method, batches: TrainBatches) -> nn.Module:
@@ -286,7 +351,7 @@ def _record(job: Job, position: Position, rows: list[Row]) -> dict[str, Any]:
     """What was run and what came out."""
     epochs = [line for line in read_metrics(job.folder.metrics) if line.get("kind") == "epoch"]
     return {
-        "command": shlex.join(map(records.without_folders, shlex.split(job.command))),
+        "command": _without_folders(job.command),
         "recipe": job.recipe,
         "settings": plain_settings(job.settings),
         "seed": job.settings.seed,
@@ -320,24 +385,22 @@ def material_for(data: Data, settings: Settings, loss: Loss, progress: Report) -
     x, _ = data.test_batch(torch.arange(1))
     count = min(settings.calibration_images, data.train_count)
     images = TrainBatches(data, batch_size=min(125, count), epochs=1, seed=settings.seed + 2**31)
-    calibration = _FirstBatches(images, count, progress)
+    calibration = _FirstBatches(images, count)
     return methods.Material(example_input=x, calibration=calibration, loss=loss, progress=progress)
 
 
 class _FirstBatches:
-    """The first so many images of an epoch, augmented as in training, telling how far it is."""
+    """The first so many images of an epoch, augmented as in training."""
 
-    def __init__(self, batches: TrainBatches, images: int, progress: Report) -> None:
-        self.batches, self.progress = batches, progress
+    def __init__(self, batches: TrainBatches, images: int) -> None:
+        self.batches = batches
         self.count = min(len(batches), -(-images // batches.batch_size))
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[Batch]:
-        for number in range(self.count):
-            self.progress(Progress("calibrating", f"batch {number + 1} of {self.count}"))
-            yield self.batches[number]
+        return (self.batches[number] for number in range(self.count))
 
 
 def _opening(job: Job, batches: TrainBatches) -> str:

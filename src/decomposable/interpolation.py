@@ -55,8 +55,12 @@ class CalibratedSizes:
         return [plan.ranks[name] for name in self.full_plan.ranks]
 
     def is_made_for(self, plan: RankPlan) -> bool:
-        """Whether sizes with ranks rounded as in this plan were calibrated, or the plan itself was."""
-        return plan.align in self.alignments or bool((self._ranks == self._ranks_of(plan)).all(axis=1).any())
+        """Whether sizes with ranks rounded as in this plan were calibrated, or the plan itself was.
+
+        "auto" moves ranks by so little that statistics of unrounded sizes serve.
+        """
+        rounding = 1 if plan.align == "auto" else plan.align
+        return rounding in self.alignments or bool((self._ranks == self._ranks_of(plan)).all(axis=1).any())
 
     def between(self, plan: RankPlan) -> Between | None:
         """Where a size lies; None for a full size that keeps the original's statistics."""
@@ -121,7 +125,12 @@ def position(plan: RankPlan) -> float:
 
 def not_made_for(plan: RankPlan) -> str:
     """What to say where sizes with such ranks were not calibrated."""
+    if plan.align in (1, "auto"):
+        kind, option, flag = "rounded ranks only", "", ""
+    else:
+        kind, option = f"ranks that were not rounded to multiples of {plan.align}", f", align={plan.align}"
+        flag = f" --align {plan.align}"
     return (
-        f"batch normalisation has statistics of ranks that were not rounded to multiples of {plan.align}, which may "
-        f"cost much accuracy; run calibrate_(loader, align={plan.align}) once"
+        f"batch normalisation has statistics of {kind}, which may cost much accuracy; run calibrate_(loader{option}) "
+        f"once, or: decomposable calibrate FILE{flag}"
     )

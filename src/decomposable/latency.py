@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -20,8 +21,9 @@ from typing import Any
 
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.files import write_atomically
-from decomposable.profiles import RUNTIMES, Entry, Stored, TimedSize, effective_align, timed_now
+from decomposable.profiles import RUNTIMES, Entry, Newer, Stored, TimedSize, timed_now
 from decomposable.ranks import RankPlan, RankSelector
+from decomposable.rounding import Align
 from decomposable.storage.fields import Damaged, one_line
 from decomposable.timing import Machine
 
@@ -30,6 +32,9 @@ __all__ = ["RUNTIMES", "Entry", "LatencyProfile", "TimedSize", "choose_timed", "
 fcntl: ModuleType | None = None
 with suppress(ImportError):  # not on Windows
     import fcntl
+
+ENDING = ".latency.json"
+"""A file with such a name is a profile: where it is damaged, the next measurement takes its place."""
 
 PATIENCE = 10.0  # seconds to wait for another process that is writing; it takes milliseconds
 
@@ -74,7 +79,7 @@ class LatencyProfile:
         """
         return self.entry(runtime=runtime, batch=batch, threads=threads).size_for(milliseconds)
 
-    def alignment(self, *, runtime: str, batch: int | None = None, threads: int | None = None) -> int:
+    def alignment(self, *, runtime: str, batch: int | None = None, threads: int | None = None) -> Align:
         """What ranks are best rounded to on this machine, where that was measured."""
         entry = self.entry(runtime=runtime, batch=batch, threads=threads)
         if not entry.trials:
@@ -130,7 +135,7 @@ class LatencyProfile:
         'net.safetensors.latency.json'
         """
         file = Path(path)
-        return file.with_name(f"{file.name}.latency.json")
+        return file.with_name(f"{file.name}{ENDING}")
 
     @classmethod
     def load_beside(cls, path: str | os.PathLike[str]) -> LatencyProfile | None:
@@ -147,46 +152,62 @@ class LatencyProfile:
         try:
             stored = Stored.read(Path(path))
         except Damaged as error:
-            raise ArtifactError(f"{path}: not a latency profile ({error}); remove it, and {_MEASURE}") from error
+            how = f"{_MEASURE}, which replaces it" if _may_replace(Path(path), error) else f"remove it, and {_MEASURE}"
+            raise ArtifactError(f"{path}: not a latency profile ({error}); {how}") from error
         machine = stored.nearest
         return cls(network=stored.network, machine=machine, entries=stored.machines[machine])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile, at once or not at all; what the file has of other settings and machines is kept.
 
-        A file that is there and is not a profile is never replaced.
+        A profile that is damaged is replaced, with a warning. Any other file that is there never is.
         """
         file = Path(path)
         self.check_place(file)
         with _alone(file):  # what another process writes between reading and writing would be lost
-            older = self.check_place(file) or Stored(self.network, {})
+            found, damage = _found(file)
+            older = found or Stored(self.network, {})
             content = older.with_newer(Stored(self.network, {self.machine: self.entries})).to_json()
             try:
                 Stored.from_json(content)
             except Damaged as error:
                 raise InvalidArgumentError(f"{file}: the profile could not be read again ({error})") from error
             write_atomically(file, content)
+        if damage is not None:
+            warnings.warn(f"{file}: it was damaged ({damage}); it now holds the new measurement alone", stacklevel=2)
 
     @staticmethod
     def check_place(path: str | os.PathLike[str]) -> Stored | None:
         """Refuse a path where `save` would fail or destroy something else; to be asked before a long measurement.
 
-        What the file holds so far comes back, if there is one.
+        What the file holds so far comes back, if there is one that is not damaged.
         """
         file = Path(path)
         if file.is_dir():
             raise InvalidArgumentError(f"{file}: it is a folder; allowed: the name of a file")
         if not file.parent.is_dir():
             raise InvalidArgumentError(f"{file}: there is no folder {file.parent}; allowed: one that exists")
-        try:
-            return Stored.read(file)
-        except FileNotFoundError:
-            return None
-        except Damaged as error:
-            raise InvalidArgumentError(
-                f"{file}: it is there and is not a latency profile ({error}), so it is not replaced; allowed: a "
-                "profile, or a new file"
-            ) from error
+        return _found(file)[0]
+
+
+def _found(file: Path) -> tuple[Stored | None, Damaged | None]:
+    """What a file holds that a profile is to be written to, or what is wrong with it; refuse one not to be replaced."""
+    try:
+        return Stored.read(file), None
+    except FileNotFoundError:
+        return None, None
+    except Damaged as error:
+        if _may_replace(file, error):
+            return None, error
+        raise InvalidArgumentError(
+            f"{file}: it is there and is not a latency profile ({error}), so it is not replaced; allowed: a "
+            f"profile, or a new file (a damaged one is replaced if its name ends in {ENDING})"
+        ) from error
+
+
+def _may_replace(file: Path, error: Damaged) -> bool:
+    """Whether a file that cannot be read was a profile, by its name; one of a later version is not damaged."""
+    return file.name.endswith(ENDING) and file.is_file() and not isinstance(error, Newer)
 
 
 _MEASURE = "measure here with: decomposable bench FILE (without torch: decomposable-edge bench FILE)"
@@ -204,6 +225,8 @@ def choose_timed(
     **size: Any,
 ) -> RankPlan:
     """The plan for a size as ``selector.choose`` takes it, or for a time; `align` may be "measured".
+
+    Ranks for a time are rounded as they were when it was measured, which "auto" agrees to, and another number does not.
 
     `profile` is called where it is needed. Only entries of the runtime with so many threads count, and of several
     batches the smallest, unless `batch` names one.
@@ -223,12 +246,11 @@ def choose_timed(
     known.check_network(selector)
     entry = _entry_for(known, runtime, batch, threads)
     if align == "measured":
-        multiple = known.alignment(runtime=runtime, batch=entry.batch, threads=entry.threads)
+        best = known.alignment(runtime=runtime, batch=entry.batch, threads=entry.threads)
         if latency_ms is None:
-            return selector.choose(**size, align=multiple)
+            return selector.choose(**size, align=best)
     assert latency_ms is not None
-    rounded = align in (None, "measured") or effective_align(selector, align) == entry.align  # type: ignore[arg-type]
-    if not rounded:
+    if align not in (None, "auto", "measured") and selector.effective_align(align) != entry.align:
         raise InvalidArgumentError(
             f"{asked} with align={align!r}: what was measured has align={entry.align} ({entry}); allowed: that one"
         )

@@ -34,7 +34,7 @@ def load(
     ratio: float | None = None,
     ranks: Mapping[str, int] | None = None,
     latency_ms: float | None = None,
-    align: int | Literal["measured"] | None = None,
+    align: int | Literal["auto", "measured"] | None = None,
     batch: int | None = None,
 ) -> Any:
     """The network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``, a

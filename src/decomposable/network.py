@@ -42,6 +42,7 @@ from decomposable.layers import (
 from decomposable.parts import InputSpec, Parts, mapped, sliced, stored_ranks, truncated
 from decomposable.progress import Report, shown
 from decomposable.ranks import Limits, RankPlan, RankSelector, rank_limits
+from decomposable.rounding import AUTO_NEEDS_NONE
 from decomposable.shrunk import check_plan
 from decomposable.storage.contents import Artifact
 from decomposable.storage.skeleton import skeleton_of, state_of
@@ -213,7 +214,7 @@ class DecomposedNet(nn.Module):
         ratio: float | None = None,
         ranks: Mapping[str, int] | None = None,
         latency_ms: float | None = None,
-        align: int | Literal["measured"] | None = None,
+        align: int | Literal["auto", "measured"] | None = None,
         batch: int | None = None,
     ) -> RankPlan:
         """Change the size, in place, in milliseconds and without data; up and down as often as you like.
@@ -223,9 +224,9 @@ class DecomposedNet(nn.Module):
         full); `latency_ms`, the time that a pass may take on this machine, where `latency` knows that. Returns the
         plan, which prints as a table.
 
-        `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "measured"
-        takes what was found to be the fastest here. `batch` says which of several measured batches counts for either;
-        by default the smallest.
+        `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "auto" rounds
+        each rank to 16, 8 or 4 where that moves it by a few percent at most; "measured" takes what was found to be the
+        fastest here. `batch` says which of several measured batches counts for that; by default the smallest.
         """
         plan = self.choose(
             macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
@@ -241,7 +242,7 @@ class DecomposedNet(nn.Module):
         ratio: float | None = None,
         ranks: Mapping[str, int] | None = None,
         latency_ms: float | None = None,
-        align: int | Literal["measured"] | None = None,
+        align: int | Literal["auto", "measured"] | None = None,
         batch: int | None = None,
         runtime: str = "torch",
     ) -> RankPlan:
@@ -339,13 +340,15 @@ class DecomposedNet(nn.Module):
                 By default a grid from the smallest size to the full one, as dense as this network needs; the full size
                 itself then keeps the original's statistics, unless 1.0 is asked for here.
             align: as in ``resize_(macs=..., align=...)``: sizes with rounded ranks, added to those stored. They lie too
-                far from the unrounded ones to do with statistics of those.
+                far from the unrounded ones to do with statistics of those; "auto" does not, and is refused here.
             passes: the most that a grid may cost, in forward passes of the full network over the loader.
             exact: for chosen `sizes`, the authors' way: layer by layer, a pass over the data for each. Slow.
             forward: ``forward(net, batch)``; by default that of `decompose`.
             progress: called with a line about how far it is, such as `print`; by default a terminal shows one.
         """
         check_passes(passes)
+        if align == "auto":  # type: ignore[comparison-overlap]
+            raise InvalidArgumentError(f"calibrate_: align='auto': {AUTO_NEEDS_NONE}")
         plans = None if sizes is None else plans_of(self.selector, sizes, align)
         if exact and plans is None:
             raise InvalidArgumentError("calibrate_(exact=True): got no sizes; allowed: with sizes=[...], as it is slow")
@@ -367,6 +370,12 @@ class DecomposedNet(nn.Module):
             self._statistics = found[0] if keep is None else keep.merged(found[0])
             self._install(self.plan)
         return replace(found[1], bytes=self._statistics.bytes)
+
+    def forget_statistics_(self) -> None:
+        """Drop what `calibrate_` has stored: all sizes have the original's statistics, until it is called again."""
+        with self._lock:
+            self._statistics = None
+            self._install(self.plan)
 
     def train(self, mode: bool = True) -> DecomposedNet:
         """Set training mode here and for the sizes to come."""

@@ -3,11 +3,12 @@
 The file is JSON, with one entry for every runtime, batch and number of threads on every machine::
 
     {"format": 1, "network": "<its fingerprint>", "machines": [{"cpu": "...", "cores": 2, "entries": [
-        {"runtime": "torch", "batch": 1, "threads": 2, "align": 1, "trials": [[1, 1.0], ...], "measured": "<when>",
+        {"runtime": "torch", "batch": 1, "threads": 2, "align": "auto", "trials": [[1, 1.0], ...], "measured": "<when>",
          "sizes": [{"macs": 10, "macs_fraction": 0.1, "params": 10, "params_fraction": 0.1,
                     "median_ms": 2.0, "low_ms": 1.9, "high_ms": 2.2, "repetitions": 99}, ...]}, ...]}, ...]}
 
-Sizes stand in order, the smallest first; `macs` and `macs_fraction` are null where MACs are not known.
+Sizes stand in order, the smallest first; `macs` and `macs_fraction` are null where MACs are not known. An
+alignment is a number or "auto".
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from decomposable.errors import BudgetError, InvalidArgumentError
-from decomposable.ranks import RankPlan, RankSelector, check_align, is_number
+from decomposable.ranks import RankPlan, is_number
+from decomposable.rounding import Align, described
 from decomposable.storage.fields import Damaged, Fields, require
 from decomposable.timing import Machine, Sample, now
 
@@ -29,6 +31,10 @@ RUNTIMES = ("torch", "onnxruntime")
 MOST = 1 << 53
 """Of a number in a file: readers of JSON keep whole numbers up to here."""
 MOST_BYTES = 1_000_000  # of a file that is read
+
+
+class Newer(Damaged):
+    """The file is of a later version of this package: it cannot be read, and is not broken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +77,7 @@ class Entry:
 
     Attributes:
         sizes: what was measured, smallest first; the last one is the original network where that was measured.
-        align: what the ranks of these sizes were rounded to; 1 is no rounding.
+        align: what the ranks of these sizes were rounded to, or "auto"; 1 is no rounding.
         trials: the alignments that were tried and their times relative to no rounding, where they were.
         measured: when.
     """
@@ -80,8 +86,8 @@ class Entry:
     batch: int
     threads: int
     sizes: tuple[TimedSize, ...]
-    align: int = 1
-    trials: tuple[tuple[int, float], ...] = ()
+    align: Align = 1
+    trials: tuple[tuple[Align, float], ...] = ()
     measured: str = ""
 
     @property
@@ -112,13 +118,14 @@ class Entry:
         place = (milliseconds - below.median_ms) / (above.median_ms - below.median_ms)
         return below.size + place * (above.size - below.size)
 
+    @property
+    def rounding(self) -> str:
+        """What ranks were rounded to, in words; where several alignments were tried, with their relative times."""
+        tried = ", ".join(f"{align}: {time:.3f}" for align, time in self.trials)
+        return f"{described(self.align)} (relative times by alignment: {tried})" if tried else described(self.align)
+
     def __str__(self) -> str:
         return f"{self.runtime}, batch {self.batch}, {self.threads} thread{'s' if self.threads > 1 else ''}"
-
-
-def effective_align(selector: RankSelector, align: int) -> int:
-    """The smallest alignment that rounds all ranks of a network as this one does: above all ranks, all are the same."""
-    return min(check_align(align), int(selector.full_ranks.max(initial=0)) + 1)
 
 
 def timed_now(
@@ -127,8 +134,8 @@ def timed_now(
     batch: int,
     threads: int,
     sizes: Sequence[TimedSize],
-    align: int = 1,
-    trials: Sequence[tuple[int, float]] = (),
+    align: Align = 1,
+    trials: Sequence[tuple[Align, float]] = (),
 ) -> Entry:
     """The entry of a measurement that has just ended; of sizes that are the same one, the first is kept."""
     by_size = {timed.size: timed for timed in reversed(sizes)}
@@ -187,7 +194,8 @@ class Stored:
             raise Damaged("it is not JSON") from error
         fields = Fields(value, "it")
         version = fields.integer("format", least=1, most=MOST)
-        require(version == FORMAT, f"its format is version {version}, this package reads {FORMAT}")
+        if version != FORMAT:
+            raise Newer(f"its format is version {version}, this package reads {FORMAT}")
         records = fields.record_list("machines")
         machines = {
             Machine(cpu=record.text("cpu"), cores=record.integer("cores", 1, MOST)): _entries(record)
@@ -218,11 +226,11 @@ def _entries(machine: Fields) -> tuple[Entry, ...]:
 def entry_from(fields: Fields) -> Entry:
     """The entry that a file describes, every claim checked."""
     where = fields.where
-    runtime, trials = fields.text("runtime"), fields.get("trials")
+    runtime, align, trials = fields.text("runtime"), fields.get("align"), fields.get("trials")
     require(runtime in RUNTIMES, f"'runtime' of {where} is {runtime!r:.40}, not one of {', '.join(RUNTIMES)}")
+    require(_is_align(align), f"'align' of {where} is {align!r:.60}, not a number from 1 or 'auto'")
     is_pairs = isinstance(trials, list) and all(
-        isinstance(t, list) and len(t) == 2 and type(t[0]) is int and 1 <= t[0] <= MOST and _is_positive(t[1])
-        for t in trials
+        isinstance(t, list) and len(t) == 2 and _is_align(t[0]) and _is_positive(t[1]) for t in trials
     )
     require(is_pairs, f"'trials' of {where} is {trials!r:.60}, not a list of alignments and times")
     sizes = tuple(_timed(size) for size in fields.record_list("sizes"))
@@ -235,8 +243,8 @@ def entry_from(fields: Fields) -> Entry:
         batch=fields.integer("batch", 1, MOST),
         threads=fields.integer("threads", 1, MOST),
         sizes=sizes,
-        align=fields.integer("align", 1, MOST),
-        trials=tuple((int(align), float(time)) for align, time in trials),
+        align=align,
+        trials=tuple((align, float(time)) for align, time in trials),
         measured=fields.text("measured"),
     )
 
@@ -262,6 +270,10 @@ def _number(fields: Fields, key: str) -> float:
     value = fields.get(key)
     require(_is_positive(value), f"'{key}' of {fields.where} is {value!r:.60}, not a number above 0")
     return float(value)
+
+
+def _is_align(value: object) -> bool:
+    return value == "auto" or (type(value) is int and 1 <= value <= MOST)
 
 
 def _is_positive(value: object) -> bool:

@@ -2,8 +2,8 @@
 
 All bases of the network stand in one list, best score first. A size is a prefix of that list: the first k bases are
 kept. Every size is therefore contained in every larger one, and the largest k that fits a budget is one binary search.
-With `align`, every layer's number of bases is rounded to what the hardware likes, by a rule that never falls as the
-number grows: all of the above still holds for the rounded sizes.
+With `align`, every layer's number of bases is rounded to what the hardware likes, by a rule of `rounding`, which never
+falls as the number grows: all of the above still holds for the rounded sizes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from decomposable.cost import LayerCost
 from decomposable.errors import BudgetError, InvalidArgumentError
+from decomposable.rounding import Align, Ints, described, rounded_ranks
 
 Measure = Literal["macs", "params"]
 Limits = Mapping[str, tuple[int | None, int | None]]
-Ints = NDArray[np.int64]
 
 
 class FrozenDict(dict[str, int]):
@@ -59,7 +59,7 @@ class RankPlan:
     full_ranks: Mapping[str, int]
     full_macs: int | None
     full_params: int
-    align: int = field(default=1, compare=False)
+    align: Align = field(default=1, compare=False)
 
     @property
     def is_full(self) -> bool:
@@ -85,8 +85,8 @@ class RankPlan:
         totals = [f"{self.ratio:.1%} of the bases", f"{self.params:,} parameters ({self.params_fraction:.3f}x)"]
         if self.macs is not None:
             totals.append(f"{self.macs:,} MACs ({self.macs_fraction or 0:.3f}x)")
-        if self.align > 1:
-            totals.append(f"ranks rounded to multiples of {self.align}")
+        if self.align != 1:
+            totals.append(described(self.align))
         return "\n".join([*lines, "", ", ".join(totals)])
 
 
@@ -103,32 +103,13 @@ def prefix_ranks(scores: Sequence[NDArray[np.float64]], ratio: float, lower: Int
     return np.clip(np.bincount(layer_of[kept], minlength=len(scores)), lower, upper)
 
 
-def aligned_ranks(lower: int, upper: int, full: int, align: int) -> Ints:
-    """The rank that a layer takes for 0, 1, … `full` kept bases: the nearest multiple of `align` within its limits.
-
-    The full rank is allowed as well, because nothing is factored there. Halfway, the larger one is taken. Where no
-    multiple lies within the limits, ranks stay as they are.
-
-    >>> aligned_ranks(1, 10, 10, 4).tolist()
-    [4, 4, 4, 4, 4, 4, 8, 8, 8, 10, 10]
-    >>> aligned_ranks(1, 3, 3, 4).tolist()
-    [1, 1, 2, 3]
-    """
-    kept = np.clip(np.arange(full + 1), lower, upper)
-    allowed = np.arange(-(-lower // align) * align, upper + 1, align, dtype=np.int64)
-    if not len(allowed):
-        return kept.astype(np.int64)
-    if upper == full and allowed[-1] != full:
-        allowed = np.append(allowed, full)
-    # The number of middles between neighbours that are reached is the place of the nearest one.
-    return allowed[np.searchsorted(allowed[:-1] + allowed[1:], 2 * kept, side="right")]
-
-
-def check_align(align: int) -> int:
+def check_align(align: object) -> Align:
     """What ranks are rounded to: 1 leaves them as they are."""
-    if is_integer(align) and align >= 1:
-        return int(align)
-    raise InvalidArgumentError(f"align={align!r}; allowed: an int of at least 1, such as 8 or 16")
+    if isinstance(align, str) and align == "auto":
+        return "auto"
+    if is_integer(align) and align >= 1:  # type: ignore[operator]
+        return int(align)  # type: ignore[call-overload]
+    raise InvalidArgumentError(f"align={align!r}; allowed: an int of at least 1, such as 8 or 16, or 'auto'")
 
 
 def best_first(scores: Sequence[NDArray[np.float64]]) -> Ints:
@@ -201,16 +182,16 @@ class RankSelector:
         return np.repeat(np.arange(len(self.costs)), self.full_ranks)[self.order]
 
     @cached_property
-    def _tables(self) -> dict[int, _Table]:
+    def _tables(self) -> dict[Align, _Table]:
         """By alignment, as they are asked for."""
         return {}
 
-    def _table(self, align: int) -> _Table:
+    def _table(self, align: Align) -> _Table:
         """What every prefix of the list comes to with this alignment; alignments above all ranks are one."""
-        align = min(align, int(self.full_ranks.max(initial=0)) + 1)
+        align = self.effective_align(align)
         if align not in self._tables:
             limits = zip(self.lower.tolist(), self.upper.tolist(), self.full_ranks.tolist(), strict=True)
-            ranks = tuple(aligned_ranks(low, high, full, align) for low, high, full in limits)
+            ranks = tuple(rounded_ranks(low, high, full, align) for low, high, full in limits)
             table = _Table(ranks, {by: self._cumulative(by, ranks) for by in ("macs", "params")})
             self.__dict__["_tables"] = {
                 **self._tables,
@@ -218,6 +199,11 @@ class RankSelector:
             }  # not changed: a thread may be copying the old one
             return table
         return self._tables[align]
+
+    def effective_align(self, align: object) -> Align:
+        """The smallest alignment that rounds all ranks as this one does: above all ranks, all are the same."""
+        checked = check_align(align)
+        return checked if checked == "auto" else min(checked, int(self.full_ranks.max(initial=0)) + 1)
 
     def _cumulative(self, measure: str, ranks: Sequence[Ints]) -> Ints:
         """The network's cost after the first 0, 1, 2, … bases of the list; never decreasing."""
@@ -255,7 +241,7 @@ class RankSelector:
         fixed = self.fixed_params if measure == "params" else (self.fixed_macs or 0)
         return fixed + int(self._prices(measure)[0].sum())
 
-    def smallest_cost(self, measure: Measure, align: int = 1) -> int:
+    def smallest_cost(self, measure: Measure, align: Align = 1) -> int:
         """The cost of the smallest size: every layer at its smallest rank."""
         return int(self._table(align).costs[measure][0])
 
@@ -270,11 +256,12 @@ class RankSelector:
         params: float | None = None,
         ratio: float | None = None,
         ranks: Mapping[str, int] | None = None,
-        align: int | None = None,
+        align: Align | None = None,
     ) -> RankPlan:
         """The plan for exactly one of a MAC budget, a parameter budget, a rank ratio Z, or given ranks.
 
-        `align` rounds ranks to its multiples; budgets hold all the same. Given ranks are never rounded.
+        `align` rounds ranks to its multiples, and "auto" each rank to what suits it; budgets hold all the same. Given
+        ranks are never rounded: a multiple is refused with them, and "auto" leaves them alone.
         """
         given = {
             k: v for k, v in {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks}.items() if v is not None
@@ -283,19 +270,19 @@ class RankSelector:
             raise InvalidArgumentError(
                 f"a size is given by exactly one of macs, params, ratio or ranks; got {', '.join(given) or 'none'}"
             )
-        multiple = 1 if align is None else check_align(align)
+        rounding = 1 if align is None else check_align(align)
         if macs is not None:
-            return replace(self._within("macs", macs, multiple), align=multiple)
+            return replace(self._within("macs", macs, rounding), align=rounding)
         if params is not None:
-            return replace(self._within("params", params, multiple), align=multiple)
+            return replace(self._within("params", params, rounding), align=rounding)
         if ratio is not None:
             length = round(check_ratio("ratio", ratio) * len(self.order))
-            return replace(self._literal(self._prefix(length, multiple)), align=multiple)
-        if align is not None:
+            return replace(self._literal(self._prefix(length, rounding)), align=rounding)
+        if align is not None and rounding != "auto":
             raise InvalidArgumentError(f"align={align!r} and ranks=: given ranks are not rounded; allowed: one of them")
         return self._literal(self._check_ranks(ranks or {}))
 
-    def of_size(self, size: float, measure: Measure | None = None, align: int | None = None) -> RankPlan:
+    def of_size(self, size: float, measure: Measure | None = None, align: Align | None = None) -> RankPlan:
         """The plan for a budget by a measure, by default the one that is known."""
         by = measure or self.measure
         return self.choose(macs=size, align=align) if by == "macs" else self.choose(params=size, align=align)
@@ -308,13 +295,13 @@ class RankSelector:
         """Every layer at its smallest rank."""
         return self._literal(self.lower)
 
-    def _prefix(self, length: int, align: int) -> Ints:
+    def _prefix(self, length: int, align: Align) -> Ints:
         """The ranks that the first so many bases of the list come to."""
         kept = np.bincount(self._layer_of[:length], minlength=len(self.costs))
         rounded = [ranks[k] for ranks, k in zip(self._table(align).ranks, kept.tolist(), strict=True)]
         return np.array(rounded, dtype=np.int64)
 
-    def _within(self, measure: Measure, value: float, align: int) -> RankPlan:
+    def _within(self, measure: Measure, value: float, align: Align) -> RankPlan:
         """The longest prefix of the list whose cost is within the budget."""
         if measure == "macs" and self.fixed_macs is None:
             raise InvalidArgumentError("macs= needs the sizes of the feature maps: decompose with example_input=...")
@@ -329,7 +316,7 @@ class RankSelector:
         # A dense layer costs the same at any rank, so it takes the largest that it may have.
         return self._plan(np.where(dense, self.upper, ranks), dense)
 
-    def _too_small(self, measure: Measure, value: float, align: int) -> str:
+    def _too_small(self, measure: Measure, value: float, align: Align) -> str:
         total, unit = self.full_cost(measure), "MACs" if measure == "macs" else "parameters"
 
         def stated(cost: int) -> str:

@@ -25,7 +25,7 @@ def measure(
     batch: int = 1,
     threads: int | None = None,
     seconds: float = 10.0,
-    align: int | Literal["measured"] | None = None,
+    align: int | Literal["auto", "measured"] | None = None,
     input: InputSpec | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Entry:

@@ -8,19 +8,22 @@ from contextlib import AbstractContextManager
 
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.interpolation import position
-from decomposable.profiles import RUNTIMES, Entry, TimedSize, effective_align, timed_now
+from decomposable.profiles import RUNTIMES, Entry, TimedSize, timed_now
 from decomposable.ranks import RankPlan, RankSelector, is_integer
+from decomposable.rounding import Align
 from decomposable.timing import Sample, check_threads, interleaved
 
 SIZES = (0.95, 0.85, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 """What is measured besides the original network, as far as the network can be so small."""
 
-ALIGNMENTS = (1, 4, 8, 16, 32)
+ALIGNMENTS: tuple[Align, ...] = (1, "auto", 4, 8, 16, 32)
+"""What is tried to find the best; those that move ranks least come first."""
+
 TRIALS = (0.5, 0.25)
 """The sizes that alignments are tried at; where others are given, the smallest and the largest of those."""
 
 TIE = 1.01
-"""Alignments whose times differ by less than this factor are equally fast: the smaller one is taken."""
+"""Alignments whose times differ by less than this factor are equally fast: the one that moves ranks less is taken."""
 
 LEAST, MOST = 5, 1000  # repetitions
 
@@ -50,19 +53,19 @@ def sweep(
     check_threads(threads)
     if runtime not in RUNTIMES:
         raise InvalidArgumentError(f"runtime={runtime!r}; allowed: {', '.join(RUNTIMES)}")
-    trials: list[tuple[int, float]] = []
+    trials: list[tuple[Align, float]] = []
     if align == "measured":
         seconds /= 2  # a half for each
         trials = try_alignments(selector, sizes, lambda plans: _times(making, plans, seconds))
         align = fastest(trials)
-    align = 1 if align is None else effective_align(selector, align)  # type: ignore[arg-type]
+    chosen = 1 if align is None else selector.effective_align(align)
     plans = {"the original": selector.full_plan()}
-    plans |= {str(size): selector.of_size(size, align=align) for size in _possible(selector, sizes, align, SIZES)}
+    plans |= {str(size): selector.of_size(size, align=chosen) for size in _possible(selector, sizes, chosen, SIZES)}
     names = {plan.ranks: name for name, plan in reversed(plans.items())}  # several budgets may come to one size
     plans = {name: plan for name, plan in plans.items() if names[plan.ranks] == name}
     samples = _times(making, plans, seconds)
     timed = [TimedSize.of(plan, samples[name]) for name, plan in plans.items()]
-    return timed_now(runtime=runtime, batch=batch, threads=threads, sizes=timed, align=align, trials=trials)
+    return timed_now(runtime=runtime, batch=batch, threads=threads, sizes=timed, align=chosen, trials=trials)
 
 
 def _times(making: Making, plans: Mapping[str, RankPlan], seconds: float) -> dict[str, Sample]:
@@ -71,7 +74,7 @@ def _times(making: Making, plans: Mapping[str, RankPlan], seconds: float) -> dic
 
 
 def _possible(
-    selector: RankSelector, sizes: Sequence[float] | None, align: int, usual: Sequence[float]
+    selector: RankSelector, sizes: Sequence[float] | None, align: Align, usual: Sequence[float]
 ) -> Sequence[float]:
     """The sizes asked for, which have to be possible; or those of the usual ones that are."""
     if sizes is not None:
@@ -84,7 +87,7 @@ def try_alignments(
     selector: RankSelector,
     sizes: Sequence[float] | None,
     times: Callable[[Mapping[str, RankPlan]], Mapping[str, Sample]],
-) -> list[tuple[int, float]]:
+) -> list[tuple[Align, float]]:
     """Alignments, and their times relative to no rounding: the geometric mean over two sizes.
 
     An alignment counts only where all the sizes are possible with it. Within one budget a coarser one may leave more
@@ -101,7 +104,7 @@ def try_alignments(
     names = {plans[align][size].ranks: f"{size} aligned to {align}" for size, align in reversed(keys)}
     samples = times({names[plans[align][size].ranks]: plans[align][size] for size, align in keys})
 
-    def per_cost(size: float, align: int) -> float:
+    def per_cost(size: float, align: Align) -> float:
         plan = plans[align][size]
         return samples[names[plan.ranks]].quartiles_ms[1] / position(plan)
 
@@ -111,7 +114,7 @@ def try_alignments(
     ]
 
 
-def _aligned(selector: RankSelector, sizes: Sequence[float], align: int) -> dict[float, RankPlan] | None:
+def _aligned(selector: RankSelector, sizes: Sequence[float], align: Align) -> dict[float, RankPlan] | None:
     """The plans of all the sizes with this alignment, if all are possible."""
     try:
         return {size: selector.of_size(size, align=align) for size in sizes}
@@ -119,11 +122,11 @@ def _aligned(selector: RankSelector, sizes: Sequence[float], align: int) -> dict
         return None
 
 
-def fastest(trials: Sequence[tuple[int, float]]) -> int:
-    """The alignment with the smallest time; of those that are as good as equal, the smallest.
+def fastest(trials: Sequence[tuple[Align, float]]) -> Align:
+    """The alignment with the smallest time; of those that are as good as equal, the first.
 
     >>> fastest([(1, 1.0), (4, 0.9), (8, 0.805), (16, 0.8), (32, 1.2)])
     8
     """
     best = min(time for _, time in trials)
-    return min(align for align, time in trials if time <= TIE * best)
+    return next(align for align, time in trials if time <= TIE * best)

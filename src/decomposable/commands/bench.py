@@ -19,6 +19,7 @@ from decomposable.commands.verb import (
     parse_sizes,
     progress_line,
     seconds,
+    showing_warnings,
     threads,
 )
 from decomposable.errors import InvalidArgumentError
@@ -45,7 +46,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--align",
         metavar="N",
         type=alignment,
-        help="round ranks to multiples of 8, 16 …; measured: try which is best",
+        default="auto",
+        help="round ranks to multiples of 8, 16 …; 1: not at all; auto: each to 16, 8 or 4 where that moves it little; "
+        "measured: try which is best (default: auto)",
     )
     parser.add_argument("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
     parser.add_argument("--model", metavar="FUNCTION", help="package.module:function that builds the model")
@@ -57,9 +60,9 @@ def _run(options: argparse.Namespace) -> None:
     sizes = None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
     out = _place(options)
     measured = _of_bundle if options.file.suffix == ".onnx" else _of_network
-    with progress_line(options) as line:
+    with showing_warnings("decomposable bench"), progress_line(options) as line:
         profile = measured(options, sizes, line)
-    profile.save(out)
+        profile.save(out)
     _show(options, profile, out)
 
 
@@ -93,7 +96,7 @@ def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: Pro
     spec = net.input if options.input is None else InputSpec.of(opening.example(options.input, net))
     if spec is None:
         raise InvalidArgumentError(f"--input is needed: {options.file} does not say what the network takes")
-    how = {"batch": options.batch, "threads": options.threads, "seconds": options.seconds, "align": options.align}
+    how = {"batch": options.batch, "threads": _threads(options), "seconds": options.seconds, "align": options.align}
     entries = [measure(net, sizes, runtime=runtime, input=spec, say=say, **how) for runtime in runtimes]
     return LatencyProfile.of(net.selector, entries)
 
@@ -109,9 +112,16 @@ def _of_bundle(options: argparse.Namespace, sizes: list[float] | None, say: Prog
             )
     if options.runtime not in (None, "onnxruntime"):
         raise InvalidArgumentError(f"--runtime {options.runtime}: {options.file} is ONNX; allowed: onnxruntime")
-    session = AnySizeSession(options.file, threads=options.threads)
+    session = AnySizeSession(options.file, threads=_threads(options))
     say("onnxruntime: timing sizes side by side")
     return session.measure(sizes, batch=options.batch, seconds=options.seconds, align=options.align)
+
+
+def _threads(options: argparse.Namespace) -> int:
+    """As many for a network as for a bundle, in every runtime: else their times could not be compared."""
+    from torch import get_num_threads
+
+    return get_num_threads() if options.threads is None else options.threads
 
 
 def _runtimes(text: str | None) -> Sequence[str]:
@@ -139,9 +149,7 @@ def _show(options: argparse.Namespace, profile: LatencyProfile, out: Path) -> No
     _, _, setting = str(profile.entries[0]).partition(", ")
     print(f"\n{profile.machine}; {setting}; the sizes of a runtime ran in turn, so that they compare.")
     for entry in profile.entries:
-        if entry.trials:
-            tried = ", ".join(f"{align}: {time:.3f}" for align, time in entry.trials)
-            print(f"{entry.runtime}: ranks are multiples of {entry.align} (relative times by multiple: {tried})")
+        print(f"{entry.runtime}: align={entry.align}: {entry.rounding}")
     verb = "session.resize" if options.file.suffix == ".onnx" else "net.resize_"
     print(f"{out}: written; {verb}(latency_ms=...) uses it")
 

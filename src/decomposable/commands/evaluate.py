@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
-from decomposable.commands.verb import Verb, parse_sizes, progress_line
+from decomposable.commands.verb import Verb, parse_sizes, progress_line, rounding, showing_warnings
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Tracker
 
@@ -27,6 +27,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     usual = ",".join(f"{size:g}" for size in DEFAULT)
     parser.add_argument("--sizes", metavar="LIST", help=f"MAC budgets, as in 1,0.5,25%%,10M (default: {usual})")
     parser.add_argument("--params", metavar="LIST", help="parameter budgets in place of MAC budgets")
+    parser.add_argument("--align", metavar="N", type=rounding, help="round ranks to multiples of 8, 16 …; or auto")
     networks.add_recipe(parser)
     networks.add_computing(parser)
 
@@ -38,6 +39,7 @@ def _run(options: argparse.Namespace) -> None:
     from decomposable.devices import choose_device
     from decomposable.evaluation import Row, accuracy
     from decomposable.loading import load
+    from decomposable.rounding import described
 
     device = choose_device(options.device)
     description = networks.sized_description(options.file)
@@ -54,22 +56,28 @@ def _run(options: argparse.Namespace) -> None:
         plans = _sized_plans(net, options)
     data = task.load_data()
     rows: list[tuple[str, Row]] = []
-    with progress_line(options) as line:
+    with showing_warnings("decomposable evaluate"), progress_line(options) as line:
         tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
         for asked, size, plan in plans:
             tracker.update(len(rows), f"now {asked}")
+            if description is None:
+                net.warn_if_not_calibrated(plan, stacklevel=1)
             net.set_plan_(plan)
             rows.append((asked, Row.of(size, plan, accuracy(net, data, workers=options.workers))))
     if options.json:
         lines = [{"asked": asked, **asdict(row)} for asked, row in rows]
-        print(json.dumps({"file": str(options.file), "test_images": data.test_count, "sizes": lines}))
+        content = {"file": str(options.file), "test_images": data.test_count, "align": options.align, "sizes": lines}
+        print(json.dumps(content))
         return
     print(networks.table(rows))
-    print(f"\n{data.test_count:,} test images, no retraining")
+    rounded = "" if options.align in (None, 1) else f"; {described(options.align)}"
+    print(f"\n{data.test_count:,} test images, no retraining{rounded}")
 
 
 def _sized_plans(net: SizedNet, options: argparse.Namespace) -> list[tuple[str, float, Any]]:
     """All sizes of a method that does not decompose, or the largest within each budget."""
+    if options.align is not None:
+        raise InvalidArgumentError(f"--align: not for a network of the method {net.method}; allowed: no --align")
     if options.sizes is not None and options.params is not None:
         raise InvalidArgumentError("--sizes and --params: got both; allowed: one of them")
     if options.sizes is None and options.params is None:
@@ -85,11 +93,12 @@ def _plans(selector: RankSelector, options: argparse.Namespace) -> list[tuple[st
         raise InvalidArgumentError("--sizes and --params: got both; allowed: one of them")
     measure: Measure = selector.measure if options.params is None else "params"
     if options.sizes is None and options.params is None:
-        wanted = [(f"{size:g}", size) for size in DEFAULT if size >= selector.smallest_size]
+        least = selector.smallest_cost(selector.measure, options.align or 1) / selector.full_cost(selector.measure)
+        wanted = [(f"{size:g}", size) for size in DEFAULT if size >= least]
     else:
         option = "--sizes" if options.params is None else "--params"
         wanted = parse_sizes(option, options.params or options.sizes)
-    return [(asked, size, selector.of_size(size, measure)) for asked, size in wanted]
+    return [(asked, size, selector.of_size(size, measure, options.align)) for asked, size in wanted]
 
 
 VERB = Verb(

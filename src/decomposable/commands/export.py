@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks, opening
-from decomposable.commands.verb import Verb, parse_size, progress_line
+from decomposable.commands.verb import Verb, parse_size, progress_line, showing_warnings
 from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from decomposable.export.report import ExportReport
+    from decomposable.ranks import RankPlan
 
 ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
 
@@ -29,7 +28,11 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--latency-ms", metavar="MS", type=float, help="at most this long here, as decomposable bench measured it"
     )
     parser.add_argument(
-        "--align", metavar="N", type=opening.alignment, help="round ranks to multiples: 8, 16 … or measured"
+        "--align",
+        metavar="N",
+        type=opening.alignment,
+        help="round ranks to multiples: 8, 16 …; 1: not at all; auto: each to 16, 8 or 4 where that moves it little; "
+        "measured: what bench found to be best (default: auto)",
     )
     parser.add_argument("--any-size", action="store_true", help="all sizes in one ONNX file, for decomposable.edge")
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write: .onnx or .pt2")
@@ -44,35 +47,56 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     kind, size = _checked(options)
-    line = progress_line(options)
-    try:
-        line("reading the network")
-        net = opening.open_network(options)
-        example = None if options.input is None else opening.example(options.input, net)
-        line("exporting and comparing with PyTorch")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+    with showing_warnings("decomposable export"), progress_line(options) as line:
+        try:
+            line("reading the network")
+            net = opening.open_network(options)
+            example = None if options.input is None else opening.example(options.input, net)
+            plan = _rounded(options, kind, net, size)
+            line("exporting and comparing with PyTorch")
             report = _exported(options, kind, net, size, example)
-    except InvalidArgumentError as error:
-        if not str(error).startswith("example_input is needed"):
-            raise
-        raise InvalidArgumentError(
-            f"--input is needed: {options.file} does not say what the network takes; allowed: the shape of one sample, "
-            "as in --input 3x32x32"
-        ) from error
-    finally:
-        line.close()
-    for warning in caught:
-        print(f"decomposable export: warning: {warning.message}", file=sys.stderr)
+        except InvalidArgumentError as error:
+            if not str(error).startswith("example_input is needed"):
+                raise
+            raise InvalidArgumentError(
+                f"--input is needed: {options.file} does not say what the network takes; allowed: the shape of one "
+                "sample, as in --input 3x32x32"
+            ) from error
     if options.json:
-        print(json.dumps({**asdict(report), "path": str(report.path)}))
+        align = None if plan is None else plan.align
+        print(json.dumps({**asdict(report), "path": str(report.path), "align": align}))
         return
+    from decomposable.rounding import described
+
     asked = ", ".join(f"{name}={value}" for name, value in size.items())
-    print(f"size: {asked or ('all' if kind == 'any-size' else 'as it was saved')}")
+    taken = "" if plan is None else f" ({described(plan.align)})"
+    print(f"size: {asked or ('all' if kind == 'any-size' else 'as it was saved')}{taken}")
     print(report)
     print(f"run it with: {_how_to_run(report)}")
-    if kind == "onnx" and "align" not in size and any(rank % 8 for rank in (report.ranks or {}).values()):
-        print("hint: --align 16 rounds the ranks, within the budget, which ONNX Runtime often runs faster")
+    if plan is not None and kind == "onnx":
+        _hint(options, net, plan)
+
+
+def _rounded(options: argparse.Namespace, kind: str, net: nn.Module, size: dict[str, Any]) -> RankPlan | None:
+    """The plan for a size of a decomposed network, whose ranks are rounded unless `size` says how; None without one."""
+    from decomposable.network import DecomposedNet
+
+    if not size or not isinstance(net, DecomposedNet):
+        return None
+    size.setdefault("align", "auto")
+    return net.choose(**size, runtime="onnxruntime" if kind == "onnx" else "torch", batch=options.batch)
+
+
+def _hint(options: argparse.Namespace, net: Any, plan: RankPlan) -> None:
+    """Where a coarser rounding may be faster still, say so, and what it needs."""
+    if plan.align not in (1, "auto") or all(plan.ranks[name] % 8 == 0 for name in set(plan.ranks) - plan.dense):
+        return
+    statistics = net.artifact().statistics
+    needs = ""
+    if statistics is not None and 16 not in statistics.alignments:
+        data = " --data DIR" if networks.needs_data(net.info, options.recipe) else ""
+        needs = f"; its statistics come from: decomposable calibrate {options.file} --align 16{data}"
+    print(f"hint: --align 16 rounds every rank, which ONNX Runtime often runs faster{needs}")
 
 
 def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:

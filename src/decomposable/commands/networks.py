@@ -13,6 +13,7 @@ from decomposable.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from decomposable.evaluation import Row
     from decomposable.recipes import Task
+    from decomposable.settings import Settings
 
 HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks", "test accuracy")
 
@@ -72,7 +73,12 @@ def sized_rows(path: Path, description: Mapping[str, Any]) -> list[tuple[str, Ro
 
 
 def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> Task:
-    """The model and the data of a network file.
+    """The model and the data of a network file."""
+    return task_and_settings(info, recipe, data)[0]
+
+
+def task_and_settings(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:
+    """The model and the data of a network file, and the settings that it was trained with.
 
     A file may come from anywhere, so that only the name of a built-in recipe is taken from it: importing what a file
     names would run a stranger's choice of code.
@@ -93,7 +99,7 @@ def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) ->
     known = info.get("settings")
     if name == stored and isinstance(known, Mapping):
         settings = from_plain(settings, known)
-    return recipes.make_task(function, data, settings)
+    return recipes.make_task(function, data, settings), settings
 
 
 def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:

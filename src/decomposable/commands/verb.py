@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from decomposable.errors import InvalidArgumentError
@@ -70,6 +73,7 @@ def parse_sizes(option: str, text: str) -> list[tuple[str, float]]:
 
 
 MOST_ALIGN, MOST_BATCH, MOST_SECONDS = 1 << 16, 1 << 20, 86_400
+_MULTIPLES = f"an int of at least 1, such as 8, and at most {MOST_ALIGN}"
 
 
 def batch_size(text: str) -> int:
@@ -95,11 +99,19 @@ def seconds(text: str) -> float:
     return number
 
 
+def multiple(text: str) -> int:
+    """What ranks are rounded to, as it is typed after an option: a number."""
+    return _within(text, MOST_ALIGN, _MULTIPLES)
+
+
+def rounding(text: str) -> int | str:
+    """What ranks are rounded to, as it is typed after an option: a number, or the word auto."""
+    return text if text == "auto" else _within(text, MOST_ALIGN, f"{_MULTIPLES}; or auto")
+
+
 def alignment(text: str) -> int | str:
-    """What ranks are rounded to, as it is typed after an option: a number, or the word measured."""
-    if text == "measured":
-        return text
-    return _within(text, MOST_ALIGN, f"an int of at least 1, such as 8, and at most {MOST_ALIGN}; or measured")
+    """What ranks are rounded to, as it is typed after an option: a number, or one of the words auto and measured."""
+    return text if text in ("auto", "measured") else _within(text, MOST_ALIGN, f"{_MULTIPLES}; or auto or measured")
 
 
 def _within(text: str, most: int, allowed: str) -> int:
@@ -107,6 +119,16 @@ def _within(text: str, most: int, allowed: str) -> int:
     if text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text:.40}; allowed: {allowed}")
+
+
+@contextmanager
+def showing_warnings(program: str) -> Iterator[None]:
+    """Say at the end, each in one line, what was warned of; Python would name the line of code."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught):
+        print(f"{program}: warning: {text}", file=sys.stderr)
 
 
 def as_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,7 +13,16 @@ from typing import Any, NoReturn
 import numpy as np
 
 from decomposable import __version__
-from decomposable.commands.verb import alignment, as_table, batch_size, parse_size, parse_sizes, seconds, threads
+from decomposable.commands.verb import (
+    alignment,
+    as_table,
+    batch_size,
+    parse_size,
+    parse_sizes,
+    seconds,
+    showing_warnings,
+    threads,
+)
 from decomposable.edge.bundle import Bundle, read_bundle
 from decomposable.edge.session import AnySizeSession, usual_plans
 from decomposable.errors import DecomposableError, InvalidArgumentError
@@ -77,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     run = verb("run", "run it on an array in a file", _run)
     for one in (bench, run):
         one.add_argument(
-            "--threads", metavar="N", type=threads, help="threads for one request (default: ONNX Runtime's)"
+            "--threads", metavar="N", type=threads, help="threads for one request (default: one for each core)"
         )
     for one in (sizes, bench):
         one.add_argument("--json", action="store_true", help="print the result as JSON, for machines")
@@ -85,7 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--batch", metavar="N", type=batch_size, default=1, help="samples in one request (default: 1)")
     bench.add_argument("--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure (default: 10)")
     bench.add_argument(
-        "--align", metavar="N", type=alignment, help="round ranks to multiples of N; measured: try which is best"
+        "--align",
+        metavar="N",
+        type=alignment,
+        default="auto",
+        help="round ranks to multiples of N; 1: not at all; auto: each to 16, 8 or 4 where that moves it little; "
+        "measured: try which is best (default: auto)",
     )
     run.add_argument("input", metavar="INPUT", type=Path, help="the input, an array of numpy (.npy)")
     run.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="where the output goes (.npy)")
@@ -149,13 +163,15 @@ def _bench(options: argparse.Namespace) -> None:
     session = AnySizeSession(options.file, ratio=_LEAST, threads=options.threads)
     where = LatencyProfile.path_beside(options.file)
     LatencyProfile.check_place(where)
-    profile = session.measure(sizes, batch=options.batch, seconds=options.seconds, align=options.align)
+    with showing_warnings(f"{PROGRAM} bench"):
+        profile = session.measure(sizes, batch=options.batch, seconds=options.seconds, align=options.align)
     entry = profile.entries[0]
     if options.json:
         _say(json.dumps({"file": str(options.file), "profile": str(where), **asdict(entry)}))
         return
     _say(_timed_table(entry))
-    _say(f"\n{entry}; {profile.machine}; kept in {where}. In Python: session.resize(latency_ms=…)")
+    _say(f"\nalign={entry.align}: {entry.rounding}")
+    _say(f"{entry}; {profile.machine}; kept in {where}. In Python: session.resize(latency_ms=…)")
 
 
 def _timed_table(entry: Entry) -> str:

@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from decomposable.errors import InvalidArgumentError
 from decomposable.ranks import is_integer, is_number
-from decomposable.timing import check_threads
+from decomposable.timing import check_threads, most_threads
 
 _CPU = "CPUExecutionProvider"
 
@@ -34,7 +34,7 @@ class RuntimeOptions:
         """Those that a user gives: what is None is as usual."""
         make = _usual if session_options is None else session_options
         if threads is None:
-            threads = _checked(make()).intra_op_num_threads or usable_cores()
+            threads = _checked(make()).intra_op_num_threads or default_threads()
         return cls(threads=check_threads(threads), providers=_check_providers(providers), _make=make)
 
     def made(self) -> Any:
@@ -56,6 +56,14 @@ def _checked(options: object) -> Any:
     raise InvalidArgumentError(
         f"session_options: it returned {type(options).__name__}; allowed: an onnxruntime.SessionOptions"
     )
+
+
+def default_threads() -> int:
+    """As many as PyTorch takes by itself, so that both are measured alike: OMP_NUM_THREADS, or one for each core."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) >= 1:
+        return min(int(wanted), most_threads())
+    return usable_cores()
 
 
 def usable_cores() -> int:

@@ -39,7 +39,7 @@ def export_onnx(
     ratio: float | None = None,
     ranks: Mapping[str, int] | None = None,
     latency_ms: float | None = None,
-    align: int | Literal["measured"] | None = None,
+    align: int | Literal["auto", "measured"] | None = None,
     batch: int | None = None,
     example_input: Any = None,
     tolerance: float = 1e-4,

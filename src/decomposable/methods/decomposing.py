@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,14 +33,30 @@ def decomposed(
         filter_fn=filter_fn,
         min_rank=settings.min_rank,
     )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="calibrating")  # that it takes long: progress says so
-        for align in (None, *settings.calibrated_alignments):
-            smallest = net.selector.smallest_cost(net.selector.measure, align or 1)
-            least = smallest / net.selector.full_cost(net.selector.measure)
-            sizes = [size for size in settings.calibrated_sizes if size >= least] or None
-            net.calibrate_(material.calibration, sizes=sizes, align=align)
+    calibrate_(net, material, settings)
     return net
+
+
+def calibrate_(net: DecomposedNet, material: Material, settings: Settings) -> None:
+    """Statistics for the sizes and the alignments of the settings."""
+    for align in (None, *settings.calibrated_alignments):
+        smallest = net.selector.smallest_cost(net.selector.measure, align or 1)
+        least = smallest / net.selector.full_cost(net.selector.measure)
+        sizes = [size for size in settings.calibrated_sizes if size >= least] or None
+        net.calibrate_(material.calibration, sizes=sizes, align=align, progress=material.progress)
+
+
+def calibrate_anew_(net: DecomposedNet, material: Material, settings: Settings, before: Settings) -> None:
+    """The same for a network that was calibrated by other settings; nothing of those statistics is kept.
+
+    Where the method itself had calibrated the full size, that is done again.
+    """
+    statistics = net.artifact().statistics
+    by_method = statistics is not None and statistics.has_explicit_full and 1.0 not in before.calibrated_sizes
+    net.forget_statistics_()
+    calibrate_(net, material, settings)
+    if by_method:
+        net.calibrate_(material.calibration, sizes=[1.0], progress=material.progress)
 
 
 def _taylor(material: Material) -> Taylor:

@@ -43,7 +43,7 @@ class TRP:
         # The statistics of the training are not those of the truncated weights, not even at full size: hence 1.0.
         by_energy = replace(settings, criterion="energy")
         net = decomposed(truncated, material, by_energy, filter_fn=layer_filter(truncated, settings))
-        net.calibrate_(material.calibration, sizes=[1.0])
+        net.calibrate_(material.calibration, sizes=[1.0], progress=material.progress)
         return net
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:

@@ -1,0 +1,222 @@
+"""`decomposable calibrate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decomposable.commands import networks
+from decomposable.commands.verb import Verb, multiple, parse_sizes, progress_line, showing_warnings
+from decomposable.errors import InvalidArgumentError
+from decomposable.progress import Progress, Report
+
+if TYPE_CHECKING:
+    from decomposable.calibration import CalibrationReport, Statistics
+    from decomposable.network import DecomposedNet
+    from decomposable.ranks import RankSelector
+    from decomposable.recipes import Task
+    from decomposable.settings import Settings
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    networks.add_file(parser)
+    parser.add_argument("--data", metavar="DIR", type=Path, help="where the data set is (digits needs none)")
+    parser.add_argument(
+        "--sizes",
+        metavar="LIST",
+        help="MAC budgets, as in 1,0.5,25%%, added to the sizes that FILE has (default: a grid of all sizes, in place "
+        "of those; with --align, added to them)",
+    )
+    parser.add_argument(
+        "--align", metavar="N", type=multiple, help="for ranks rounded to multiples of 8, 16 … (auto needs none)"
+    )
+    parser.add_argument(
+        "--images", metavar="N", type=int, help="training images (default: as many as its training had)"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, help="of which images, and how augmented (default: its own)")
+    parser.add_argument("-o", "--out", metavar="OUT", type=Path, help="the file to write (default: FILE itself)")
+    parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
+    networks.add_recipe(parser)
+    parser.add_argument("--device", metavar="NAME", default="auto", help="auto (cuda or cpu), cpu, cuda:1 …")
+
+
+def _run(options: argparse.Namespace) -> None:
+    from decomposable import artifact
+    from decomposable.devices import choose_device
+
+    out = _place(options)
+    device = choose_device(options.device)
+    contents = artifact.outline(options.file)
+    sizes = _sizes(contents.selector, options)
+    task, settings = networks.task_and_settings(contents.info, options.recipe, options.data)
+    settings = _asked(settings, options)
+    net = _opened(options.file, task).to(device)
+    before = net.artifact().statistics
+    with showing_warnings("decomposable calibrate"), progress_line(options) as line:
+        report, images = _calibrated(net, task, settings, sizes, options.align, line)
+        line("writing the file")
+        info, dropped = _still_so(net, before)
+        net.save(out, info)
+    _show(options, out, net, report, images, dropped)
+
+
+def _place(options: argparse.Namespace) -> Path:
+    """Where the file goes; whatever can be seen to be wrong before any work is refused."""
+    if options.out is None:
+        file: Path = options.file
+        return file
+    out: Path = options.out
+    if out.suffix != ".safetensors":
+        raise InvalidArgumentError(f"-o {out}: got the ending {out.suffix!r}; allowed: .safetensors")
+    if not out.parent.is_dir():
+        raise InvalidArgumentError(f"-o {out}: there is no folder {out.parent}; allowed: one that exists")
+    if out.is_dir() or (out.exists() and not options.force):
+        raise InvalidArgumentError(f"-o {out}: it exists; allowed: another name, or --force to replace it")
+    return out
+
+
+def _sizes(selector: RankSelector, options: argparse.Namespace) -> list[float] | None:
+    """The sizes that were asked for, which have to be possible."""
+    if options.sizes is None:
+        return None
+    sizes = [size for _, size in parse_sizes("--sizes", options.sizes)]
+    for size in sizes:
+        selector.of_size(size, align=options.align)
+    return sizes
+
+
+def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
+    """The settings of the file's training, with what was asked for besides."""
+    from decomposable.settings import with_overrides
+
+    given = {"calibration_images": ("--images", options.images), "seed": ("--seed", options.seed)}
+    for name, (option, value) in given.items():
+        if value is not None:
+            try:
+                settings = with_overrides(settings, {name: value})
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(str(error).replace(f"{name}=", f"{option} ", 1)) from error
+    return settings
+
+
+def _opened(file: Path, task: Task) -> DecomposedNet:
+    """The network, by the model that its file knows, or else by that of the recipe."""
+    from decomposable.calibration import tracked_batch_norms
+    from decomposable.loading import load
+
+    try:
+        net: DecomposedNet = load(file)
+    except InvalidArgumentError as error:
+        if not str(error).startswith("model= is needed"):
+            raise
+        net = load(file, model=task.build_model())
+    if not tracked_batch_norms(net):
+        raise InvalidArgumentError(f"{file}: it has no batch normalisation; allowed: a network with some")
+    return net
+
+
+def _calibrated(
+    net: DecomposedNet,
+    task: Task,
+    settings: Settings,
+    sizes: list[float] | None,
+    align: int | None,
+    progress: Report,
+) -> tuple[CalibrationReport, int]:
+    """Calibrate with the first images of an epoch, as at the end of a training; also how many those were."""
+    from decomposable.evaluation import WrongDataError
+    from decomposable.experiment import material_for
+
+    progress(Progress("reading the data"))
+    batches = material_for(task.load_data(), settings, task.loss, progress).calibration
+    x, _ = next(iter(batches))
+    try:
+        net.extract()(x.to(next(net.parameters()).device))
+    except Exception as error:  # whatever a model of somebody else raises
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise WrongDataError(f"the network cannot run a batch of shape {tuple(x.shape)}: {reason}") from error
+    report = net.calibrate_(batches, sizes, align=align, progress=progress)
+    return report, report.batches * len(x)
+
+
+def _still_so(net: DecomposedNet, before: Statistics | None) -> tuple[dict[str, Any], int]:
+    """What the file says of itself, without the accuracies of sizes whose statistics are others now; how many."""
+    after, rows = net.artifact().statistics, net.info.get("sizes")
+    if not isinstance(rows, list) or not rows:
+        return dict(net.info), 0
+    kept = [row for row in rows if _has_same_statistics(row, net.selector, before, after)]
+    return {**net.info, "sizes": kept}, len(rows) - len(kept)
+
+
+def _has_same_statistics(
+    row: object, selector: RankSelector, before: Statistics | None, after: Statistics | None
+) -> bool:
+    """Whether a measured size runs exactly as it did."""
+    from decomposable.errors import DecomposableError
+
+    size = row.get("size") if isinstance(row, Mapping) else None
+    try:
+        plan = selector.of_size(size)  # type: ignore[arg-type]
+    except DecomposableError:
+        return False
+    old, new = (None if each is None else each.at(plan) for each in (before, after))
+    if old is None or new is None:
+        return plan.is_full and old is new
+    return all(_equal(old[name], new[name]) for name in new)
+
+
+def _equal(old: Iterable[Any], new: Iterable[Any]) -> bool:
+    return all(bool((a == b).all()) for a, b in zip(old, new, strict=True))
+
+
+def _show(
+    options: argparse.Namespace, out: Path, net: DecomposedNet, report: CalibrationReport, images: int, dropped: int
+) -> None:
+    statistics = net.artifact().statistics
+    assert statistics is not None
+    if options.json:
+        content = {
+            "file": str(options.file),
+            "out": str(out),
+            "align": options.align or 1,
+            "sizes": report.sizes,
+            "batches": report.batches,
+            "images": images,
+            "seconds": report.seconds,
+            "calibrated_sizes": len(statistics.plans),
+            "calibrated_alignments": list(statistics.alignments),
+            "accuracies_dropped": dropped,
+        }
+        print(json.dumps(content))
+        return
+    from decomposable.rounding import described
+
+    batches = f"{report.batches} batch{'es' if report.batches > 1 else ''}"
+    seen = f"{images:,} images in {batches}, {report.seconds:.1f} s"
+    print(f"{report.sizes} sizes calibrated, {described(options.align or 1)}: {seen}")
+    alignments = ", ".join("not rounded" if align == 1 else f"multiples of {align}" for align in statistics.alignments)
+    print(f"{out}: written; it has statistics for {len(statistics.plans)} sizes; ranks: {alignments}")
+    if dropped:
+        print(
+            f"accuracies left out, because they were measured with other statistics: {dropped}; measure anew with: "
+            f"decomposable evaluate {out}"
+        )
+
+
+VERB = Verb(
+    name="calibrate",
+    summary="compute the batch normalisation statistics of a network's sizes",
+    description=(
+        "Compute batch normalisation statistics for sizes of a network file from training images, augmented as in its\n"
+        "training, and write them into the file: for a grid of all sizes, for chosen ones, or for rounded ranks."
+    ),
+    example=(
+        "decomposable calibrate runs/digits/network.safetensors --align 8\n"
+        "  decomposable calibrate runs/cifar/network.safetensors --data DIR --sizes 0.25,0.2 -o better.safetensors"
+    ),
+    add_options=_options,
+    run=_run,
+)
