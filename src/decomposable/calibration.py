@@ -108,6 +108,7 @@ class Statistics(CalibratedSizes):
             var_SC=torch.stack(variances),
             has_explicit_full=self.has_explicit_full or newer.has_explicit_full,
             alignments=tuple(sorted({*self.alignments, *newer.alignments})),
+            grids=tuple(sorted({*self.grids, *newer.grids})),
         )
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Statistics:

@@ -106,7 +106,8 @@ def offered(net: DecomposedNet | SizedNet, sizes: Iterable[float]) -> list[tuple
     """Of a decomposed network these sizes, as far as it can be so small; of any other all that it has."""
     if isinstance(net, SizedNet):
         return [(round(size.macs_fraction, 4), size) for size in net.sizes]
-    return [(size, net.selector.of_size(size)) for size in sizes if size >= net.selector.smallest_size]
+    selector = net.selector
+    return [(size, net.choose(**{selector.measure: size})) for size in sizes if size >= selector.smallest_size]  # type: ignore[arg-type]
 
 
 def smallest_within(rows: Sequence[Row], drop: float) -> Row | None:

@@ -97,7 +97,7 @@ def calibrated_grid(
         middle = _middle(costs, low, high)
         plan = plan_of(middle)
         if not effort.allows(position(plan) * (len(part) + 2 * share)):
-            return Grid(statistics=whole, passes=effort.spent, is_settled=False)
+            return Grid(statistics=replace(whole, grids=(align,)), passes=effort.spent, is_settled=False)
         newer = measured(subject, [plan], part, effort.ran)
         refined = _corrected(whole, some, newer, plan)
         difference = judge(plan, _at(whole, plan), _at(refined, plan))
@@ -106,7 +106,7 @@ def calibrated_grid(
         if difference > _TOLERANCE:
             for half in ((low, middle), (middle, high)):
                 heapq.heappush(between, (-difference, *half))
-    return Grid(statistics=whole, passes=effort.spent, is_settled=True)
+    return Grid(statistics=replace(whole, grids=(align,)), passes=effort.spent, is_settled=True)
 
 
 def _coarse(costs: Ints, total: int, passes: float) -> list[int]:

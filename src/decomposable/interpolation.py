@@ -1,7 +1,8 @@
 """Between which calibrated sizes a size lies, and where. numpy only: a device without torch uses the same code.
 
 The two neighbours are the nearest by their ranks among the smaller and among the larger sizes. Where all sizes are
-prefixes of one list, those are the next ones by size; sizes with rounded ranks have neighbours of their own kind.
+prefixes of one list, those are the next ones by size; sizes with rounded ranks have neighbours of their own kind. One
+that lies too far from them is not interpolated without a word: see `is_near` and `stepped_down`.
 
 What matters most for a normalisation layer is the rank of the layer that feeds it, so its place between the two
 neighbours is that of this rank, and only where both neighbours have the same rank is it that of the network as a whole.
@@ -10,15 +11,24 @@ neighbours is that of this rank, and only where both neighbours have the same ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.ranks import RankPlan
+from decomposable.ranks import Measure, RankPlan, RankSelector, absolute_budget
 
 _ROUNDING = 1e-9  # distances that are closer to each other than this may be the same
+
+# How far from calibrated sizes a size may be, measured on a trained ResNet-20 (docs/calibration.md): 0.7% beside one
+# that stands alone 0.9 points were lost and 1.5% beside it 4.3; between two that are 4.5% apart, up to 1.3.
+NEAR = 0.01
+CLOSE_NEIGHBOURS = 0.04
+NOT_CALIBRATED = "batch normalisation still has the full network's statistics; run calibrate_(loader) once"
+KEPT = 0.9  # of the budget: what stepping down to a calibrated size must keep
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +55,7 @@ class CalibratedSizes:
     has_explicit_full: bool
     full_plan: RankPlan
     alignments: tuple[int, ...] = (1,)  # what the ranks of the sizes were rounded to
+    grids: tuple[int, ...] = ()  # of these alignments the sizes are a grid, as dense as the network needs
 
     @cached_property
     def _ranks(self) -> NDArray[np.int64]:
@@ -59,8 +70,55 @@ class CalibratedSizes:
 
         "auto" moves ranks by so little that statistics of unrounded sizes serve.
         """
-        rounding = 1 if plan.align == "auto" else plan.align
-        return rounding in self.alignments or bool((self._ranks == self._ranks_of(plan)).all(axis=1).any())
+        return _rounding(plan) in self.alignments or self._has(plan)
+
+    def is_near(self, plan: RankPlan) -> bool:
+        """Whether statistics of this size can be interpolated: it lies in a grid, or near enough to calibrated ones."""
+        if _rounding(plan) in self.grids or self._has(plan):
+            return True
+        found = self.between(plan)
+        if found is None:
+            return True  # the original
+        places = [*self.positions, position(self.full_plan)]
+        below, above, here = places[found.lower], places[found.upper], position(plan)
+        is_beside = min(abs(here - below), abs(here - above)) <= NEAR * here
+        return is_beside or below < above <= (1 + CLOSE_NEIGHBOURS) * below
+
+    def _has(self, plan: RankPlan) -> bool:
+        return bool((self._ranks == self._ranks_of(plan)).all(axis=1).any())
+
+    def stepped_down(self, plan: RankPlan, selector: RankSelector, measure: str, budget: float) -> RankPlan:
+        """Of a plan that is not near, the nearest calibrated one below, where that keeps most of the budget."""
+        if self.is_near(plan):
+            return plan
+        for row in reversed(self.plans):
+            cost = getattr(row, measure)
+            if not KEPT * budget <= cost <= budget:
+                continue
+            for align in dict.fromkeys((plan.align, _rounding(plan))):
+                smaller = selector.choose(**{measure: cost}, align=align)
+                if smaller.ranks == row.ranks:
+                    return replace(smaller, instead_of=position(plan))
+        return plan
+
+    def complaint(self, plan: RankPlan) -> str | None:
+        """What to say where the statistics of this size may be far from its own; None where they are not."""
+        if plan.is_full:
+            return None
+        if not self.is_made_for(plan):
+            return _not_made_for(plan)
+        return None if self.is_near(plan) else self._too_far(plan)
+
+    def _too_far(self, plan: RankPlan) -> str:
+        unit = "parameters" if plan.macs_fraction is None else "MACs"
+        sizes = [f"{place:.3g}x" for place in self.positions]
+        some = sizes if len(sizes) <= 4 else [*sizes[:2], "…", sizes[-1]]
+        option, flag = _options(plan)
+        return (
+            f"batch normalisation was calibrated for {', '.join(some)} of the {unit}, too far from this size of "
+            f"{position(plan):.3g}x to know its statistics, which may cost much accuracy; run "
+            f"calibrate_(loader{option}) once, which any size can be taken after, or: decomposable calibrate FILE{flag}"
+        )
 
     def between(self, plan: RankPlan) -> Between | None:
         """Where a size lies; None for a full size that keeps the original's statistics."""
@@ -123,13 +181,44 @@ def position(plan: RankPlan) -> float:
     return plan.params_fraction if plan.macs_fraction is None else plan.macs_fraction
 
 
-def not_made_for(plan: RankPlan) -> str:
-    """What to say where sizes with such ranks were not calibrated."""
-    if plan.align in (1, "auto"):
-        kind, option, flag = "rounded ranks only", "", ""
-    else:
-        kind, option = f"ranks that were not rounded to multiples of {plan.align}", f", align={plan.align}"
-        flag = f" --align {plan.align}"
+def choose_calibrated(
+    selector: RankSelector,
+    calibrated: CalibratedSizes | None,
+    *,
+    macs: float | None = None,
+    params: float | None = None,
+    ratio: float | None = None,
+    ranks: Mapping[str, int] | None = None,
+    align: Any = None,
+) -> RankPlan:
+    """The plan of ``selector.choose``, or the nearest calibrated one below where its statistics would be a guess.
+
+    Given ranks are taken as they are.
+    """
+    plan = selector.choose(macs=macs, params=params, ratio=ratio, ranks=ranks, align=align)
+    if calibrated is None or ranks is not None:
+        return plan
+    if ratio is not None:
+        return calibrated.stepped_down(plan, selector, "ratio", ratio)
+    measure: Measure = "macs" if macs is not None else "params"
+    value = macs if macs is not None else params
+    assert value is not None
+    budget = absolute_budget(measure, value, selector.full_cost(measure))
+    return calibrated.stepped_down(plan, selector, measure, budget)
+
+
+def _rounding(plan: RankPlan) -> int:
+    return 1 if plan.align == "auto" else plan.align
+
+
+def _options(plan: RankPlan) -> tuple[str, str]:
+    """What calibrating for such ranks takes, in Python and on the command line."""
+    return ("", "") if _rounding(plan) == 1 else (f", align={plan.align}", f" --align {plan.align}")
+
+
+def _not_made_for(plan: RankPlan) -> str:
+    kind = "rounded ranks only" if _rounding(plan) == 1 else f"ranks that were not rounded to multiples of {plan.align}"
+    option, flag = _options(plan)
     return (
         f"batch normalisation has statistics of {kind}, which may cost much accuracy; run calibrate_(loader{option}) "
         f"once, or: decomposable calibrate FILE{flag}"

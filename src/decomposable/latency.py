@@ -21,6 +21,7 @@ from typing import Any
 
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.files import write_atomically
+from decomposable.interpolation import CalibratedSizes, choose_calibrated
 from decomposable.profiles import RUNTIMES, Entry, Newer, Stored, TimedSize, timed_now
 from decomposable.ranks import RankPlan, RankSelector
 from decomposable.rounding import Align
@@ -217,6 +218,7 @@ def choose_timed(
     selector: RankSelector,
     profile: Callable[[], LatencyProfile | None],
     *,
+    calibrated: CalibratedSizes | None,
     runtime: str,
     threads: int,
     latency_ms: float | None,
@@ -226,14 +228,15 @@ def choose_timed(
 ) -> RankPlan:
     """The plan for a size as ``selector.choose`` takes it, or for a time; `align` may be "measured".
 
-    Ranks for a time are rounded as they were when it was measured, which "auto" agrees to, and another number does not.
+    Where it is too far from all sizes that were `calibrated`, the nearest of those below may take its place. Ranks for
+    a time are rounded as they were when it was measured, which "auto" agrees to, and another number does not.
 
     `profile` is called where it is needed. Only entries of the runtime with so many threads count, and of several
     batches the smallest, unless `batch` names one.
     """
+    given = {name: value for name, value in size.items() if value is not None}
     if latency_ms is None and align != "measured":
-        return selector.choose(**size, align=align)  # type: ignore[arg-type]
-    given = [name for name, value in size.items() if value is not None]
+        return choose_calibrated(selector, calibrated, align=align, **given)
     if latency_ms is not None and given:
         raise InvalidArgumentError(
             f"a size is given by exactly one of macs, params, ratio, ranks or latency_ms; got {', '.join(given)} and "
@@ -248,13 +251,14 @@ def choose_timed(
     if align == "measured":
         best = known.alignment(runtime=runtime, batch=entry.batch, threads=entry.threads)
         if latency_ms is None:
-            return selector.choose(**size, align=best)
+            return choose_calibrated(selector, calibrated, align=best, **given)
     assert latency_ms is not None
     if align not in (None, "auto", "measured") and selector.effective_align(align) != entry.align:
         raise InvalidArgumentError(
             f"{asked} with align={align!r}: what was measured has align={entry.align} ({entry}); allowed: that one"
         )
-    return selector.of_size(entry.size_for(latency_ms), align=entry.align)
+    size = {selector.measure: entry.size_for(latency_ms)}
+    return choose_calibrated(selector, calibrated, align=entry.align, **size)
 
 
 def _entry_for(profile: LatencyProfile, runtime: str, batch: int | None, threads: int) -> Entry:

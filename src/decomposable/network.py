@@ -28,7 +28,7 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.factors import factors_in_order
 from decomposable.forms import check_form, to_matrix
 from decomposable.grid import PASSES, check_passes
-from decomposable.interpolation import not_made_for
+from decomposable.interpolation import NOT_CALIBRATED
 from decomposable.latency import LatencyProfile, choose_timed
 from decomposable.layers import (
     FilterFn,
@@ -250,6 +250,7 @@ class DecomposedNet(nn.Module):
         return choose_timed(
             self.selector,
             lambda: self.latency,
+            calibrated=self._statistics,
             runtime=runtime,
             threads=torch.get_num_threads(),
             latency_ms=latency_ms,
@@ -265,15 +266,10 @@ class DecomposedNet(nn.Module):
         """Say once, where `plan` is used, that its batch normalisation has statistics of other sizes."""
         if not self._norms or plan.is_full or self._has_warned:
             return
-        if self._statistics is None:
+        text = NOT_CALIBRATED if self._statistics is None else self._statistics.complaint(plan)
+        if text is not None:
             self._has_warned = True
-            warn(
-                "batch normalisation still has the full network's statistics; run calibrate_(loader) once",
-                stacklevel=stacklevel,
-            )
-        elif not self._statistics.is_made_for(plan):
-            self._has_warned = True
-            warn(not_made_for(plan), stacklevel=stacklevel)
+            warn(text, stacklevel=stacklevel)
 
     def set_plan_(self, plan: RankPlan) -> RankPlan:
         """Take a size that was chosen before, such as one that `net.plan` was; `resize_` chooses and takes."""

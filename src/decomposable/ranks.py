@@ -48,7 +48,8 @@ class RankPlan:
 
     `macs` and `params` count the whole network, layers left alone included; `macs` is None where the network was
     decomposed without an example input. `dense` names the layers that run as one dense layer. `align` is what the ranks
-    were rounded to; plans with the same ranks are equal, however they came about.
+    were rounded to, and `instead_of` the part of the original that was asked for where the nearest calibrated size below
+    took its place; plans with the same ranks are equal, however they came about.
     """
 
     ranks: Mapping[str, int]
@@ -60,6 +61,7 @@ class RankPlan:
     full_macs: int | None
     full_params: int
     align: Align = field(default=1, compare=False)
+    instead_of: float | None = field(default=None, compare=False)
 
     @property
     def is_full(self) -> bool:
@@ -87,6 +89,10 @@ class RankPlan:
             totals.append(f"{self.macs:,} MACs ({self.macs_fraction or 0:.3f}x)")
         if self.align != 1:
             totals.append(described(self.align))
+        if self.instead_of is not None:
+            totals.append(
+                f"the nearest calibrated size below {self.instead_of:.3f}x, which has no statistics of its own"
+            )
         return "\n".join([*lines, "", ", ".join(totals)])
 
 

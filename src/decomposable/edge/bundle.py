@@ -23,7 +23,7 @@ from decomposable.edge.statistics import Statistics
 from decomposable.errors import ArtifactError
 from decomposable.ranks import RankSelector
 from decomposable.shrunk import plan_of, with_stored
-from decomposable.storage.fields import MOST, Damaged, Fields, alignments_from, require
+from decomposable.storage.fields import MOST, Damaged, Fields, alignments_from, grids_from, require
 
 _MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory for a claim
 
@@ -241,6 +241,7 @@ def _read_statistics(
         has_explicit_full=record.flag("has_explicit_full"),
         full_plan=plans[-1],
         alignments=alignments_from(record),
+        grids=grids_from(record),
         original=(_take(unused, "original/mean", "f", (total,)), _take(unused, "original/var", "f", (total,))),
     )
 

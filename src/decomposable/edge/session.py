@@ -26,15 +26,13 @@ from decomposable.edge.feeding import feeds_of
 from decomposable.edge.measuring import RUNTIME, example, time_sizes
 from decomposable.edge.options import RuntimeOptions, check_count, check_measuring
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
-from decomposable.interpolation import not_made_for
+from decomposable.interpolation import NOT_CALIBRATED
 from decomposable.latency import LatencyProfile, choose_timed
 from decomposable.ranks import RankPlan, RankSelector
 from decomposable.shrunk import check_plan
 
 USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 """The sizes that `AnySizeSession.sizes` lists, as far as there are such."""
-
-_NOT_CALIBRATED = "batch normalisation still has the full network's statistics; run calibrate_(loader) once"
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,6 +260,7 @@ class AnySizeSession:
         return choose_timed(
             self.selector,
             lambda: self.latency,
+            calibrated=self._bundle.statistics,
             runtime=RUNTIME,
             threads=self.threads,
             align=align,
@@ -275,9 +274,9 @@ class AnySizeSession:
             return
         statistics = self._bundle.statistics
         if statistics is None:
-            text = _NOT_CALIBRATED if self._bundle.lacks_statistics else None
+            text = NOT_CALIBRATED if self._bundle.lacks_statistics else None
         else:
-            text = None if statistics.is_made_for(plan) else not_made_for(plan)
+            text = statistics.complaint(plan)
         if text is not None:
             self._has_warned = True
             warnings.warn(f"{text}, and export again", stacklevel=4)

@@ -179,6 +179,7 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, *, lacks_statistics: boo
             "channels": list(statistics.channels),
             "has_explicit_full": statistics.has_explicit_full,
             "alignments": list(statistics.alignments),
+            "grids": list(statistics.grids),
         }
         arrays |= _statistics_arrays(artifact)
     content = seal(model, description, arrays)

@@ -16,7 +16,7 @@ from decomposable.parts import stored_ranks
 from decomposable.ranks import Ints, RankPlan, RankSelector
 from decomposable.shrunk import plan_of, with_stored
 from decomposable.storage.container import FLOATS, Container
-from decomposable.storage.fields import MOST, Fields, alignments_from, require
+from decomposable.storage.fields import MOST, Fields, alignments_from, grids_from, require
 from decomposable.storage.skeleton import StoredLayer, join
 
 
@@ -138,5 +138,6 @@ def read_statistics(
         has_explicit_full=record.flag("has_explicit_full"),
         full_plan=plans[-1],
         alignments=alignments_from(record),
+        grids=grids_from(record),
         original=(tensors[2], tensors[3]),
     )

@@ -90,6 +90,7 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
             "names": list(statistics.names),
             "has_explicit_full": statistics.has_explicit_full,
             "alignments": list(statistics.alignments),
+            "grids": list(statistics.grids),
         },
     }, tensors
 

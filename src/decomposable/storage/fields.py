@@ -149,3 +149,12 @@ def alignments_from(record: Fields) -> tuple[int, ...]:
     is_right = 0 < len(found) <= _MOST_ALIGNMENTS and all(align >= 1 for align in found)
     require(is_right, f"'alignments' of {record.where} is {found!r:.60}, not a list of multiples")
     return tuple(found)
+
+
+def grids_from(record: Fields) -> tuple[int, ...]:
+    """Of which alignments the calibrated sizes are a grid; files of before grids were refined say nothing of it."""
+    if not record.has("grids"):
+        return ()
+    found = tuple(record.integers("grids"))
+    require(set(found) <= set(alignments_from(record)), f"'grids' of {record.where} is {found!r:.60}, not calibrated")
+    return found

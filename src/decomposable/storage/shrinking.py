@@ -72,6 +72,7 @@ def read_network(container: Container, size: Mapping[str, Any] | None = None) ->
     plan = choose_timed(
         outline.selector,
         lambda: LatencyProfile.load_beside(container.path),
+        calibrated=outline.statistics,
         runtime="torch",
         threads=torch.get_num_threads(),
         **{"latency_ms": None, "align": None, **size},
