@@ -48,8 +48,8 @@ class RankPlan:
 
     `macs` and `params` count the whole network, layers left alone included; `macs` is None where the network was
     decomposed without an example input. `dense` names the layers that run as one dense layer. `align` is what the ranks
-    were rounded to, and `instead_of` the part of the original that was asked for where the nearest calibrated size below
-    took its place; plans with the same ranks are equal, however they came about.
+    were rounded to, and `instead_of` the part of the original that it would have been where the nearest calibrated size
+    below took its place; plans with the same ranks are equal, however they came about.
     """
 
     ranks: Mapping[str, int]
@@ -90,9 +90,7 @@ class RankPlan:
         if self.align != 1:
             totals.append(described(self.align))
         if self.instead_of is not None:
-            totals.append(
-                f"the nearest calibrated size below {self.instead_of:.3f}x, which has no statistics of its own"
-            )
+            totals.append(f"the nearest calibrated size below {self.instead_of:.3f}x, which was not calibrated")
         return "\n".join([*lines, "", ", ".join(totals)])
 
 

@@ -16,7 +16,8 @@ from decomposable.progress import Tracker
 if TYPE_CHECKING:
     from decomposable.evaluation import Row
     from decomposable.methods.sized import SizedNet
-    from decomposable.ranks import Measure, RankPlan, RankSelector
+    from decomposable.ranks import Measure, RankPlan
+    from decomposable.storage.contents import Artifact
 
 DEFAULT = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 
@@ -46,7 +47,7 @@ def _run(options: argparse.Namespace) -> None:
     info: Mapping[str, Any]
     if description is None:
         contents = artifact.outline(options.file)
-        plans = _plans(contents.selector, options)  # what is impossible is refused before any work
+        plans = _plans(contents, options)  # what is impossible is refused before any work
         info = contents.info
     else:
         info = description["info"]
@@ -87,8 +88,9 @@ def _sized_plans(net: SizedNet, options: argparse.Namespace) -> list[tuple[str, 
     return [(asked, size, net.choose(params=size)) for asked, size in parse_sizes("--params", options.params)]
 
 
-def _plans(selector: RankSelector, options: argparse.Namespace) -> list[tuple[str, float, RankPlan]]:
+def _plans(contents: Artifact, options: argparse.Namespace) -> list[tuple[str, float, RankPlan]]:
     """What was asked for, as text and as a number, and its plan."""
+    selector = contents.selector
     if options.sizes is not None and options.params is not None:
         raise InvalidArgumentError("--sizes and --params: got both; allowed: one of them")
     measure: Measure = selector.measure if options.params is None else "params"
@@ -98,7 +100,7 @@ def _plans(selector: RankSelector, options: argparse.Namespace) -> list[tuple[st
     else:
         option = "--sizes" if options.params is None else "--params"
         wanted = parse_sizes(option, options.params or options.sizes)
-    return [(asked, size, selector.of_size(size, measure, options.align)) for asked, size in wanted]
+    return [(asked, size, contents.of_size(size, measure, options.align)) for asked, size in wanted]
 
 
 VERB = Verb(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,9 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidArgumentError(f"-o {options.out}: it exists; allowed: another name, or --force to replace it")
     contents = artifact.read(options.file, **size)  # no more of the file than this size
     plan = contents.plan
+    complaint = None if contents.statistics is None else contents.statistics.complaint(plan)
+    if complaint is not None:
+        print(f"decomposable resize: warning: {complaint}", file=sys.stderr)
     info = {**contents.info, "resized": asked, "sizes": _up_to(contents.info.get("sizes"), plan)}
     if options.kind == "artifact":
         contents.save(options.out, info)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from decomposable.evaluation import Row
-    from decomposable.ranks import RankSelector
     from decomposable.storage.contents import Artifact
 
 USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1)
@@ -64,7 +63,7 @@ def _run(options: argparse.Namespace) -> None:
         _show_sized(options, description)
         return
     contents = artifact.outline(options.file)
-    rows = _rows(contents.selector, _measured(contents.info))
+    rows = _rows(contents, _measured(contents.info))
     if drop is not None:
         rows = [_smallest(options, contents, rows)]
     if options.json:
@@ -106,14 +105,17 @@ def _measured(info: Mapping[str, Any]) -> dict[float, float]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def _rows(selector: RankSelector, measured: Mapping[float, float]) -> list[Row]:
+def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
     """The sizes whose accuracy was measured; where there are none, a list of usual ones; and the smallest possible."""
     from decomposable.evaluation import Row
 
-    by_ranks = {}  # a file that was resized has the same largest size for many budgets: the smallest of them counts
+    selector, by_ranks = (
+        contents.selector,
+        {},
+    )  # a file that was resized has the same largest size for many budgets: the smallest of them counts
     for size in measured or USUAL:
         if size >= selector.smallest_size:
-            plan = selector.of_size(size)
+            plan = contents.of_size(size)
             by_ranks[plan.ranks] = Row.of(size, plan, measured.get(size))
     smallest = selector.smallest_plan()
     by_ranks.setdefault(smallest.ranks, Row.of(round(selector.smallest_size, 4), smallest, None))
@@ -148,7 +150,7 @@ def _searched(options: argparse.Namespace, contents: Artifact) -> Row:
 
     def measure(size: float) -> Row:
         tracker.update(next(numbers), f"now {size:.4g}")
-        plan = net.set_plan_(contents.selector.of_size(size))
+        plan = net.set_plan_(contents.of_size(size))
         return Row.of(size, plan, accuracy(net, data, workers=options.workers))
 
     with line:

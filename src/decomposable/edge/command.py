@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -160,7 +161,9 @@ def _accuracies(bundle: Bundle) -> dict[float, float]:
 
 def _bench(options: argparse.Namespace) -> None:
     sizes = None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
-    session = AnySizeSession(options.file, ratio=_LEAST, threads=options.threads)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of statistics: no output is looked at
+        session = AnySizeSession(options.file, ratio=_LEAST, threads=options.threads)
     where = LatencyProfile.path_beside(options.file)
     LatencyProfile.check_place(where)
     with showing_warnings(f"{PROGRAM} bench"):
@@ -200,7 +203,8 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidArgumentError(f"{options.input}: not an array; allowed: a file of numpy.save") from error
     if options.out.suffix != ".npy":
         raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy")
-    session = AnySizeSession(options.file, **size, threads=options.threads)
+    with showing_warnings(f"{PROGRAM} run"):
+        session = AnySizeSession(options.file, **size, threads=options.threads)
     found = session.run(x)
     if isinstance(found, list):
         raise InvalidArgumentError(f"run: the network has {len(found)} outputs; allowed: one (use it from Python)")

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from decomposable.calibration import Statistics
+from decomposable.interpolation import choose_calibrated
 from decomposable.parts import Parts, mapped
-from decomposable.ranks import RankPlan
+from decomposable.ranks import Measure, RankPlan
+from decomposable.rounding import Align
 from decomposable.storage.container import as_json, write_container
 from decomposable.storage.skeleton import Skeleton, name_in_size
 
@@ -30,6 +32,11 @@ class Artifact(Parts):
 
     skeleton: Skeleton
     state: Mapping[str, Tensor]
+
+    def of_size(self, size: float, measure: Measure | None = None, align: Align | None = None) -> RankPlan:
+        """The plan that a network of this takes for a budget by a measure, by default the one that is known."""
+        budget: dict[str, Any] = {measure or self.selector.measure: size}
+        return choose_calibrated(self.selector, self.statistics, align=align, **budget)
 
     def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
         """Write the file, at once or not at all; `info`, if given, takes the place of the artifact's own."""
