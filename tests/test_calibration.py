@@ -1,6 +1,6 @@
 import copy
 import functools
-import itertools
+import math
 import time
 import warnings
 
@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import decomposable.calibration as calibration_module
+import decomposable.batches as batches_module
 from decomposable import decompose, models
-from decomposable.calibration import default_grid
 from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError
 
 few = settings(max_examples=10, deadline=None, derandomize=True)
@@ -233,12 +232,50 @@ def test_an_empty_loader_is_refused_and_nothing_changes(exact):
     assert same_statistics(net, before)
 
 
-def test_exact_refuses_what_can_be_run_through_only_once():
+def test_exact_keeps_what_can_be_run_through_only_once_up_to_a_stated_memory(monkeypatch):
     net, batches = make()
-    with pytest.raises(InvalidArgumentError, match="iterator"):
-        net.calibrate_(iter(batches), sizes=[0.5], exact=True)
-    with pytest.raises(InvalidArgumentError, match="iterator"):
+    net.calibrate_(batches, sizes=[0.5], exact=True)
+    net.resize_(macs=0.5)
+    expected = statistics(net)
+    net.calibrate_((b for b in batches), sizes=[0.5], exact=True)
+    assert same_statistics(net, expected)
+    monkeypatch.setattr(batches_module, "MOST_KEPT", batches[0].nbytes)
+    net.calibrate_(batches, sizes=[0.5], exact=True)  # a list begins anew
+    assert same_statistics(net, expected)
+    with pytest.raises(InvalidArgumentError, match="only once, and its batches take more than"):
         net.calibrate_((b for b in batches), sizes=[0.5], exact=True)
+
+
+def test_exact_is_for_chosen_sizes():
+    net, batches = make()
+    with pytest.raises(InvalidArgumentError, match=r"got no sizes; allowed: with sizes=\[...\]"):
+        net.calibrate_(batches, exact=True)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, torch.zeros(len(x))), lambda x: {"image": x}])
+def test_nan_images_are_refused_naming_the_batch(exact, wrap):
+    net, batches = make()
+    net.calibrate_(batches, sizes=[0.5])
+    net.resize_(macs=0.5)
+    before = statistics(net)
+    batches[1] = batches[1].clone()
+    batches[1][3, 0, 0, 0] = math.nan
+    with pytest.raises(InvalidArgumentError, match="batch 2 has NaN"):
+        net.calibrate_(map(wrap, batches), sizes=[0.5], exact=exact)
+    assert same_statistics(net, before)
+
+
+def test_nan_in_labels_is_nobodys_concern():
+    net, batches = make()
+    assert net.calibrate_([(x, torch.full((len(x),), math.nan)) for x in batches], sizes=[0.5]).batches == 3
+
+
+def test_infinite_images_are_refused_naming_the_batch():
+    net, batches = make()
+    batches[2] = torch.full_like(batches[2], math.inf)
+    with pytest.raises(InvalidArgumentError, match="batch 3 gives '1' statistics that are NaN or infinite"):
+        net.calibrate_(batches, sizes=[0.5])
 
 
 # What stays as it is
@@ -422,6 +459,11 @@ def test_wrong_sizes_are_refused(sizes):
 # Between the calibrated sizes
 
 
+def take(net, size):
+    """A size however far it is from calibrated ones."""
+    return net.set_plan_(net.selector.choose(macs=size))
+
+
 @few
 @given(size=st.floats(0.3, 0.9))
 def test_between_two_sizes_values_lie_between_those_of_the_neighbours(size):
@@ -432,7 +474,7 @@ def test_between_two_sizes_values_lie_between_those_of_the_neighbours(size):
     for end in (0.3, 0.9):
         net.resize_(macs=end)
         ends.append(statistics(net))
-    net.resize_(macs=size)
+    take(net, size)
     for value, a, b in zip(statistics(net), *ends, strict=True):
         assert (torch.minimum(a, b) - 1e-6 <= value).all()
         assert (value <= torch.maximum(a, b) + 1e-6).all()
@@ -444,7 +486,7 @@ def test_a_layers_place_between_two_sizes_is_that_of_the_rank_which_feeds_it(siz
     net.calibrate_(batches, sizes=[0.3, 0.9])
     low, low_statistics = net.resize_(macs=0.3), statistics(net)
     high, high_statistics = net.resize_(macs=0.9), statistics(net)
-    plan = net.resize_(macs=size)
+    plan = take(net, size)
     for index, feeder in enumerate(["0", "4", "8"]):
         steps = high.ranks[feeder] - low.ranks[feeder]
         if steps:
@@ -463,7 +505,7 @@ def test_a_norm_that_no_decomposed_layer_feeds_goes_by_the_size_of_the_network()
     net.calibrate_([x], sizes=[0.3, 0.9])
     low, low_statistics = net.resize_(macs=0.3), statistics(net)
     high, high_statistics = net.resize_(macs=0.9), statistics(net)
-    plan = net.resize_(macs=0.6)
+    plan = take(net, 0.6)
     place = (plan.macs - low.macs) / (high.macs - low.macs)
     for value, a, b in zip(statistics(net), low_statistics, high_statistics, strict=True):
         torch.testing.assert_close(value, torch.lerp(a, b, place))
@@ -487,13 +529,6 @@ def calibrated():
     net, batches = make()
     net.calibrate_(batches)
     return net, batches
-
-
-def test_the_default_grid_goes_from_the_smallest_size_to_the_full_one():
-    grid = default_grid(0.02)
-    assert (grid[0], grid[-1]) == (1.0, 0.02)
-    assert grid == sorted(grid, reverse=True)
-    assert all(b >= 0.89 * a for a, b in itertools.pairwise(grid))
 
 
 def test_the_default_calibration_has_the_smallest_size_too():
@@ -577,7 +612,7 @@ def test_ranks_rounded_as_nothing_that_was_calibrated_warn_once():
     net.resize_(macs=0.7, align=4)
     net, batches = make()
     net.calibrate_(batches, sizes=[0.6], align=4)
-    net.resize_(macs=0.7, align=4)
+    net.resize_(macs=0.6, align=4)
 
 
 def test_the_full_size_and_a_calibrated_network_do_not_warn():
@@ -587,6 +622,7 @@ def test_the_full_size_and_a_calibrated_network_do_not_warn():
         net.resize_(macs=1.0)
         net.calibrate_(batches, sizes=[0.5])
         net.resize_(macs=0.5)
+        net.calibrate_(batches)
         net.resize_(macs=0.7)
 
 
@@ -680,31 +716,8 @@ def test_calibration_wins_back_accuracy(pretrained):
     assert after > 0.7
 
 
-@pytest.mark.parametrize("about", [0.4, 0.85])
-def test_between_neighbours_of_the_default_grid_little_is_lost_against_recalibrating(pretrained, about):
-    """Two budgets on 1,000 images: a guard against regressions, not the measurement over all budgets."""
-    net = decompose(pretrained.model, pretrained.x[:1])
-    grid = default_grid(0.05)
-    below, above = max(s for s in grid if s < about), min(s for s in grid if s > about)
-    net.calibrate_(pretrained.batches, sizes=[below, above])
-    neighbours = [net.resize_(macs=size).ranks for size in (below, above)]
-    budget = (below + above) / 2
-    assert net.resize_(macs=budget).ranks not in neighbours  # else nothing would be interpolated
-    interpolated = pretrained.accuracy(net)
-    net.calibrate_(pretrained.batches, sizes=[budget])
-    assert interpolated >= pretrained.accuracy(net) - 0.0031  # 3 of 1,000 images
-
-
 def test_a_batch_of_one_sample_is_refused_with_what_to_do():
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
     net = decompose(model, example_input=torch.zeros(1, 6))
     with pytest.raises(InvalidArgumentError, match="drop_last"):
         net.calibrate_([torch.randn(4, 6), torch.randn(1, 6)], sizes=[1.0])
-
-
-def test_a_long_calibration_says_so_after_the_first_batch(monkeypatch):
-    monkeypatch.setattr(calibration_module.Stopwatch, "seconds", 301.0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
-    net = decompose(model, example_input=torch.zeros(1, 6))
-    with pytest.warns(UserWarning, match="a few thousand samples are enough"):
-        net.calibrate_([torch.randn(4, 6), torch.randn(4, 6)], sizes=[1.0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -42,6 +42,11 @@ class Kept:
         for tensor in tensors_in(self._inputs_of(batch)):
             if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
                 raise InvalidArgumentError(f"calibrate_: batch {self.count} has NaN in it; allowed: numbers only")
+
+    @property
+    def expected(self) -> int:
+        """How many there will be in all, as far as one can know."""
+        return max(self.count, len(self._loader) if isinstance(self._loader, Sized) else 0)
 
     def part(self, share: float) -> list[Any]:
         """The first batches, at least such a share of all, or as many as there was memory for."""

@@ -35,10 +35,10 @@ from decomposable.ranks import Ints, RankPlan, RankSelector, is_number
 PASSES = 60.0
 """How many passes of the full network a grid may cost, unless something else is asked for."""
 
-_COARSE = (1.3, 1.5, 2.0, 4.0, math.inf)  # how far apart sizes of the coarse grid are; the first that the effort allows
+_COARSE = (1.5, 2.0, 4.0, math.inf)  # how far apart sizes of the coarse grid are; the first that the effort allows
 _PART = 0.25  # of the batches, that refined sizes are measured on
 _TOLERANCE = 0.06  # of the outputs' spread: what interpolation may change
-COMPARED = 64
+COMPARED = 32
 """Samples that outputs are compared on."""
 
 Named = Mapping[str, tuple[Tensor, Tensor]]
@@ -198,8 +198,8 @@ class _Effort:
 
     @property
     def spent(self) -> float:
-        """In passes over the loader, or over what has come of it."""
-        return self._spent / max(1, self._batches.count)
+        """In passes over the loader."""
+        return self._spent / max(1, self._batches.expected)
 
     def ran(self, plan: RankPlan) -> None:
         """A network has run one batch."""

@@ -109,10 +109,8 @@ def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
     """The sizes whose accuracy was measured; where there are none, a list of usual ones; and the smallest possible."""
     from decomposable.evaluation import Row
 
-    selector, by_ranks = (
-        contents.selector,
-        {},
-    )  # a file that was resized has the same largest size for many budgets: the smallest of them counts
+    selector = contents.selector
+    by_ranks = {}  # a file that was resized has the same largest size for many budgets: the smallest of them counts
     for size in measured or USUAL:
         if size >= selector.smallest_size:
             plan = contents.of_size(size)
