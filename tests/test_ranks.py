@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from decomposable.ranks import (
     prefix_ranks,
     rank_limits,
 )
-from decomposable.rounding import AUTO_PERCENT, aligned_ranks, auto_ranks, rounded_ranks
+from decomposable.rounding import AUTO_DOWN, AUTO_UP, aligned_ranks, auto_ranks, rounded_ranks
 from decomposable.shrunk import with_stored
 
 some_networks = settings(deadline=None, derandomize=True, max_examples=60)
@@ -365,10 +366,15 @@ def limits_of(data, full):
 
 def auto(rank: int, low: int, high: int) -> int:
     """In the words of the promise: the largest of 16, 8 or 4 that moves the rank by only a few percent."""
+
+    def moved(to):
+        """As part of what is allowed."""
+        return Fraction(100 * abs(to - rank), rank * (AUTO_UP if to > rank else AUTO_DOWN))
+
     for multiple in (16, 8, 4):
         allowed = {low, high, *(r for r in range(low, high + 1) if r % multiple == 0)}
-        found = min(allowed, key=lambda r: (abs(r - rank), -r))
-        if abs(found - rank) <= AUTO_PERCENT / 100 * rank:
+        found = min(allowed, key=lambda r: (moved(r), -r))
+        if moved(found) <= 1:
             return found
     return rank
 
@@ -388,24 +394,25 @@ def test_auto_takes_the_largest_multiple_that_moves_a_rank_by_a_few_percent(full
 @settings(deadline=None, derandomize=True, max_examples=300)
 def test_auto_never_falls_stays_within_limits_and_moves_a_rank_by_a_few_percent_at_most(full, data):
     low, high = limits_of(data, full)
-    percent = data.draw(st.sampled_from((AUTO_PERCENT, *range(1, 100))))  # it would hold for any
-    ranks = auto_ranks(low, high, full, percent)
+    percents = st.one_of(st.just((AUTO_UP, AUTO_DOWN)), st.tuples(st.integers(1, 99), st.integers(1, 99)))
+    up, down = data.draw(percents)  # it would hold for any
+    ranks = auto_ranks(low, high, full, up, down)
     kept = np.clip(np.arange(full + 1), low, high)
     assert (np.diff(ranks) >= 0).all()
     assert (low <= ranks).all()
     assert (ranks <= high).all()
-    assert (abs(ranks - kept) <= percent / 100 * kept).all()
+    assert (100 * (ranks - kept) <= up * kept).all()
+    assert (100 * (kept - ranks) <= down * kept).all()
     assert (ranks[0], ranks[full]) == (low, high)  # the smallest and the largest size stay what they are
-    assert AUTO_PERCENT <= 5  # a few
+    assert max(AUTO_UP, AUTO_DOWN) <= 5  # a few
 
 
 def test_auto_leaves_narrow_layers_alone_and_rounds_wide_ones():
     ranks = auto_ranks(1, 2000, 2000)
     assert ranks[:16].tolist() == [1, *range(1, 16)]
-    assert ranks[[17, 18, 22, 23]].tolist() == [17, 18, 22, 24]
-    assert (ranks[40:-1] % 4 == 0).all()
-    assert (ranks[80:-1] % 8 == 0).all()
-    assert (ranks[160:-8] % 16 == 0).all()
+    assert ranks[[17, 18, 21, 22, 31, 33]].tolist() == [17, 18, 20, 22, 31, 32]
+    for multiple in (4, 8, 16):  # the way up and the way down are one multiple together
+        assert (ranks[100 * multiple // 8 : -16] % multiple == 0).all()
 
 
 @st.composite

@@ -71,6 +71,17 @@ def test_bench_replaces_nothing_but_a_profile(file, call, monkeypatch):
     assert beside.read_text() == '{"format": 2}'
 
 
+def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(file, call):
+    beside = LatencyProfile.path_beside(file)
+    beside.write_text("{")
+    code, out, err = call("bench", file, "--sizes", "0.5", "--seconds", "0", "--threads", "1")
+    assert code == 0
+    assert err.startswith(f"decomposable-edge bench: warning: {beside}: it was damaged (it is not JSON)")
+    assert "align=auto: ranks rounded to multiples of 16, 8 or 4 where that moves them by at most" in out
+    [entry] = LatencyProfile.load(beside).entries
+    assert entry.align == "auto"
+
+
 def test_times_with_other_threads_are_not_used(file, call):
     assert call("bench", file, "--sizes", "0.5", "--seconds", "0", "--threads", "2")[0] == 0
     with pytest.raises(DecomposableError, match=r"onnxruntime, threads 1 was not measured, but .*batch 1, 2 threads"):
