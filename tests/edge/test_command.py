@@ -118,7 +118,12 @@ def test_run_writes_the_output_of_a_size(file, call, tmp_path):
     code, out, _ = call("run", file, tmp_path / "x.npy", "-o", tmp_path / "y.npy", "--macs", "50%", "--threads", "1")
     assert code == 0
     assert "2 × 6, float32" in out
+    assert "ranks rounded to multiples of 16, 8 or 4 where" in out
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), AnySizeSession(file, macs=0.5, threads=1).run(x))
+    arguments = ["--macs", "50%", "--threads", "1", "--align", "1"]
+    code, out, _ = call("run", file, tmp_path / "x.npy", "-o", tmp_path / "y.npy", *arguments)
+    assert code == 0
+    assert "ranks not rounded" in out
 
 
 @pytest.mark.parametrize(
