@@ -208,4 +208,5 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidArgumentError(f"run: the network has {len(found)} outputs; allowed: one (use it from Python)")
     with replacing(options.out) as unfinished, unfinished.open("wb") as file:
         np.save(file, found, allow_pickle=False)
-    _say(f"{options.out}: {' × '.join(map(str, found.shape))}, {found.dtype}, at {session!r}, {described(session.plan.align)}")
+    rounded = described(session.plan.align)
+    _say(f"{options.out}: {' × '.join(map(str, found.shape))}, {found.dtype}, at {session!r}, {rounded}")
