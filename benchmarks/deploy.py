@@ -1,8 +1,9 @@
 """A small size against the dense network, both in ONNX Runtime: CIFAR ResNet-34 at 0.25x MACs, ResNet-50 at 0.27x.
 
 The files are those of `dn.export_onnx`, batch normalisation folded in both. The weights are drawn at random: the time
-depends on shapes only, but the ranks of a trained network lie otherwise. Besides the ranks rounded to multiples of 16,
-which this kind of machine likes, the unrounded ones are measured.
+depends on shapes only, but the ranks of a trained network lie otherwise. Measured side by side are unrounded ranks,
+those of `align="auto"`, which is what a device and `decomposable export` take, and multiples of 16, which this kind of
+machine likes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from _common import interleave, onnx_session, ratio_of_medians, record, summary, verdict
 
 import decomposable as dn
+from decomposable.commands.verb import rounding
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--form", default="spatial", choices=("spatial", "channel"))
-    parser.add_argument("--align", type=int, nargs="*", default=[16])
+    parser.add_argument("--align", type=rounding, nargs="*", default=["auto", 16])
     parser.add_argument("--models", nargs="*", default=[case.model for case in CASES])
     args = parser.parse_args()
     warnings.simplefilter("ignore")

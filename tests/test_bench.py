@@ -151,10 +151,28 @@ def test_an_alignment_is_not_better_for_leaving_budget_unused(net, timed_by):
     assert len(entry.trials) > 1
 
 
+def test_auto_is_one_of_the_alignments_that_are_tried(timed_by):
+    """Of those that are as good as equal it comes second: it moves ranks less than any multiple."""
+    torch.manual_seed(0)
+    net = dn.decompose(nn.Sequential(*(nn.Linear(512, 512) for _ in range(6))), torch.zeros(1, 512))
+    making, made = timed_by(lambda plan: plan.macs * (1.0 if plan.align == 1 else 0.8))
+    entry = sweep(net.selector, making, [0.5, 0.3], **SETTING, align="measured")
+    assert [align for align, _ in entry.trials] == [1, "auto", 4, 8, 16, 32]
+    assert entry.align == "auto"
+    assert made[-1]["0.5"].ranks == net.selector.choose(macs=0.5, align="auto").ranks
+
+
+def test_sizes_rounded_by_auto_are_timed(net, timed_by):
+    making, made = timed_by(lambda plan: plan.macs)
+    entry = sweep(net.selector, making, [0.5], **SETTING, align="auto")
+    assert made[0]["0.5"] == net.selector.choose(macs=0.5, align="auto")
+    assert entry.align == "auto"
+
+
 def test_alignments_that_one_of_the_sizes_cannot_have_are_not_tried(net, timed_by):
     making, _ = timed_by(lambda plan: plan.macs)
     entry = sweep(net.selector, making, [0.6, net.selector.smallest_size], **SETTING, align="measured")
-    assert [align for align, _ in entry.trials] == [1]
+    assert [align for align, _ in entry.trials] == [1, "auto"]  # which can have all that unrounded ranks can
     with pytest.raises(InvalidArgumentError, match="needs a size below 1"):
         sweep(net.selector, making, [1.0], **SETTING, align="measured")
 
@@ -307,7 +325,8 @@ def test_bench_prints_the_times_and_keeps_them_beside_the_file(file, net, call):
     code, out, _ = call("bench", file, "--sizes", "50%,0.3", "--seconds", 0, "--runtime", "torch", "--batch", 2)
     assert code == 0
     rows = [line.split() for line in out.split("\n\n")[0].splitlines()[1:]]
-    assert [row[1] for row in rows] == ["1.000", *(f"{net.selector.of_size(s).macs_fraction:.3f}" for s in (0.5, 0.3))]
+    sizes = [net.selector.of_size(size, align="auto").macs_fraction for size in (1.0, 0.5, 0.3)]
+    assert [row[1] for row in rows] == [f"{size:.3f}" for size in sizes]
     assert [row[0] for row in rows] == ["torch"] * 3
     assert rows[0][6] == "1.00x"
     assert "batch 2, " in out
@@ -315,6 +334,8 @@ def test_bench_prints_the_times_and_keeps_them_beside_the_file(file, net, call):
     found.check_network(net.selector)
     assert found.entry(runtime="torch", batch=2).sizes[-1].size == 1.0
     assert f"{file}.latency.json" in out
+    assert found.entry(runtime="torch", batch=2).align == "auto"  # the default, and it says what that is
+    assert "torch: align=auto: ranks rounded to multiples of 16, 8 or 4 where that moves them by at most" in out
 
 
 def test_what_was_measured_is_known_to_a_network_that_is_loaded(file, call):
@@ -352,9 +373,11 @@ def test_bench_tries_alignments(file, call):
     assert code == 0
     entry = LatencyProfile.load_beside(file).entry(runtime="torch")
     assert dict(entry.trials)[1] == 1.0
-    assert f"ranks are multiples of {entry.align}" in out
-    code, _, _ = call("bench", file, "--sizes", "0.6", "--seconds", 0, "--runtime", "torch", "--align", "8")
+    assert f"torch: align={entry.align}: ranks " in out
+    assert "(relative times by alignment: 1: 1.000, auto: " in out
+    code, out, _ = call("bench", file, "--sizes", "0.6", "--seconds", 0, "--runtime", "torch", "--align", "8")
     assert code == 0
+    assert "torch: align=8: ranks rounded to multiples of 8\n" in out
     assert LatencyProfile.load_beside(file).entry(runtime="torch").align == 8
 
 
@@ -381,7 +404,7 @@ def test_bench_tries_alignments(file, call):
         (["--seconds", "nan"], ["--seconds: nan; allowed"]),
         (
             ["--align", "best"],
-            ["--align: best; allowed: an int of at least 1, such as 8, and at most 65536; or measured"],
+            ["--align: best; allowed: an int of at least 1, such as 8, and at most 65536; or auto or measured"],
         ),
         (["--align", "²"], ["--align: ²; allowed"]),
         (["--align", "0"], ["--align: 0; allowed"]),
@@ -445,10 +468,46 @@ def test_an_any_size_file_is_timed_as_a_device_runs_it(net, call, tmp_path):
         code, _, err = call("bench", path, "--seconds", 0, *arguments)
         assert code == 2
         assert said in err
-    LatencyProfile.path_beside(path).write_text("spoilt")  # where the session keeps it, whatever --out says
+    newer = '{"format": 2}'
+    LatencyProfile.path_beside(path).write_text(newer)  # where the session keeps it, whatever --out says
     code, _, err = call("bench", path, "--seconds", 0, "--out", tmp_path / "other.json")
     assert code == 2
     assert "any.onnx.latency.json: it is there and is not" in err
+    assert LatencyProfile.path_beside(path).read_text() == newer
+
+
+def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(net, file, call, tmp_path):
+    pytest.importorskip("onnxscript")
+    bundle = tmp_path / "any.onnx"
+    dn.export_any_size(net, bundle)
+    for path, arguments in ((file, ["--runtime", "torch"]), (bundle, [])):
+        beside = LatencyProfile.path_beside(path)
+        beside.write_text('{"format": 1, "netw')
+        code, _, err = call("bench", path, "--sizes", "0.5", "--seconds", 0, *arguments)
+        assert code == 0, err
+        assert err.splitlines()[-1].startswith(
+            f"decomposable bench: warning: {beside}: it was damaged (it is not JSON)"
+        )
+        assert len(LatencyProfile.load(beside).entries) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_network_and_a_bundle_are_measured_with_the_same_number_of_threads(threads, net, file, call, tmp_path):
+    """Both take as many as PyTorch, and say how many those are."""
+    pytest.importorskip("onnxscript")
+    bundle = tmp_path / "any.onnx"
+    dn.export_any_size(net, bundle)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for path, runtimes in ((file, ["torch", "onnxruntime"]), (bundle, ["onnxruntime"])):
+            code, out, err = call("bench", path, "--sizes", "0.5", "--seconds", 0)
+            assert code == 0, err
+            assert f"; batch 1, {threads} thread{'s' if threads > 1 else ''}; " in out
+            entries = LatencyProfile.load_beside(path).entries
+            assert {entry.runtime: entry.threads for entry in entries} == dict.fromkeys(runtimes, threads)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("wrong", [["--input", "3x8"], ["--input", "5x8x8"], ["--input", "1x8x8:int64"]])

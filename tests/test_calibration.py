@@ -615,6 +615,26 @@ def test_ranks_rounded_as_nothing_that_was_calibrated_warn_once():
     net.resize_(macs=0.6, align=4)
 
 
+def test_auto_needs_no_statistics_of_its_own():
+    """It takes those of unrounded sizes, which are close to its own; and none can be made for it."""
+    layers = [nn.Linear(120, 160), nn.BatchNorm1d(160), nn.Linear(160, 160), nn.BatchNorm1d(160), nn.Linear(160, 8)]
+    batches = [torch.randn(64, 120)]
+    net = decompose(nn.Sequential(*layers).eval(), batches[0])
+    net.calibrate_(batches)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = net.resize_(macs=0.5, align="auto")
+    assert plan.ranks != net.selector.choose(macs=0.5).ranks
+    assert net._statistics.is_made_for(plan)
+    assert_statistics(net.module, cumulative_average(net.extract(), batches), atol=0.02, rtol=0.05)
+    with pytest.raises(InvalidArgumentError, match=r"align='auto': it needs no statistics but those of unrounded"):
+        net.calibrate_(batches, align="auto")
+    net.forget_statistics_()
+    net.calibrate_(batches, sizes=[0.7], align=8)
+    with pytest.warns(UserWarning, match=r"statistics of rounded ranks only.*run calibrate_\(loader\) once"):
+        net.resize_(macs=0.5, align="auto")
+
+
 def test_the_full_size_and_a_calibrated_network_do_not_warn():
     net, batches = make()
     with warnings.catch_warnings():

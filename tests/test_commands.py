@@ -206,6 +206,158 @@ def test_only_a_built_in_recipe_is_taken_from_a_file(file, call, tmp_path, monke
     assert call("evaluate", file, "--recipe", "digits", "--sizes", "0.5")[0] == 0
 
 
+def test_evaluate_takes_align(file, call):
+    selector = artifact.read(file).selector
+    accuracies = {}
+    for align in ("1", "4", "auto"):
+        code, out, err = call("evaluate", file, "--sizes", "0.5,0.3", "--align", align, "--json")
+        assert code == 0
+        content = json.loads(out)
+        rounded = align if align == "auto" else int(align)
+        plans = [selector.choose(macs=size, align=rounded) for size in (0.5, 0.3)]
+        assert [row["macs"] for row in content["sizes"]] == [plan.macs for plan in plans]
+        assert content["align"] == rounded
+        accuracies[align] = [row["accuracy"] for row in content["sizes"]]
+        warned = "decomposable evaluate: warning: batch normalisation has statistics of ranks that were not rounded to"
+        assert (warned in err) == (align == "4")
+    code, out, _ = call("evaluate", file, "--sizes", "0.5,0.3", "--json")
+    assert [row["accuracy"] for row in json.loads(out)["sizes"]] == accuracies["1"]
+    code, out, _ = call("evaluate", file, "--sizes", "0.5", "--align", "8")
+    assert "ranks rounded to multiples of 8" in out
+    for wrong in ("0", "measured", "x"):
+        code, _, err = call("evaluate", file, "--align", wrong)
+        assert code == 2
+        assert f"--align: {wrong}; allowed: an int of at least 1, such as 8, and at most 65536; or auto" in err
+
+
+# --- calibrate -----------------------------------------------------------------------------------------------------
+
+
+def test_calibrate_writes_statistics_into_a_file(file, call):
+    """In place, at once or not at all; nothing else of the file changes."""
+    before = artifact.read(file)
+    code, out, err = call("calibrate", file, "--align", "8", "--sizes", "0.3,0.5")
+    assert code == 0, err
+    assert out.startswith("2 sizes calibrated, ranks rounded to multiples of 8: 100 images in 1 batch, ")
+    assert f"{file}: written; it has statistics for 4 sizes; ranks: not rounded, multiples of 8" in out
+    after = artifact.read(file)
+    assert after.statistics.alignments == (1, 8)
+    assert {plan.ranks for plan in after.statistics.plans} == {
+        after.selector.choose(macs=macs, align=align).ranks for macs in (0.3, 0.5) for align in (1, 8)
+    }
+    assert after.plan == before.plan
+    assert all(torch.equal(after.state[key], value) for key, value in before.state.items())
+    for name, (first, second) in ((n, (f.first, f.second)) for n, f in before.factors.items()):
+        assert torch.equal(after.factors[name].first, first)
+        assert torch.equal(after.factors[name].second, second)
+    assert {**after.info, "sizes": None} == {**before.info, "sizes": None}
+    assert list(file.parent.iterdir()) == [file]
+    _, _, err = call("evaluate", file, "--sizes", "0.3,0.5", "--align", "8")
+    assert "warning" not in err
+
+
+def test_calibrate_takes_the_images_of_the_training(run, file, call, tmp_path):
+    """As many, the same and augmented alike: the statistics are those that the training had made."""
+    out_file = tmp_path / "again.safetensors"
+    net = dn.load(file)
+    stored = net.artifact().statistics
+    net.forget_statistics_()
+    net.save(file)
+    code, out, _ = call("calibrate", file, "--sizes", "0.3,0.5", "-o", out_file, "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert (report["sizes"], report["batches"], report["images"], report["align"]) == (2, 1, 100, 1)
+    assert report["seconds"] > 0
+    assert artifact.read(file).statistics is None
+    again = artifact.read(out_file).statistics
+    torch.testing.assert_close(again.mean_SC, stored.mean_SC)
+    torch.testing.assert_close(again.var_SC, stored.var_SC)
+    for more in (["--seed", "7"], ["--images", "300"]):
+        assert call("calibrate", file, "--sizes", "0.3,0.5", "-o", out_file, "--force", *more)[0] == 0
+        assert not torch.equal(artifact.read(out_file).statistics.mean_SC, stored.mean_SC)
+
+
+def test_accuracies_of_other_statistics_do_not_stay_in_the_file(file, call):
+    """Those of sizes that run exactly as they did stay; 0.5 is interpolated by nothing, 0.2 by what lies beside it."""
+    measured = {row["size"] for row in artifact.read(file).info["sizes"]}
+    assert measured == {1.0, 0.5, 0.3, 0.2}
+    code, out, _ = call("calibrate", file, "--sizes", "0.2", "--images", "50")
+    assert code == 0
+    assert "accuracies left out, because they were measured with other statistics: 1;" in out
+    assert f"decomposable evaluate {file}" in out
+    assert {row["size"] for row in artifact.read(file).info["sizes"]} == {1.0, 0.5, 0.3}
+    code, out, _ = call("calibrate", file, "--sizes", "0.5", "--images", "50", "--json")
+    assert json.loads(out)["accuracies_dropped"] == 1
+    assert {row["size"] for row in artifact.read(file).info["sizes"]} == {1.0, 0.3}
+
+
+def test_calibrate_needs_code_and_data_as_evaluate_does(file, call, tmp_path):
+    net = dn.load(file)
+    net.save(file, info={})
+    code, _, err = call("calibrate", file)
+    assert code == 2
+    assert "--recipe is needed: the file names none; allowed: digits" in err
+    assert call("calibrate", file, "--recipe", "digits", "--sizes", "0.4", "--images", "50")[0] == 0
+    assert len(dn.load(file).artifact().statistics.plans) == 3
+    code, _, err = call("calibrate", file, "--recipe", "fashion-mnist")
+    assert code != 0
+    assert "--data" in err
+    deep = dn.decompose(models.resnet20(num_classes=10), torch.zeros(1, 3, 32, 32))
+    deep.save(tmp_path / "deep.safetensors")
+    code, _, err = call("calibrate", tmp_path / "deep.safetensors", "--recipe", "digits", "--sizes", "0.5")
+    assert code == 1
+    assert "the network cannot run a batch of shape (125, 1, 8, 8)" in err
+    assert dn.load(tmp_path / "deep.safetensors").artifact().statistics is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--align", "auto"], ["--align: auto; allowed: an int of at least 1"]),
+        (["--align", "0"], ["--align: 0; allowed"]),
+        (["--sizes", "0.0001"], ["macs=0.0001 is too small"]),
+        (["--sizes", "x"], ["--sizes x: not a size"]),
+        (["--images", "1"], ["--images 1; allowed: an int of at least 2"]),
+        (["--seed", "-1"], ["--seed -1; allowed: an int from 0"]),
+        (["-o", "FILE"], ["it exists; allowed: another name, or --force"]),
+        (["-o", "other.onnx"], ["got the ending '.onnx'; allowed: .safetensors"]),
+        (["-o", "nowhere/a.safetensors"], ["there is no folder nowhere"]),
+        (["--data", "x"], ["--data x: this recipe brings its own data"]),
+    ],
+)
+def test_what_calibrate_cannot_do_is_one_line_and_changes_nothing(file, call, arguments, words):
+    before = contents(file.parent)
+    code, out, err = call("calibrate", file, *(file if argument == "FILE" else argument for argument in arguments))
+    assert (code, out) == (2, "")
+    assert all(word in err for word in words), err
+    assert err.count("\n") == 1
+    assert contents(file.parent) == before
+
+
+def test_a_network_without_batch_normalisation_is_not_calibrated(call, tmp_path):
+    path = tmp_path / "plain.safetensors"
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    dn.decompose(model, torch.zeros(1, 1, 8, 8)).save(path)
+    (tmp_path / "plain_recipe.py").write_text(_PLAIN_RECIPE)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        code, _, err = call("calibrate", path, "--recipe", "plain_recipe:plain")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert code == 2
+    assert "it has no batch normalisation" in err
+
+
+_PLAIN_RECIPE = """
+import torch
+from decomposable.recipes import Task, small
+
+def plain():
+    build = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    return Task(build_model=build, load_data=small.digits().load_data)
+"""
+
+
 # --- resize --------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """`decomposable export`, called as users call it; and everything that can be wrong."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -55,9 +56,9 @@ def test_a_size_as_onnx_and_what_is_said_about_it(net, file, call, tmp_path):
     out_file = tmp_path / "small.onnx"
     code, out, err = call(file, "--macs", "25%", "-o", out_file)
     assert code == 0, err
-    plan = net.selector.choose(macs=0.25)
+    plan = net.selector.choose(macs=0.25, align="auto")
     lines = out.splitlines()
-    assert lines[0] == "size: macs=0.25"
+    assert lines[0].startswith("size: macs=0.25, align=auto (ranks rounded to multiples of 16, 8 or 4 where that moves")
     assert lines[1].startswith(f"MACs: {plan.macs:,} (0.2")
     assert lines[2].startswith(f"parameters: {plan.params:,} (")
     assert lines[3].startswith("largest difference from PyTorch: ")
@@ -76,7 +77,8 @@ def test_as_json_and_as_torch_export(net, file, call, tmp_path):
     out_file = tmp_path / "small.pt2"
     code, out, _ = call(file, "--params", "0.3", "-o", out_file, "--json")
     assert code == 0
-    report, plan = json.loads(out), net.selector.choose(params=0.3)
+    report, plan = json.loads(out), net.selector.choose(params=0.3, align="auto")
+    assert report["align"] == "auto"
     assert (report["format"], report["path"], report["bytes"]) == (
         "torch-export",
         str(out_file),
@@ -125,6 +127,64 @@ def test_a_file_of_another_method_and_a_model_from_the_recipe_that_it_names(call
     sized.set_plan_(size)
     with torch.no_grad():
         np.testing.assert_allclose(run(tmp_path / "net.onnx", x), sized(x).numpy(), atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A network whose ranks "auto" rounds, and its file."""
+    torch.manual_seed(0)
+    net = dn.decompose(models.small_cnn((48, 48, 48)).eval(), example_input=torch.randn(1, 1, 8, 8))
+    net.calibrate_([torch.randn(32, 1, 8, 8)], sizes=[0.25, 0.5, 0.75])
+    path = tmp_path_factory.mktemp("wide") / "network.safetensors"
+    net.save(path, info={"recipe": "digits"})
+    return net, path
+
+
+@pytest.mark.parametrize("ending", ["onnx", "pt2"])
+def test_auto_is_the_default_which_it_says(wide, ending, call, tmp_path):
+    net, file = wide
+    plans = {align: net.selector.choose(macs=0.5, align=align) for align in ("auto", 1, 8)}
+    assert len({plan.ranks for plan in plans.values()}) == 3
+    out_file = tmp_path / f"small.{ending}"
+    for align, plan in plans.items():
+        arguments = [] if align == "auto" else ["--align", align]
+        code, out, err = call(file, "--macs", "0.5", *arguments, "-o", out_file, "--json", "--force")
+        assert code == 0, err
+        report = json.loads(out)
+        assert (report["align"], report["ranks"]) == (align, dict(plan.ranks))
+        assert ("warning" in err) == (align == 8)  # "auto" needs no statistics of its own
+
+
+def test_in_python_ranks_stay_unrounded_unless_align_is_given(wide, tmp_path):
+    net, _ = wide
+    plain, auto = (net.selector.choose(macs=0.5, align=align).ranks for align in (1, "auto"))
+    for export, name in ((dn.export_onnx, "a.onnx"), (dn.export_torch, "a.pt2")):
+        assert export(net, tmp_path / name, macs=0.5).ranks == plain
+        assert export(net, tmp_path / f"auto-{name}", macs=0.5, align="auto").ranks == auto
+    assert net.resize_(macs=0.5).ranks == plain
+    assert net.resize_(macs=0.5, align="auto").ranks == auto
+
+
+def test_the_hint_and_the_warning_lead_to_calibrate(wide, call, tmp_path):
+    """What is hinted at can be done, and then nothing is warned of."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    file, out_file = shutil.copy(wide[1], tmp_path / "network.safetensors"), tmp_path / "small.onnx"
+    _, out, err = call(file, "--macs", "0.25", "-o", out_file, "--force")
+    assert "warning" not in err
+    hint = out.splitlines()[-1]
+    command = f"decomposable calibrate {file} --align 16"
+    assert hint.startswith("hint: --align 16 ")
+    assert hint.endswith(f": {command}")
+    code, _, err = call(file, "--macs", "0.25", "--align", "16", "-o", out_file, "--force")
+    assert code == 0
+    assert "not rounded to multiples of 16" in err
+    assert "or: decomposable calibrate FILE --align 16" in err
+    assert cli.main([*command.split()[1:], "--images", "50", "--sizes", "0.25,0.3"]) == 0
+    code, _, err = call(file, "--macs", "0.25", "--align", "16", "-o", out_file, "--force")
+    assert code == 0
+    assert "warning" not in err
+    _, out, _ = call(file, "--macs", "0.25", "-o", out_file, "--force")
+    assert out.splitlines()[-1] == "hint: --align 16 rounds every rank, which ONNX Runtime often runs faster"
 
 
 def test_any_size(net, file, call, tmp_path):

@@ -430,6 +430,78 @@ def test_a_finished_run_is_only_that_run(tmp_path):
             dn.train(noisy(), out=tmp_path / "run", resume=True)
 
 
+def normalised():
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+    )
+
+
+CALIBRATED = {"calibrated_sizes": (0.6, 0.8, 1.0), "calibrated_alignments": (2,), "calibration_images": 20}
+
+
+@pytest.mark.parametrize("method", ["decomposable", "trp"])
+def test_changed_calibration_settings_calibrate_a_finished_run_anew(method, tmp_path, monkeypatch):
+    """From the finished run's network: nothing is trained, and the statistics are those of a run that began so."""
+    kept = {"method": method, "criterion": "energy"} if method == "trp" else {"method": method}
+    dn.train(noisy(build=normalised), out=tmp_path / "expected", **kept, **CALIBRATED, sizes=(1.0, 0.9))
+    before = dn.train(noisy(build=normalised), out=tmp_path / "run", **kept, calibrated_sizes=(0.7,))
+    monkeypatch.setattr("decomposable.training.train", None)  # never called
+    said = []
+    how = {"out": tmp_path / "run", "resume": True, "say": said.append, **kept}
+    after = dn.train(noisy(build=normalised), **how, **CALIBRATED, sizes=(1.0, 0.9))
+    assert said[0].startswith(
+        "this run is complete; calibrating its network anew with calibrated_sizes=[0.6, 0.8, 1.0]"
+    )
+    expected, found = tensors(tmp_path / "expected"), tensors(tmp_path / "run")
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor)
+    statistics = dn.load(tmp_path / "run" / "network.safetensors", model=normalised()).artifact().statistics
+    assert statistics.alignments == (1, 2)
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record == json.loads(json.dumps(after))
+    assert record["settings"]["calibrated_sizes"] == [0.6, 0.8, 1.0]
+    assert [row["size"] for row in record["sizes"]] == [1.0, 0.9]
+    for key in ("identity", "steps", "epochs", "training_seconds", "started", "commit"):
+        assert record[key] == before[key]
+    assert record["calibrated_anew"]["finished"] >= before["finished"]
+    kinds = [line["kind"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert kinds == ["epoch"] * 3 + ["sizes"]
+    assert dn.train(noisy(build=normalised), **how, **CALIBRATED) == record  # and now there is nothing to do
+    assert said[-1] == "this run is complete; nothing to do"
+    with pytest.raises(InvalidArgumentError, match="epochs=3, now it is 4"):
+        dn.train(noisy(build=normalised), **how, epochs=4, calibration_images=30)
+
+
+def test_calibrating_anew_with_other_data_is_refused(tmp_path):
+    dn.train(noisy(build=normalised), out=tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    with pytest.raises(InvalidArgumentError, match="train_images=48, now it is 40"):
+        dn.train(noisy(40, build=normalised), out=tmp_path / "run", resume=True, calibration_images=20)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+
+
+def test_killed_while_calibrating_anew_it_is_done_again(tmp_path):
+    def progress(text):
+        if text.startswith("measuring"):
+            raise Killed
+
+    dn.train(noisy(build=normalised), out=tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    with pytest.raises(Killed):
+        dn.train(noisy(build=normalised), out=tmp_path / "run", resume=True, calibration_images=20, progress=progress)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    record = dn.train(noisy(build=normalised), out=tmp_path / "run", resume=True, calibration_images=20)
+    assert record["settings"]["calibration_images"] == 20
+
+
+def test_sizes_of_other_methods_are_not_calibrated_anew(tmp_path):
+    how = {"out": tmp_path / "run", "method": "width", "width": 0.5}
+    dn.train(noisy(build=normalised), **how)
+    with pytest.raises(InvalidArgumentError, match=r"method=width its sizes cannot be calibrated anew with cal"):
+        dn.train(noisy(build=normalised), **how, resume=True, calibration_images=20)
+
+
 def test_weights_to_start_from_may_go_once_the_run_has_begun(tmp_path):
     torch.save(network().state_dict(), tmp_path / "weights.pt")
 

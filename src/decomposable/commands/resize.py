@@ -21,7 +21,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     networks.add_file(parser)
     networks.add_size(parser)
     parser.add_argument(
-        "--align", metavar="N", type=opening.alignment, help="round ranks to multiples: 8, 16 … or measured"
+        "--align", metavar="N", type=opening.alignment, help="round ranks to multiples: 8, 16 …; auto or measured"
     )
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write (.safetensors)")
     parser.add_argument(

@@ -31,6 +31,7 @@ from decomposable.files import replacing
 from decomposable.interpolation import position
 from decomposable.latency import Entry, LatencyProfile
 from decomposable.ranks import RankPlan
+from decomposable.rounding import described
 
 OK, FAILED, CALLED_WRONG = 0, 1, 2
 PROGRAM = "decomposable-edge"
@@ -89,19 +90,20 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--threads", metavar="N", type=threads, help="threads for one request (default: one for each core)"
         )
+    for one, best in ((bench, "try which is best"), (run, "what bench found to be best")):
+        one.add_argument(
+            "--align",
+            metavar="N",
+            type=alignment,
+            default="auto",
+            help="round ranks to multiples of N; 1: not at all; auto: each to 16, 8 or 4 where that moves it little; "
+            f"measured: {best} (default: auto)",
+        )
     for one in (sizes, bench):
         one.add_argument("--json", action="store_true", help="print the result as JSON, for machines")
     bench.add_argument("--sizes", metavar="LIST", help="besides the full one: parts of the MACs, as in 0.5,0.25")
     bench.add_argument("--batch", metavar="N", type=batch_size, default=1, help="samples in one request (default: 1)")
     bench.add_argument("--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure (default: 10)")
-    bench.add_argument(
-        "--align",
-        metavar="N",
-        type=alignment,
-        default="auto",
-        help="round ranks to multiples of N; 1: not at all; auto: each to 16, 8 or 4 where that moves it little; "
-        "measured: try which is best (default: auto)",
-    )
     run.add_argument("input", metavar="INPUT", type=Path, help="the input, an array of numpy (.npy)")
     run.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="where the output goes (.npy)")
     for name in ("macs", "params", "ratio"):
@@ -204,10 +206,11 @@ def _run(options: argparse.Namespace) -> None:
     if options.out.suffix != ".npy":
         raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy")
     with showing_warnings(f"{PROGRAM} run"):
-        session = AnySizeSession(options.file, **size, threads=options.threads)
+        session = AnySizeSession(options.file, **size, align=options.align, threads=options.threads)
     found = session.run(x)
     if isinstance(found, list):
         raise InvalidArgumentError(f"run: the network has {len(found)} outputs; allowed: one (use it from Python)")
     with replacing(options.out) as unfinished, unfinished.open("wb") as file:
         np.save(file, found, allow_pickle=False)
-    _say(f"{options.out}: {' × '.join(map(str, found.shape))}, {found.dtype}, at {session!r}")
+    rounded = described(session.plan.align)
+    _say(f"{options.out}: {' × '.join(map(str, found.shape))}, {found.dtype}, at {session!r}, {rounded}")
