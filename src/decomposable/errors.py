@@ -1,8 +1,14 @@
 """The one exception family of the package. Every message names the layer or option, what came and what is allowed."""
 
+from decomposable.text import printable
+
 
 class DecomposableError(Exception):
     """Base of every error that this package raises on purpose."""
+
+    def __str__(self) -> str:
+        """The message as one printable line: it may quote a file that somebody else wrote."""
+        return printable(super().__str__())
 
 
 class InvalidArgumentError(DecomposableError, ValueError):

@@ -23,9 +23,10 @@ from decomposable.evaluation import Row, WrongDataError, accuracy, check_outputs
 from decomposable.files import write_atomically
 from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.metrics import MetricsLog, read_metrics
+from decomposable.restoring import Position, position_in
 from decomposable.runs import RunFolder, check_same_run
 from decomposable.settings import Settings, with_overrides
-from decomposable.training import Position, Say, Watchers
+from decomposable.training import Say, Watchers
 from decomposable.weights import load_weights_, sha256
 
 OF_THE_SIZES = ("sizes", "calibrated_sizes", "calibrated_alignments", "calibration_images")
@@ -175,13 +176,13 @@ def run(job: Job, *, progress: Say = lambda text: None, say: Say = lambda text: 
     saved = checkpoints.read()
     if saved is not None:
         check_same_run(checkpoints.path, saved["run"], identity)
+    steps_made = 0 if saved is None else position_in(saved, checkpoints.path, batches).step
     method = methods.find(settings.method)
     network = _build_network(job, method, batches)
     step = method.step(network, settings)
     say(_opening(job, batches))
     if saved is not None:
-        say(f"resuming at step {saved['position']['step']:,} of {len(batches):,}{_differences(saved, job)}")
-    steps_made = 0 if saved is None else saved["position"]["step"]
+        say(f"resuming at step {steps_made:,} of {len(batches):,}{_differences(saved, job)}")
     with (
         stop_signals() as stop,
         job.folder.locked(job.found),

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 
 @contextmanager
@@ -45,18 +44,6 @@ def sweep(path: Path) -> None:
     for unfinished in path.parent.iterdir():
         if name.fullmatch(unfinished.name):
             unfinished.unlink(missing_ok=True)
-
-
-def load_plain(path: Path) -> Any:
-    """What `torch.save` wrote, read without running code from it; `ValueError` in one line where that cannot be."""
-    import torch
-
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # on noise, the reader fails in any way there is
-        raise ValueError("it is damaged, or holds more than tensors and plain values") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -22,7 +22,8 @@ from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumen
 from decomposable.files import write_atomically
 from decomposable.profiles import RUNTIMES, Entry, Stored, TimedSize, effective_align, timed_now
 from decomposable.ranks import RankPlan, RankSelector
-from decomposable.storage.fields import Damaged, one_line
+from decomposable.storage.fields import Damaged
+from decomposable.text import one_line
 from decomposable.timing import Machine
 
 __all__ = ["RUNTIMES", "Entry", "LatencyProfile", "TimedSize", "choose_timed", "fingerprint", "timed_now"]

@@ -21,6 +21,7 @@ from decomposable.files import replacing
 from decomposable.interpolation import position
 from decomposable.latency import Entry, LatencyProfile
 from decomposable.ranks import RankPlan
+from decomposable.text import printable
 
 OK, FAILED, CALLED_WRONG = 0, 1, 2
 PROGRAM = "decomposable-edge"
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(options: argparse.Namespace, error: object, code: int) -> int:
-    sys.stderr.write(f"{PROGRAM} {options.verb}: error: {' '.join(str(error).split())}\n")
+    sys.stderr.write(f"{PROGRAM} {options.verb}: error: {printable(' '.join(str(error).split()))}\n")
     return code
 
 
@@ -104,7 +105,9 @@ def _sizes(options: argparse.Namespace) -> None:
         _say(json.dumps({"file": str(options.file), "sizes": rows}))
         return
     _say(as_table(("MACs", "of all", "parameters", "of all", "ranks", "accuracy"), [_cells(row) for row in rows]))
-    takes = ", ".join(f"{p.name} ({' × '.join(map(str, p.shape))}, {p.dtype})" for p in bundle.inputs)
+    takes = ", ".join(
+        f"{printable(p.name)} ({printable(' × '.join(map(str, p.shape)))}, {p.dtype})" for p in bundle.inputs
+    )
     profile = LatencyProfile.load_beside(options.file)
     timed = "; ".join(map(str, profile.entries)) if profile is not None else f"none ({PROGRAM} bench measures them)"
     _say(f"\nAny size between the first and the last can be taken. Input: {takes}. Latencies: {timed}.")

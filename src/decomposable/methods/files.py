@@ -14,7 +14,7 @@ from decomposable import methods
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.methods.sized import SizedNet, restored, sizes_of
 from decomposable.settings import Settings
-from decomposable.storage.fields import one_line
+from decomposable.text import one_line
 
 _MOST_INPUT = 1 << 23  # numbers in one sample: nothing is allocated that a file merely claims
 _NOT_COMPUTED_WITH = (torch.float8_e4m3fn, torch.float8_e5m2)
