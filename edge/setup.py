@@ -14,7 +14,7 @@ LICENSE = Path("..") / "LICENSE"
 MODULES = {
     "decomposable": {
         *("__init__", "cost", "errors", "files", "interpolation"),
-        *("latency", "onnx_runtime", "profiles", "ranks", "shrunk", "text", "timing"),
+        *("latency", "notes", "onnx_runtime", "profiles", "ranks", "shrunk", "text", "timing"),
     },
     "decomposable.bench": {"__init__", "sweep"},
     "decomposable.commands": {"__init__", "verb"},
