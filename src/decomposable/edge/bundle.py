@@ -26,7 +26,7 @@ from decomposable.edge.statistics import Statistics
 from decomposable.errors import ArtifactError
 from decomposable.ranks import RankSelector
 from decomposable.shrunk import plan_of, with_stored
-from decomposable.storage.fields import MOST, Damaged, Fields, alignments_from, require
+from decomposable.storage.fields import MOST, MOST_VALUES, Damaged, Fields, alignments_from, require
 from decomposable.text import one_line
 
 _MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory for a claim
@@ -224,7 +224,7 @@ def _read_statistics(
             tensor = tensors.get(f"{name}.{kind}" if name else kind)
             require(tensor is None or tensor.shape == (size,), f"statistics of '{name:.60}' have the wrong shape")
     rows, total = unused.get("statistics/ranks", np.zeros(0)).size // count - 1, sum(channels)  # the last is the end
-    require(rows > 0, "statistics are empty")
+    require(rows > 0 and rows * count < MOST_VALUES, f"statistics are of {max(rows, 0):,} sizes")
     ranks = _take(unused, "statistics/ranks", "i8", (rows + 1, count))
     dense = _take(unused, "statistics/dense", "?", (rows + 1, count))
     require(bool(((ranks >= 1) & (ranks <= selector.full_ranks)).all()), "statistics are of ranks that cannot be")
