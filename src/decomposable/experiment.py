@@ -26,6 +26,7 @@ from decomposable.metrics import MetricsLog, read_metrics
 from decomposable.restoring import Position, position_in
 from decomposable.runs import RunFolder, check_same_run
 from decomposable.settings import Settings, with_overrides
+from decomposable.text import one_line
 from decomposable.training import Say, Watchers
 from decomposable.weights import load_weights_, sha256
 
@@ -350,5 +351,6 @@ def _opening(job: Job, batches: TrainBatches) -> str:
 def _differences(saved: Mapping[str, Any], job: Job) -> str:
     """What makes the last bits differ from those of a run that was not cut off."""
     now = bits_depend_on(job.device)
-    different = [f"{k} {v}, now {now[k]}" for k, v in saved["bits_depend_on"].items() if k in now and v != now[k]]
+    then = saved["bits_depend_on"]
+    different = [f"{k} {one_line(then[k], 80)}, now {now[k]}" for k in now if k in then and then[k] != now[k]]
     return f" (begun with {', '.join(different)}: the last bits may differ)" if different else ""
