@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 import decomposable as dn
 from decomposable import experiment, recipes
-from decomposable.checkpoint import CheckpointError, Checkpoints
+from decomposable.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from decomposable.data.base import FromDatasets, generator_for
 from decomposable.errors import DataError, InvalidArgumentError
 from decomposable.evaluation import accuracy
@@ -118,7 +118,7 @@ def test_a_run_killed_mid_epoch_ends_with_the_same_bits(tmp_path, method, kills)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not (out / "record.json").exists()
-    checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
+    checkpoint = read_checkpoint(out / "checkpoint.pt")
     assert 0 < checkpoint["position"]["step"] < 60
     result = run(out, "--resume", settings=settings)
     assert result.returncode == 0, result.stderr
@@ -134,7 +134,7 @@ def _wait_for_step(out, step, process):
         if process.poll() is not None:
             pytest.fail("the run ended before it could be killed")
         try:
-            if torch.load(out / "checkpoint.pt", weights_only=True)["position"]["step"] >= step:
+            if read_checkpoint(out / "checkpoint.pt")["position"]["step"] >= step:
                 return
         except OSError:
             pass
@@ -336,7 +336,7 @@ def test_a_signal_to_the_whole_group_leaves_a_checkpoint(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "stopped at step" in err.rstrip().split("\n")[-1], err
-    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["position"]["step"] > 0
+    assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["position"]["step"] > 0
 
 
 def start_slow_run(folder):
