@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decomposable import records
+from decomposable.onnx_runtime import onnx_runtime
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "benchmarks.jsonl"
@@ -48,18 +49,14 @@ def ratio_of_medians(numerator: list[float], denominator: list[float]) -> float:
 
 def onnx_session(path: Path, threads: int) -> Any:
     """A file in ONNX Runtime, on the CPU."""
-    import onnxruntime  # most benchmarks do without
-
     options = onnx_options()
     options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return onnx_runtime().InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 def onnx_options() -> Any:
     """For sessions that take turns: the threads of one wait by spinning, which would slow the one whose turn it is."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
+    options = onnx_runtime().SessionOptions()
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 

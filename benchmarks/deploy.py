@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from _common import interleave, onnx_session, ratio_of_medians, record, summary, verdict
 
 import decomposable as dn
 from decomposable.commands.verb import rounding
+from decomposable.onnx_runtime import onnx_runtime
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[case.model for case in CASES])
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    figures: dict[str, Any] = {"threads": args.threads, "form": args.form, "onnxruntime": onnxruntime.__version__}
+    figures: dict[str, Any] = {"threads": args.threads, "form": args.form, "onnxruntime": onnx_runtime().__version__}
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
             if case.model in args.models:

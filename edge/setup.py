@@ -14,7 +14,7 @@ LICENSE = Path("..") / "LICENSE"
 MODULES = {
     "decomposable": {
         *("__init__", "cost", "errors", "files", "interpolation"),
-        *("latency", "profiles", "progress", "ranks", "rounding", "shrunk", "timing"),
+        *("latency", "notes", "onnx_runtime", "profiles", "progress", "ranks", "rounding", "shrunk", "text", "timing"),
     },
     "decomposable.bench": {"__init__", "sweep"},
     "decomposable.commands": {"__init__", "edge", "verb"},

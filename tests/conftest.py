@@ -8,6 +8,8 @@ import pytest
 # Some virtual machines announce AMX and trap its instructions: a bfloat16 kernel would end the process. Must be set
 # before torch runs its first one.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+# As the package itself does it; some tests import ONNX Runtime first.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import stat
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from decomposable.artifact import read, save_size, shrink, size_state_dict
 from decomposable.cli import main
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable.storage import container
+from decomposable.storage.fields import values_in
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
 
@@ -967,6 +969,54 @@ def test_a_header_that_claims_to_be_large_takes_no_memory(tmp_path):
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ArtifactError, match="not a whole safetensors file"):
         read(path)
+
+
+def _with_header(path, header):
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (b"{" + b",".join(b'"%07d":{}' % i for i in range(1_100_000)) + b"}", "more than 1,000,000 values"),
+        (b'{"__metadata__":{"decomposable":"' + b"[" * 1_500_000 + b'"}}', "more than 1,000,000 values"),
+        (b'{"__metadata__":{"x":"' + b" " * 33_000_000 + b'"}}', "its header has 33,000,025 bytes; allowed: at most"),
+    ],
+    ids=["objects", "brackets", "text"],
+)
+def test_a_header_that_would_take_far_more_memory_than_the_file_is_refused(tmp_path, header, words):
+    path = _with_header(tmp_path / "large.safetensors", header)
+    tracemalloc.start()
+    with pytest.raises(ArtifactError, match=words):
+        read(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * path.stat().st_size
+
+
+def test_the_largest_header_that_is_read_takes_a_stated_multiple_of_the_file(tmp_path):
+    """Just as many tensors, objects and numbers as are allowed: SECURITY.md says how much memory that is at most."""
+    tensors = ",".join(f'"{i:06}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(70_000))
+    rest = "{}," * ((990_000 - values_in(tensors)) // 2) + "{}"
+    text = f'{{"sha256":"{"0" * 64}","format":2,"strides":{{}},"blocks":{{}},"x":[{rest}]}}'
+    header = f'{{"__metadata__":{{"decomposable":{json.dumps(text)}}},{tensors}}}'.encode()
+    path = _with_header(tmp_path / "large.safetensors", header)
+    tracemalloc.start()
+    with pytest.raises(ArtifactError, match="checksum"):
+        read(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * path.stat().st_size + 128_000_000
+
+
+def test_more_notes_than_can_be_read_again_are_refused_when_they_are_saved(tmp_path):
+    net = dn.decompose(mlp())
+    with pytest.raises(
+        InvalidArgumentError, match=r"info: the description takes .* allowed: 16,000,000 bytes, 500,000"
+    ):
+        net.save(tmp_path / "net.safetensors", info={"x": [0] * 600_000})
+    assert not list(tmp_path.iterdir())
 
 
 def rewritten(path, change_description=None, change_tensors=None):

@@ -475,6 +475,93 @@ def test_a_spoilt_network_file_is_one_clear_line(file, call, tmp_path, verb, how
     assert contents(tmp_path) == before
 
 
+ODD = [
+    None,
+    True,
+    -1,
+    0.5,
+    10**300,
+    -(10**300),
+    1e300,
+    "x",
+    "\x1b[2J",
+    [],
+    [[]],
+    {},
+    {"a": []},
+    [10**300],
+    ["\x1b]0;x\x07"],
+]
+
+
+def _noting(file, info):
+    """The network file with other notes, and a checksum that is right."""
+    contents = artifact.read(file)
+    contents.save(file, info=info)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_odd_values_in_info_are_no_traceback(file, call, tmp_path, verb):
+    """They are passed over, or one line says what is wrong with the file."""
+    known = artifact.outline(file).info
+    row, out_file = known["sizes"][0], tmp_path / "out.safetensors"
+    changes = [{key: value} for key in ("recipe", "settings", "sizes") for value in ODD]
+    changes += [{"sizes": [{**row, key: value}, value]} for key in ("size", "accuracy", "params") for value in ODD]
+    changes += [{"settings": {key: value}} for key in ("epochs", "mean", "train_images", "form") for value in ODD]
+    for change in changes[:: 3 if verb == "sizes" else 11]:
+        info = {**known, **change}
+        _noting(file, info)
+        out_file.unlink(missing_ok=True)
+        code, out, err = call(*VERBS[verb](file, out_file), *(["--sizes", "1"] if verb == "evaluate" else []))
+        assert code in (0, 1, 2), info
+        assert (code == 0) == bool(out), info
+        assert err.count("error") == (code != 0), err
+        assert "\x1b" not in out + err
+
+
+def test_settings_in_a_file_that_cannot_be_are_the_files_fault(file, call):
+    _noting(file, {**artifact.outline(file).info, "settings": {"epochs": 10**300}})
+    code, out, err = call("evaluate", file)
+    assert (code, out) == (1, "")
+    assert "the file's settings cannot be: epochs=1000" in err
+    assert err.count("\n") == 1
+
+
+def test_a_huge_number_in_set_is_one_line_and_code_2(call, tmp_path):
+    for text in ("epochs=1" + "0" * 400, "epochs=1" + "0" * 5000, "epochs=1e999", "learning_rate=1e999", "mean=1e999"):
+        code, out, err = call("train", "digits", "--out", tmp_path / "run", "--set", text)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        assert len(err) < 500
+    assert not (tmp_path / "run").exists()
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\n\u202eadresu"
+
+
+def test_escape_sequences_out_of_a_file_are_shown_and_not_obeyed(call, tmp_path):
+    """In the names of layers, in notes, in errors that quote them: everything goes through one function."""
+    from torch import nn
+
+    model = nn.Sequential()
+    model.add_module(EVIL.replace(".", ""), nn.Linear(8, 8))
+    model.add_module("last", nn.Linear(8, 2))
+    path, out = tmp_path / "evil.safetensors", tmp_path / "out.safetensors"
+    info = {"recipe": EVIL, "sizes": [{"size": 1, "accuracy": 50.0}], "resized": EVIL}
+    dn.decompose(model, example_input=torch.zeros(1, 8)).save(path, info=info)
+    shown = ""
+    for arguments in (("sizes", path), ("evaluate", path), ("resize", path, "--macs", "0.9", "-o", out),
+                      ("bench", path), ("export", path, "-o", tmp_path / "x.onnx")):  # fmt: skip
+        code, *printed = call(*arguments)
+        shown += "".join(printed)
+        assert code in (0, 1, 2)
+    with pytest.raises(dn.DecomposableError) as caught:
+        dn.load(path, model=build())
+    shown += str(caught.value) + str(dn.load(path, model=model).plan)
+    assert r"\x1b]0;owned\x07\x1b[2J\n\u202eadresu" in shown
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.utils.data import Dataset
 
 import decomposable as dn
 from decomposable import experiment, recipes
+from decomposable.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from decomposable.data.base import FromDatasets, generator_for
 from decomposable.errors import DataError, InvalidArgumentError
 from decomposable.evaluation import accuracy
@@ -27,6 +29,7 @@ from decomposable.metrics import read_metrics
 from decomposable.recipes import small
 from decomposable.runs import RunError
 from decomposable.settings import from_plain
+from decomposable.weights import read_weights
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 SOURCE = Path(experiment.__file__).parents[1]
@@ -115,7 +118,7 @@ def test_a_run_killed_mid_epoch_ends_with_the_same_bits(tmp_path, method, kills)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not (out / "record.json").exists()
-    checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
+    checkpoint = read_checkpoint(out / "checkpoint.pt")
     assert 0 < checkpoint["position"]["step"] < 60
     result = run(out, "--resume", settings=settings)
     assert result.returncode == 0, result.stderr
@@ -131,7 +134,7 @@ def _wait_for_step(out, step, process):
         if process.poll() is not None:
             pytest.fail("the run ended before it could be killed")
         try:
-            if torch.load(out / "checkpoint.pt", weights_only=True)["position"]["step"] >= step:
+            if read_checkpoint(out / "checkpoint.pt")["position"]["step"] >= step:
                 return
         except OSError:
             pass
@@ -333,7 +336,7 @@ def test_a_signal_to_the_whole_group_leaves_a_checkpoint(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "stopped at step" in err.rstrip().split("\n")[-1], err
-    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["position"]["step"] > 0
+    assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["position"]["step"] > 0
 
 
 def start_slow_run(folder):
@@ -652,9 +655,56 @@ def test_settings_of_any_type_survive_a_kill(tmp_path):
 def test_a_resumed_run_says_what_may_change_the_last_bits(tmp_path):
     with pytest.raises(Killed):
         dn.train(noisy(), out=tmp_path / "run", checkpoint_seconds=0, progress=kill_at(3))
-    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    checkpoint["bits_depend_on"]["PyTorch"] = "1.0"
-    torch.save(checkpoint, tmp_path / "run" / "checkpoint.pt")
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoint.pt", every_seconds=0)
+    checkpoint = checkpoints.read()
+    checkpoint["bits_depend_on"]["PyTorch"] = "1.0\x1b[2J"
+    checkpoints.write(checkpoint)
     said = []
     dn.train(noisy(), out=tmp_path / "run", resume=True, say=said.append)
-    assert f"begun with PyTorch 1.0, now {torch.__version__}" in said[1]
+    assert f"begun with PyTorch 1.0\\x1b[2J, now {torch.__version__}" in said[1]
+
+
+def _flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[round(place * (len(content) - 1))] ^= 4
+    path.write_bytes(content)
+
+
+def _claim_a_step(path, step):
+    checkpoints = Checkpoints(path, every_seconds=0)
+    state = checkpoints.read()
+    state["position"]["step"] = step
+    checkpoints.write(state)
+
+
+SPOILT = {f"a bit at {place}": partial(_flip, place=place) for place in (0, 0.001, 0.01, 0.1, 0.3, 0.6, 0.9, 1)}
+SPOILT |= {f"step={step}": partial(_claim_a_step, step=step) for step in (10**9, -1, 5)}
+
+
+def test_resuming_from_a_checkpoint_that_was_changed_is_refused_and_changes_nothing(tmp_path):
+    """A flipped bit went on without a word, and step=10**9 finished an untrained network."""
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        dn.train(noisy(), out=out, checkpoint_seconds=0, progress=kill_at(3))
+    whole = (out / "checkpoint.pt").read_bytes()
+    for kind, spoil in SPOILT.items():
+        (out / "checkpoint.pt").write_bytes(whole)
+        spoil(out / "checkpoint.pt")
+        before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+        with pytest.raises(CheckpointError, match=r"checkpoint\.pt (is no checkpoint|does not fit)") as caught:
+            dn.train(noisy(), out=out, resume=True)
+        assert str(caught.value).isprintable(), kind
+        assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before, kind
+    (out / "checkpoint.pt").write_bytes(whole)
+    assert dn.train(noisy(), out=out, resume=True)["steps"] == 18
+
+
+def test_weights_can_be_had_from_a_checkpoint(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        dn.train(noisy(), out=out, checkpoint_seconds=0, progress=kill_at(3))
+    saved = Checkpoints(out / "checkpoint.pt", every_seconds=0).read()["model"]
+    read = read_weights(out / "checkpoint.pt")
+    assert list(read) == list(saved)
+    assert all(torch.equal(read[name], saved[name]) for name in saved)
+    assert dn.train(noisy(), out=tmp_path / "next", init=out / "checkpoint.pt", epochs=1)["init"]["sha256"]

@@ -67,6 +67,26 @@ def test_what_is_wrong_is_said_in_one_line(text, words):
         assert word in message
 
 
+WHOLE = [field.name for field in fields(Settings) if field.type in ("int", "tuple[int, ...]")]
+FRACTIONS = [field.name for field in fields(Settings) if field.type in ("float", "tuple[float, ...]")]
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *FRACTIONS])
+def test_a_huge_number_is_refused_in_one_line(name):
+    texts = ["1" + "0" * 400, "1e999"] if name in FRACTIONS else ["1" + "0" * 400, "1" + "0" * 5000, "2147483648"]
+    for text in texts:
+        with pytest.raises(InvalidArgumentError, match=rf"{name}=.*; allowed: |std=; allowed: ") as caught:
+            from_text(Settings(), [f"{name}={text}"])
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 400
+
+
+def test_a_huge_number_from_python_is_refused_in_one_line():
+    for wrong in ({"epochs": 10**400}, {"epochs": 10**5000}, {"learning_rate": 10**400}, {"sizes": [10**5000]}):
+        with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}=.*; allowed: "):
+            with_overrides(Settings(), wrong)
+
+
 def test_values_from_python_are_checked_as_well():
     assert with_overrides(Settings(), {"learning_rate": 1, "ratio": [0.1, 0.2]}).ratio == (0.1, 0.2)
     for wrong in ({"epochs": 2.0}, {"epochs": True}, {"form": 3}, {"ratio": "0.1,0.2"}, {"ratio": 0.1}):

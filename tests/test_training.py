@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import nn
 
 from decomposable import methods
@@ -22,6 +23,7 @@ from decomposable.divergence import DivergedError
 from decomposable.errors import InvalidArgumentError
 from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.metrics import MetricsLog, read_metrics
+from decomposable.restoring import position_in
 from decomposable.runs import check_same_run
 from decomposable.settings import Settings
 from decomposable.training import (
@@ -83,7 +85,7 @@ class Run:
         saved = checkpoints.read()
         if saved is not None:
             check_same_run(checkpoints.path, saved["run"], self.identity)
-        step = saved["position"]["step"] if saved else 0
+        step = position_in(saved, checkpoints.path, batches).step if saved else 0
         with stop_signals() as stop, MetricsLog(self.folder / "metrics.jsonl", after_step=step) as log:
             self.position = train(
                 model,
@@ -358,19 +360,118 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         other()
 
 
-def test_a_checkpoint_with_parts_missing_is_one_clear_line(tmp_path):
+def test_a_checkpoint_without_a_checksum_is_one_clear_line(tmp_path):
+    """As they were before: a pickle of torch.save."""
     torch.save({"format": 1}, tmp_path / "checkpoint.pt")
-    with pytest.raises(CheckpointError, match="no checkpoint of this version"):
+    with pytest.raises(CheckpointError, match="a checkpoint without a checksum, of an earlier version"):
         Run(tmp_path)()
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut", b"words of text\n"])
+def test_a_checkpoint_with_parts_missing_is_one_clear_line(tmp_path):
+    Checkpoints(tmp_path / "checkpoint.pt", every_seconds=0).write({"run": {}})
+    with pytest.raises(CheckpointError, match="is no checkpoint: it has no position"):
+        Run(tmp_path)()
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut", b"words of text\n", bytes(8), b"\xff" * 99])
 def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, content):
     (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is no checkpoint: it is damaged") as caught:
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt is (no|a) checkpoint") as caught:
         Run(tmp_path)()
     assert "\n" not in str(caught.value)
     assert (tmp_path / "checkpoint.pt").read_bytes() == content
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A real one, in the middle of an epoch, with momentum, kept bases and dropout."""
+    folder = tmp_path_factory.mktemp("cut")
+    with pytest.raises(Killed):
+        Run(folder, replace(SETTINGS, refresh=3), loss=harm_at(9, kill))()
+    return folder / "checkpoint.pt"
+
+
+def test_a_bit_that_is_flipped_anywhere_in_a_checkpoint_is_refused_in_one_line(checkpoint, tmp_path):
+    content, path = checkpoint.read_bytes(), tmp_path / "checkpoint.pt"
+    chance = random.Random(0)
+    places = [*range(64), *(chance.randrange(len(content)) for _ in range(400)), len(content) - 1]
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"is (no|a) checkpoint") as caught:
+            Checkpoints(path, every_seconds=0).read()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_that_was_cut_short_or_has_more_behind_it_is_refused(checkpoint, tmp_path):
+    content, path = checkpoint.read_bytes(), tmp_path / "checkpoint.pt"
+    for changed in [*(content[: round(part * len(content) / 20)] for part in range(20)), content[:-1], content + b"\0"]:
+        path.write_bytes(changed)
+        with pytest.raises(CheckpointError):
+            Checkpoints(path, every_seconds=0).read()
+
+
+def claim(*path_and_value):
+    """Another value somewhere in what a checkpoint says."""
+    *path, last, value = path_and_value
+
+    def change(state):
+        for key in path:
+            state = state[key]
+        state[last] = value
+
+    change.__name__ = "/".join(map(str, [*path, last])) + f"={value!r:.30}"
+    return change
+
+
+def without(*path):
+    def change(state):
+        for key in path[:-1]:
+            state = state[key]
+        del state[path[-1]]
+
+    change.__name__ = f"without {'/'.join(map(str, path))}"
+    return change
+
+
+CLAIMS = [
+    claim("position", "step", 10**9), claim("position", "step", 13), claim("position", "step", -1),
+    claim("position", "step", 3), claim("position", "step", 4.0), claim("position", "step", True),
+    claim("position", "step", "4"), claim("position", "count", 10**9), claim("position", "count", 0),
+    claim("position", "seconds", math.nan), claim("position", "seconds", -1.0), claim("position", "seconds", None),
+    claim("position", "sums", {"loss": math.inf}), claim("position", "sums", {"loss": "x"}),
+    claim("position", "sums", []), claim("position", "commits", [1]), claim("position", "commits", ["x"] * 2000),
+    claim("position", {}), without("position", "step"), claim("model", {}), without("model", "0.weight"),
+    claim("model", "0.weight", torch.zeros(8, 1, 3, 4)), claim("model", "0.weight", torch.zeros(8, 1, 3, 3).double()),
+    claim("model", "0.weight", torch.full((8, 1, 3, 3), math.nan)), claim("model", "0.weight", 3),
+    claim("model", "extra", torch.zeros(1)), claim("optimizer", {}), claim("optimizer", "state", []),
+    claim("optimizer", "state", {99: {"momentum_buffer": torch.zeros(1)}}),
+    claim("optimizer", "state", 0, "momentum_buffer", torch.zeros(1)), claim("optimizer", "state", 0, {}),
+    claim("optimizer", "param_groups", []), claim("optimizer", "param_groups", 0, "weight_decay", 1.0),
+    claim("optimizer", "param_groups", 0, "momentum", 0.0), claim("optimizer", "param_groups", 0, "maximize", True),
+    claim("optimizer", "param_groups", 0, "params", [0]), claim("optimizer", "param_groups", 0, "lr", math.nan),
+    claim("method", {}), claim("method", "generator", torch.zeros(3, dtype=torch.uint8)),
+    claim("method", "bases", "age", 10**9), claim("method", "bases", "projected", ["nobody"]),
+    claim("method", "bases", "layers", "0", "u", torch.zeros(5, 5)),
+    claim("method", "bases", "layers", {"nobody": {}}), claim("random", {}), claim("random", "torch", torch.zeros(3)),
+    claim("random", "numpy", ("MT19937", torch.zeros(624, dtype=torch.int64), 10**6, 0, 0.0)),
+    claim("random", "python", (3, (0,) * 624 + (10**6,), None)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CLAIMS, ids=lambda change: change.__name__)
+def test_what_a_checkpoint_says_is_checked_and_nothing_is_trained_or_written(checkpoint, tmp_path, change):
+    """With checksums that are right: somebody wrote it so."""
+    state, path = Checkpoints(checkpoint, every_seconds=0).read(), tmp_path / "checkpoint.pt"
+    change(state)
+    Checkpoints(path, every_seconds=0).write(state)
+    before = path.read_bytes()
+    run = Run(tmp_path, replace(SETTINGS, refresh=3))
+    with pytest.raises(CheckpointError, match="does not fit this run") as caught:
+        run()
+    assert "\n" not in str(caught.value)
+    assert [run.progress, [p.name for p in tmp_path.iterdir()], path.read_bytes()] == [[], ["checkpoint.pt"], before]
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
@@ -389,16 +490,34 @@ def test_writing_a_checkpoint_is_all_or_nothing(tmp_path, monkeypatch):
     whole = {key: {} for key in ("run", "position", "model", "optimizer", "method", "bits_depend_on")}
     checkpoints.write({**whole, "a": 1})
 
-    def fail(state, path):
+    def fail(tensors, path, metadata):
         path.write_bytes(b"half")
-        raise RuntimeError("[enforce fail at inline_container.cc:672]")  # as torch says that a disk is full
+        raise SafetensorError("I/O error: No space left on device")
 
-    monkeypatch.setattr(torch, "save", fail)
+    monkeypatch.setattr("decomposable.storage.container.save_file", fail)
     with pytest.raises(CheckpointError, match="cannot be written"):
         checkpoints.write({**whole, "a": 2})
     monkeypatch.undo()
     assert checkpoints.read()["a"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_any_value_that_a_state_may_hold_comes_back(tmp_path):
+    """Layouts too: the last bits of a sum may depend on them."""
+    weight = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    extra = {1: (weight, [None, True, -3, 0.1, math.inf]), "z": torch.randn(3, dtype=torch.complex64), "e": {}}
+    checkpoints = Checkpoints(tmp_path / "checkpoint.pt", every_seconds=0)
+    checkpoints.write(
+        {**{key: {} for key in ("run", "position", "model", "optimizer", "bits_depend_on")}, "method": extra}
+    )
+    again = checkpoints.read()["method"]
+    assert again[1][0].stride() == weight.stride()
+    assert torch.equal(again[1][0], weight)
+    assert again[1][1] == extra[1][1]
+    assert torch.equal(again["z"], extra["z"])
+    assert list(again) == [1, "z", "e"]
+    with pytest.raises(InvalidArgumentError, match="checkpoint: method/x is a set"):
+        checkpoints.write({"method": {"x": {1}}})
 
 
 def test_all_global_generators_are_restored():

@@ -72,20 +72,30 @@ class KeptBases:
         stored = state.get("layers", {})
         expected = {layer.name: layer for layer in self.layers}
         for name, entry in stored.items():
-            if name not in expected or (len(entry["u"]), len(entry["v"])) != matrix_shape(
-                expected[name].shape, expected[name].form
-            ):
+            if name not in expected or not _are_bases_of(expected[name], entry):
                 raise InvalidArgumentError(
                     f"state: its layer '{name}' is not one of this model's; allowed: a state of this model"
                 )
-        self._age = int(state.get("age", 0))
-        self._projected = set(state.get("projected", ()))
+        age, projected = state.get("age", 0), state.get("projected", [])
+        if type(age) is not int or not 0 <= age < self.refresh or not set(projected) <= expected.keys():
+            raise InvalidArgumentError(f"state: it is of age {age!r:.40}; allowed: what state_dict() returned")
+        self._age, self._projected = age, set(projected)
         self._current = {}
         self._seen = {}
         for name, entry in stored.items():
             device = expected[name].weight.device
             self._current[name] = SVD(*(entry[key].to(device) for key in ("u", "s", "v")))
             self._seen[name] = (None, entry["sum"])
+
+
+def _are_bases_of(layer: Layer, entry: Mapping[str, Any]) -> bool:
+    rows, columns = matrix_shape(layer.shape, layer.form)
+    rank = min(rows, columns)
+    shapes = {"u": (rows, rank), "s": (rank,), "v": (columns, rank)}
+    return isinstance(entry.get("sum"), float) and all(
+        isinstance(entry.get(key), Tensor) and entry[key].shape == shape and entry[key].is_floating_point()
+        for key, shape in shapes.items()
+    )
 
 
 def _fingerprint(weight: Tensor) -> Tensor:

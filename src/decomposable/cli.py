@@ -13,6 +13,7 @@ from decomposable import __version__
 from decomposable.commands import bench, calibrate, compare, demo, evaluate, export, resize, sizes, train
 from decomposable.commands.verb import Verb, add_showing
 from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.text import printable
 
 OK, FAILED, CALLED_WRONG = 0, 1, 2
 
@@ -92,7 +93,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def _fail(verb: str, error: object, code: int) -> int:
-    line = " ".join(str(error).split())
+    line = printable(" ".join(str(error).split()))
     print(f"decomposable {verb}: error: {line}", file=sys.stderr)
     return code
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from decomposable.text import printable
+
 
 class DecomposableError(Exception):
     """Base of every error that this package raises on purpose."""
+
+    def __str__(self) -> str:
+        """The message as one printable line: it may quote a file that somebody else wrote."""
+        return printable(super().__str__())
 
 
 class InvalidArgumentError(DecomposableError, ValueError):

@@ -27,9 +27,11 @@ from decomposable.methods import decomposing
 from decomposable.metrics import MetricsLog, read_metrics
 from decomposable.network import DecomposedNet
 from decomposable.progress import Progress, Report, quiet, shown
+from decomposable.restoring import Position, position_in
 from decomposable.runs import RunFolder, check_same_run
 from decomposable.settings import Settings, from_plain, with_overrides
-from decomposable.training import Position, Say, Watchers
+from decomposable.text import one_line
+from decomposable.training import Say, Watchers
 from decomposable.weights import load_weights_, sha256
 
 OF_THE_CALIBRATION = ("calibrated_sizes", "calibrated_alignments", "calibration_images")
@@ -186,13 +188,13 @@ def run(job: Job, *, progress: Report = quiet, say: Say = quiet) -> dict[str, An
     saved = checkpoints.read()
     if saved is not None:
         check_same_run(checkpoints.path, saved["run"], identity)
+    steps_made = 0 if saved is None else position_in(saved, checkpoints.path, batches).step
     method = methods.find(settings.method)
     network = _build_network(job, method, batches)
     step = method.step(network, settings)
     say(_opening(job, batches))
     if saved is not None:
-        say(f"resuming at step {saved['position']['step']:,} of {len(batches):,}{_differences(saved, job)}")
-    steps_made = 0 if saved is None else saved["position"]["step"]
+        say(f"resuming at step {steps_made:,} of {len(batches):,}{_differences(saved, job)}")
     with (
         stop_signals() as stop,
         job.folder.locked(job.found),
@@ -415,5 +417,6 @@ def _opening(job: Job, batches: TrainBatches) -> str:
 def _differences(saved: Mapping[str, Any], job: Job) -> str:
     """What makes the last bits differ from those of a run that was not cut off."""
     now = bits_depend_on(job.device)
-    different = [f"{k} {v}, now {now[k]}" for k, v in saved["bits_depend_on"].items() if k in now and v != now[k]]
+    then = saved["bits_depend_on"]
+    different = [f"{k} {one_line(then[k], 80)}, now {now[k]}" for k in now if k in then and then[k] != now[k]]
     return f" (begun with {', '.join(different)}: the last bits may differ)" if different else ""

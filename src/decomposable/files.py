@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 with suppress(ImportError):  # not on Windows
     import fcntl
@@ -121,18 +120,6 @@ def _sync_folder(folder: Path) -> None:
             pass  # some file systems cannot; the file itself is written
         finally:
             os.close(handle)
-
-
-def load_plain(path: Path) -> Any:
-    """What `torch.save` wrote, read without running code from it; `ValueError` in one line where that cannot be."""
-    import torch
-
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # on noise, the reader fails in any way there is
-        raise ValueError("it is damaged, or holds more than tensors and plain values") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -25,7 +25,8 @@ from decomposable.interpolation import CalibratedSizes, choose_calibrated
 from decomposable.profiles import RUNTIMES, Entry, Newer, Stored, TimedSize, timed_now
 from decomposable.ranks import RankPlan, RankSelector
 from decomposable.rounding import Align
-from decomposable.storage.fields import Damaged, one_line
+from decomposable.storage.fields import Damaged
+from decomposable.text import one_line
 from decomposable.timing import Machine
 
 __all__ = ["RUNTIMES", "Entry", "LatencyProfile", "TimedSize", "choose_timed", "fingerprint", "timed_now"]

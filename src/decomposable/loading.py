@@ -16,10 +16,11 @@ from decomposable.models.rebuilding import BUILDERS, rebuilt
 from decomposable.network import DecomposedNet
 from decomposable.storage.container import FLOATS, open_container
 from decomposable.storage.contents import Artifact
-from decomposable.storage.fields import Damaged, Fields, one_line
+from decomposable.storage.fields import Damaged, Fields
 from decomposable.storage.parsing import Size, kind_of, naming, read_built_by, size_from
 from decomposable.storage.shrinking import read_network, size_given
 from decomposable.storage.skeleton import Skeleton, join
+from decomposable.text import one_line
 from decomposable.tracing import call_with_first
 from decomposable.tree import deep_copy, rewire, unwrap
 

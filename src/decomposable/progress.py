@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from decomposable.text import printable
+
 SECONDS_BEFORE_SHOWN = 2.0  # what is over sooner needs no line, unless it was asked for
 SECONDS_BETWEEN_LINES, VERBOSE_SECONDS = 60.0, 5.0  # where lines cannot be written over
 
@@ -184,11 +186,6 @@ class ProgressLine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def printable(text: str) -> str:
-    """One line, without what a terminal would obey."""
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 @contextmanager

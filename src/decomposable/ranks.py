@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from decomposable.cost import LayerCost
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.rounding import Align, Ints, described, rounded_ranks
+from decomposable.text import printable
 
 Measure = Literal["macs", "params"]
 Limits = Mapping[str, tuple[int | None, int | None]]
@@ -79,11 +80,12 @@ class RankPlan:
         return self.params / self.full_params
 
     def __str__(self) -> str:
-        width = max([len("layer"), *map(len, self.ranks)])
+        shown = {name: printable(name) for name in self.ranks}  # the names may come out of a file
+        width = max([len("layer"), *map(len, shown.values())])
         lines = [f"{'layer':<{width}}  {'rank':>6}  {'of':>6}  runs as"]
         for name, rank in self.ranks.items():
             runs_as = "dense" if name in self.dense else "two factors"
-            lines.append(f"{name:<{width}}  {rank:>6}  {self.full_ranks[name]:>6}  {runs_as}")
+            lines.append(f"{shown[name]:<{width}}  {rank:>6}  {self.full_ranks[name]:>6}  {runs_as}")
         totals = [f"{self.ratio:.1%} of the bases", f"{self.params:,} parameters ({self.params_fraction:.3f}x)"]
         if self.macs is not None:
             totals.append(f"{self.macs:,} MACs ({self.macs_fraction or 0:.3f}x)")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from decomposable.errors import InvalidArgumentError
@@ -13,6 +15,8 @@ from decomposable.errors import InvalidArgumentError
 SCHEDULES = ("steps", "cosine", "constant", "polynomial")
 PRECISIONS = ("float32", "bfloat16")
 VBMF_FORMS = ("tucker", "channel", "spatial")
+MOST = 2**31 - 1
+"""Of a whole number in the settings: epochs, images and seeds are far below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +142,15 @@ _CHECKS: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
     (("epochs", "batch_size", "min_rank", "refresh", "evaluate_every"), "an int of at least 1", lambda v: v >= 1),
     (("calibration_images",), "an int of at least 2", lambda v: v >= 2),
     (("workers",), "an int of at least 0", lambda v: v >= 0),
-    (("seed",), f"an int from 0 to {2**31 - 1}", lambda v: 0 <= v < 2**31),
+    (("seed",), f"an int from 0 to {MOST}", lambda v: v >= 0),
     (("learning_rate", "fine_tune_learning_rate", "decay"), "a number above 0", lambda v: 0 < v < float("inf")),
     (("weight_decay", "clip_norm", "warmup_epochs"), "a number of at least 0", lambda v: 0 <= v < float("inf")),
     (("momentum",), "a number from 0 to below 1", lambda v: 0 <= v < 1),
     (("balance",), "a number in [0, 1]", lambda v: 0 <= v <= 1),
     (("ratio",), "two numbers with 0 < low <= high <= 1, as in 0.01,0.5", lambda v: 0 < v[0] <= v[1] <= 1),
     (("milestones",), "parts of the training, as in 0.3,0.6,0.8", lambda v: all(0 < m < 1 for m in v)),
-    (("std",), "numbers above 0", lambda v: all(s > 0 for s in v)),
+    (("mean",), "finite numbers", lambda v: all(map(math.isfinite, v))),
+    (("std",), "numbers above 0", lambda v: all(0 < s < float("inf") for s in v)),
     (("calibrated_sizes",), "parts of the MACs, as in 0.25,0.5,1", lambda v: all(0 < s <= 1 for s in v)),
     (("calibrated_alignments",), "multiples, as in 8,16", lambda v: all(a >= 1 for a in v)),
     (("sizes",), "parts of the MACs, as in 0.25,0.5,1", lambda v: v and all(0 < s <= 1 for s in v)),
@@ -248,12 +253,15 @@ class _Text(str):
     __slots__ = ()
 
 
+_hints = cache(get_type_hints)  # it reads them from text every time
+
+
 def _typed(settings: type, name: str, value: Any) -> Any:
     """The value as the type that its field has, or an error that says what came and what is allowed."""
-    kind = get_type_hints(settings)[name]
+    kind = _hints(settings)[name]
     try:
         return _convert(kind, value)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         raise InvalidArgumentError(f"{name}={_as_text(value)}; allowed: {_describe(kind)}") from None
 
 
@@ -275,23 +283,35 @@ def _convert(kind: Any, value: Any) -> Any:
     if isinstance(value, _Text):
         if kind is bool:
             return _BOOLEANS[value.lower()]
-        return kind(str(value))
+        return _within(kind(str(value)))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(kind, type) and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         raise TypeError
+    return _within(value)
+
+
+def _within(value: Any) -> Any:
+    """The value, unless it is a whole number that nothing here can count to."""
+    if isinstance(value, int) and abs(value) > MOST:
+        raise ValueError
     return value
 
 
 def _describe(kind: Any) -> str:
     if get_origin(kind) is tuple:
         arguments = get_args(kind)
-        one = _describe(arguments[0]).split(" ")[-1]
+        one = {int: "int", float: "number", str: "text"}.get(arguments[0], "value")
         return f"{one}s, separated by commas" if Ellipsis in arguments else f"{len(arguments)} {one}s, as in 0.01,0.5"
-    return {int: "an int", float: "a number", bool: "true or false", str: "a text"}.get(
+    return {int: f"an int of at most {MOST:,}", float: "a number", bool: "true or false", str: "a text"}.get(
         kind, f"a {getattr(kind, '__name__', kind)}"
     )
 
 
 def _as_text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    """A value as it is shown; of a very long number Python writes no digits."""
+    try:
+        text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    except ValueError:
+        text = "a number of too many digits"
+    return text if len(text) <= 200 else f"{text[:199]}…"

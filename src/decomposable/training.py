@@ -12,15 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from decomposable.checkpoint import CheckpointError, Checkpoints, set_random_state
+from decomposable.checkpoint import Checkpoints
 from decomposable.data.base import Batch, TrainBatches
 from decomposable.devices import bits_depend_on
 from decomposable.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
@@ -28,6 +27,7 @@ from decomposable.interrupts import Interrupted
 from decomposable.methods.base import Step
 from decomposable.metrics import MetricsLog
 from decomposable.progress import Progress, Report, as_duration, quiet
+from decomposable.restoring import Position, position_in, restore_
 from decomposable.settings import Settings
 
 Say = Callable[[str], None]  # told a line that stays
@@ -41,29 +41,6 @@ class Watchers:
     log: MetricsLog
     progress: Report = quiet
     say: Say = quiet
-
-
-@dataclass
-class Position:
-    """Where a run is: updates made, seconds spent, and the sums for the line of the epoch that is under way."""
-
-    step: int = 0
-    seconds: float = 0.0
-    sums: dict[str, float] = field(default_factory=dict)
-    count: int = 0
-    commits: list[str] = field(default_factory=list)  # of the code that made the steps
-
-    def add(self, values: Mapping[str, float]) -> None:
-        """Count one step's values."""
-        for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        self.count += 1
-
-    def means(self) -> dict[str, float]:
-        """The mean over the epoch's steps; starts the next epoch's."""
-        means = {name: total / self.count for name, total in self.sums.items()}
-        self.sums, self.count = {}, 0
-        return means
 
 
 def train(
@@ -92,7 +69,10 @@ def train(
         momentum=settings.momentum,
         nesterov=settings.nesterov and settings.momentum > 0,
     )
-    position = Position() if saved is None else _restore(saved, checkpoints.path, model, optimizer, method)
+    position = Position()
+    if saved is not None:
+        position = position_in(saved, checkpoints.path, batches)
+        restore_(saved, checkpoints.path, model, optimizer, method)
     if commit is not None and commit not in position.commits:
         position.commits.append(commit)
     device = next(model.parameters()).device
@@ -205,19 +185,6 @@ def set_learning_rate_(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """For all groups; a function of the step's number needs no scheduler, and no state of one."""
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-def _restore(
-    saved: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, method: Step
-) -> Position:
-    try:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        method.load_state_dict(saved["method"])
-        set_random_state(saved["random"])
-        return Position(**saved["position"])
-    except Exception as error:  # whatever does not fit
-        raise CheckpointError(f"{path} does not fit this run: {(str(error).splitlines() or [''])[0][:120]}") from error
 
 
 def _gradient_norm(model: nn.Module, limit: float) -> float:

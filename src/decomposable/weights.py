@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from decomposable import artifact
+from decomposable.checkpoint import is_checkpoint, read_checkpoint
 from decomposable.errors import DecomposableError
-from decomposable.files import load_plain
+from decomposable.storage.fields import Damaged
+from decomposable.storage.header import parse_header, read_header
+from decomposable.text import one_line
+from decomposable.torch_files import Claim, open_torch_file, read_tensors
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = ("module.", "_orig_mod.")
@@ -25,7 +32,7 @@ def load_weights_(model: nn.Module, path: Path) -> None:
     """Put the weights of a file into the model, all of them or none.
 
     The file is a `.safetensors` state dict, a network of ours (its full size), or what `torch.save` wrote, read
-    without running code from it; keys may start with the ``module.`` of data parallelism.
+    without unpickling it; keys may start with the ``module.`` of data parallelism.
     """
     ours = model.state_dict()
     state = _without_prefixes(read_weights(path), ours)
@@ -37,7 +44,14 @@ def load_weights_(model: nn.Module, path: Path) -> None:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The state dict in a file."""
     _require_file(path)
-    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    if path.suffix == ".safetensors" or _is_safetensors(path):  # a checkpoint of ours is one, too
+        return _read_safetensors(path)
+    return _read_torch(path)
+
+
+def _is_safetensors(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
 
 
 def _without_prefixes(state: dict[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -56,26 +70,44 @@ def _require_file(path: Path) -> None:
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
+        _check_header(path)
         with safe_open(path, framework="pt") as file:
             is_ours = "decomposable" in (file.metadata() or {})
             if not is_ours:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Damaged as error:
+        raise WeightsError(f"{path}: {one_line(error)}") from error
     except SafetensorError as error:
-        raise WeightsError(f"{path} is not a whole safetensors file ({error})") from error
+        raise WeightsError(f"{path}: not a whole safetensors file ({one_line(error)})") from error
+    if is_checkpoint(path):
+        model = read_checkpoint(path)["model"]
+        return {name: value for name, value in model.items() if isinstance(value, Tensor)}
     return dict(artifact.read(path).state)
+
+
+def _check_header(path: Path) -> None:
+    """Refuse one that would take far more memory than the file, which the package safetensors does not."""
+    with FileIO(path, "rb") as file:
+        parse_header(read_header(file), os.fstat(file.fileno()).st_size)
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
-        content = load_plain(path)
+        with open_torch_file(path) as file:
+            return read_tensors(file, _state_in(path, file.content))
     except ValueError as error:
         raise WeightsError(f"{path} holds no weights: {error}") from error
+
+
+def _state_in(path: Path, content: Any) -> dict[str, Claim]:
+    """The state dict among the things that people save."""
     for wrapper in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
             break
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        came = f"a {type(content).__name__}" if not isinstance(content, Mapping) else "a dict of other things"
+    is_state = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
+    if not is_state or not content or not all(isinstance(value, Claim) for value in content.values()):
+        came = "a dict of other things" if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise WeightsError(f"{path} holds {came}; allowed: a state dict, which maps names to tensors")
     return dict(content)
 

@@ -304,6 +304,21 @@ def _resealed(whole):
     return content + hashlib.sha256(content).hexdigest().encode()
 
 
+def test_a_description_of_empty_objects_is_refused_before_it_is_read(tiny_parts, tmp_path):
+    model, description, arrays = tiny_parts()
+    whole = onnx.ModelProto.FromString(seal(model, description, arrays))
+    del whole.metadata_props[:]
+    whole.metadata_props.add(key="decomposable", value='{"format":1,"x":[' + "{}," * 2_000_000 + "{}]}")
+    path = tmp_path / "large.onnx"
+    path.write_bytes(_resealed(whole))
+    tracemalloc.start()
+    line = refused(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "more than 1,000,000 values" in line
+    assert peak < 5 * path.stat().st_size
+
+
 def test_no_memory_is_taken_for_a_claim(spoilt):
     claims = [lying_shape, huge_shape, a_huge_input, setting("layers", 0, "shape", [2**30, 2**30])]
     for claim in claims:

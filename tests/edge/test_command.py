@@ -10,6 +10,7 @@ from decomposable.edge import AnySizeSession
 from decomposable.edge.command import main
 from decomposable.edge.container import seal
 from decomposable.edge.measuring import example, time_sizes
+from decomposable.edge.npy import read_npy
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.latency import LatencyProfile
 
@@ -156,6 +157,70 @@ def test_what_is_wrong_is_one_line(file, call, arguments, code, words):
     assert (found, out) == (code, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+def npy(header, content=b"", version=b"\x01\x00"):
+    text = header.encode() + b" " * (118 - len(header)) + b"\n" if len(header) < 118 else header.encode()
+    return b"\x93NUMPY" + version + len(text).to_bytes(2, "little") + text + content
+
+
+HOSTILE = {
+    "objects": npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", b"cos\nsystem\n(S'true'\ntR."),
+    "huge": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }", bytes(8)),
+    "huge in two": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296), }", bytes(8)),
+    "huge number": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 5000 + ",), }", bytes(8)),
+    "negative": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -1), }", bytes(8)),
+    "short": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 6), }", bytes(40)),
+    "long": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 6), }", bytes(56)),
+    "deep": npy("(" * 9000 + ")" * 9000),
+    "code": npy("__import__('os').mkdir('owned')"),
+    "no type": npy("{'descr': 'nonsense', 'fortran_order': False, 'shape': (2, 6), }", bytes(48)),
+    "no width": npy("{'descr': '<U0', 'fortran_order': False, 'shape': (99999999999,), }"),
+    "another version": npy("{}", version=b"\x09\x00"),
+    "empty": b"",
+    "half a magic": b"\x93NUM",
+    "an archive": b"PK\x05\x06" + bytes(18),
+    "a pickle": b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00]\x94K\x01a.",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_array_is_one_line_and_code_2(file, call, tmp_path, kind):
+    (tmp_path / "x.npy").write_bytes(HOSTILE[kind])
+    code, out, err = call("run", file, tmp_path / "x.npy", "-o", tmp_path / "y.npy")
+    assert (code, out) == (2, "")
+    assert f"{tmp_path / 'x.npy'}: not an array" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "y.npy").exists()
+
+
+@pytest.mark.parametrize("x", [np.ones((2, 6), "<f4"), np.asfortranarray(np.ones((2, 6), ">f4"))], ids=["C", "Fortran"])
+def test_arrays_of_either_order_are_read(tmp_path, x):
+    np.save(tmp_path / "x.npy", x)
+    np.testing.assert_array_equal(read_npy(tmp_path / "x.npy"), x)
+
+
+def test_escape_sequences_out_of_a_bundle_are_shown_and_not_obeyed(tiny_parts, tmp_path, call):
+    model, description, arrays = tiny_parts()
+    evil = "\x1b]0;owned\x07\u202e"
+    for name in (port.name for port in (*model.graph.input,)):
+        for node in model.graph.node:
+            node.input[:] = [evil if taken == name else taken for taken in node.input]
+    model.graph.input[0].name = evil
+    (tmp_path / "evil.onnx").write_bytes(seal(model, description, arrays))
+    code, out, err = call("sizes", tmp_path / "evil.onnx")
+    assert code == 0
+    assert r"Input: \x1b]0;owned\x07\u202e (" in out
+    assert all(letter.isprintable() or letter == "\n" for letter in out + err)
+
+
+def test_odd_values_in_info_are_passed_over(tiny_parts, tmp_path, call):
+    model, description, arrays = tiny_parts()
+    odd = [None, True, -1, 10**300, 1e300, "x", [], {}]
+    rows = [{"size": a, "accuracy": b} for a in (1.0, *odd) for b in (50.0, *odd)]
+    for sizes in (*odd, [*odd, *rows]):
+        (tmp_path / "odd.onnx").write_bytes(seal(model, {**description, "info": {"sizes": sizes}}, arrays))
+        assert call("sizes", tmp_path / "odd.onnx")[0] == 0
 
 
 def test_a_broken_file_is_one_line(file, call):

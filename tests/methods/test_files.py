@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -180,3 +181,95 @@ def test_the_verbs_that_decompose_say_that_it_is_not_decomposed(tmp_path, capsys
     assert json.loads(capsys.readouterr().out)["method"] == "us-net"
     with pytest.raises(InvalidArgumentError):
         net.load_state_dict({})
+
+
+def claiming(net, path, shape):
+    """The file of a network that says it takes another input; its costs are those of that input."""
+    net.save(path)
+    description, tensors = read_container(path)
+    description["structure"]["input_shape"] = shape
+    method = methods.find(net.method)
+    example = torch.zeros(1, *shape, device="meta")
+    network, _ = method.rebuilt(build().to("meta"), example, Settings(), description["structure"])
+    again = [method.size_again(network, size["value"], example) for size in description["sizes"]]
+    description["sizes"] = [asdict(size) for size in again]
+    write_container(path, {k: v for k, v in description.items() if k not in ("sha256", "format")}, tensors)
+
+
+class Watched(nn.Module):
+    """Notes where it is run, and on what."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append((x.device.type, tuple(x.shape)))
+        return x
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def watched():
+    model = build()
+    model[2] = Watched()
+    return model
+
+
+@pytest.mark.parametrize("name", ["width", "scratch", "slimmable", "us-net"])
+def test_nothing_is_computed_on_an_input_that_a_file_claims(name, tmp_path):
+    """A claim of [3, 1024, 2048], with costs that agree, is answered without a single multiplication."""
+    net, x = made(name)
+    path = tmp_path / "net.safetensors"
+    claiming(net, path, [3, 1024, 2048])
+    model = watched()
+    again = dn.load(path, model=model)
+    assert {device for device, _ in model[2].seen} <= {"meta"}
+    assert model[2].seen or name == "tucker"
+    again.set_plan_(again.sizes[-1])
+    assert again(x).shape == (16, 10)
+
+
+class Choosy(nn.Module):
+    """Cannot run where there are no numbers."""
+
+    def forward(self, x):
+        return x if float(x.sum()) > -1e30 else -x
+
+
+@pytest.mark.parametrize("name", ["width", "scratch", "slimmable", "us-net"])
+def test_a_model_that_needs_numbers_is_tried_on_a_small_input_only(name, tmp_path):
+    net, x = made(name)
+    path = tmp_path / "net.safetensors"
+    net.save(path)
+    model = build()
+    model[2] = Choosy()
+    assert dn.load(path, model=model)(x).shape == (16, 10)
+    claiming(net, path, [3, 512, 512])
+    with pytest.raises(ArtifactError, match="it does not go with this model"):
+        dn.load(path, model=model)
+
+
+class Shifted(nn.Module):
+    """Has a buffer that no file holds."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.register_buffer("shift", torch.tensor([value]), persistent=False)
+
+    def forward(self, x):
+        return x + self.shift
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_buffers_that_a_file_does_not_hold_are_the_models(name, tmp_path):
+    net, x = made(name)
+    net.save(tmp_path / "net.safetensors")
+    model = build()
+    model[6] = nn.Sequential(nn.Flatten(), Shifted(0.0))
+    other = build()
+    other[6] = nn.Sequential(nn.Flatten(), Shifted(1e3))
+    same, far = (dn.load(tmp_path / "net.safetensors", model=m)(x) for m in (model, other))
+    torch.testing.assert_close(same, net(x))
+    assert (far - same).abs().max() > 1

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.export.quiet import reason
+from decomposable.onnx_runtime import onnx_runtime
 from decomposable.parts import InputSpec
 
 Runs = dict[str, Callable[[], object]]
@@ -71,8 +72,7 @@ def _onnx_run(module: nn.Module, input: InputSpec, x: Tensor, threads: int) -> C
     from decomposable.export.graph import to_onnx  # brings the optional packages, or says which one is missing
 
     model = to_onnx(module, input, optimize=True)
-    import onnxruntime
-
+    onnxruntime = onnx_runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     # After a run, threads wait for the next one at full speed for a while: they would slow the other networks.

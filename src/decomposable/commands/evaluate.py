@@ -50,7 +50,8 @@ def _run(options: argparse.Namespace) -> None:
         plans = _plans(contents, options)  # what is impossible is refused before any work
         info = contents.info
     else:
-        info = description["info"]
+        noted = description.get("info")
+        info = noted if isinstance(noted, Mapping) else {}
     task = networks.find_task(info, options.recipe, options.data)
     net = load(options.file, model=task.build_model()).to(device)
     if description is not None:

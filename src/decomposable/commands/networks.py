@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands.verb import as_table, parse_size
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import ArtifactError, InvalidArgumentError
+from decomposable.notes import measured_rows, recipe_in
 
 if TYPE_CHECKING:
     from decomposable.evaluation import Row
@@ -59,12 +60,10 @@ def sized_rows(path: Path, description: Mapping[str, Any]) -> list[tuple[str, Ro
     from decomposable.evaluation import Row
     from decomposable.methods.sized import sizes_of
 
-    info = description.get("info")
-    measured = info.get("sizes") if isinstance(info, Mapping) else None
     known = {
-        (row.get("macs"), row.get("params")): row.get("accuracy")
-        for row in (measured if isinstance(measured, list) else ())
-        if isinstance(row, Mapping)
+        (row["macs"], row["params"]): accuracy
+        for row, accuracy in measured_rows(description.get("info"))
+        if type(row.get("macs")) is type(row.get("params")) is int
     }
     return [
         (size.name, Row.of(size.macs_fraction, size, known.get((size.macs, size.params))))
@@ -86,10 +85,10 @@ def task_and_settings(info: Mapping[str, Any], recipe: str | None, data: Path | 
     from decomposable import recipes
     from decomposable.settings import from_plain
 
-    stored = info.get("recipe")
+    stored = recipe_in(info)
     name = recipe or stored
     if recipe is None and stored not in recipes.BUILT_IN:
-        said = f"says {stored!r}, which is not a built-in recipe" if isinstance(stored, str) else "names none"
+        said = f"says {stored!r:.80}, which is not a built-in recipe" if stored is not None else "names none"
         raise InvalidArgumentError(
             f"--recipe is needed: the file {said}; allowed: {', '.join(recipes.BUILT_IN)} or your own"
         )
@@ -98,7 +97,10 @@ def task_and_settings(info: Mapping[str, Any], recipe: str | None, data: Path | 
     settings = recipes.default_settings(function)
     known = info.get("settings")
     if name == stored and isinstance(known, Mapping):
-        settings = from_plain(settings, known)
+        try:
+            settings = from_plain(settings, known)
+        except InvalidArgumentError as error:  # nobody has typed them
+            raise ArtifactError(f"the file's settings cannot be: {error}") from error
     return recipes.make_task(function, data, settings), settings
 
 
@@ -106,7 +108,7 @@ def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
     """Whether measuring takes a folder of data, as far as one can know."""
     from decomposable import recipes
 
-    stored = info.get("recipe")
+    stored = recipe_in(info)
     name = recipe or (stored if stored in recipes.BUILT_IN else None)  # a stranger's choice of code is not imported
     return name is None or recipes.needs_data(recipes.find(name))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from decomposable.commands import networks
 from decomposable.commands.verb import alignment as alignment
 from decomposable.errors import InvalidArgumentError
+from decomposable.notes import recipe_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,7 +62,7 @@ def _of_its_recipe(file: Path) -> nn.Module:
     from decomposable import recipes
 
     info = _info(file)
-    if info.get("recipe") not in recipes.BUILT_IN:
+    if recipe_in(info) not in recipes.BUILT_IN:
         raise InvalidArgumentError(
             f"--model or --recipe is needed: {file} holds weights but not the code that uses them; allowed: "
             f"--model package.module:function, or --recipe with {', '.join(recipes.BUILT_IN)} or your own"

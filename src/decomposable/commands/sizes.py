@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from decomposable.commands import networks
 from decomposable.commands.verb import Verb, progress_line
 from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.notes import measured_sizes, recipe_in
 from decomposable.progress import Tracker
+from decomposable.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +65,7 @@ def _run(options: argparse.Namespace) -> None:
         _show_sized(options, description)
         return
     contents = artifact.outline(options.file)
-    rows = _rows(contents, _measured(contents.info))
+    rows = _rows(contents, measured_sizes(contents.info))
     if drop is not None:
         rows = [_smallest(options, contents, rows)]
     if options.json:
@@ -78,7 +80,7 @@ def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> 
     """The sizes of a method that does not decompose: those that it has, and no others."""
     from decomposable.evaluation import smallest_within
 
-    named = networks.sized_rows(options.file, description)
+    named, method = networks.sized_rows(options.file, description), one_line(description.get("method"), 80)
     drop = options.accuracy_drop
     if drop is not None:
         found = smallest_within([row for _, row in named], drop)
@@ -87,22 +89,11 @@ def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> 
         named = [(name, row) for name, row in named if row == found]
     if options.json:
         lines = [{"name": name, **asdict(row)} for name, row in named]
-        print(json.dumps({"file": str(options.file), "method": description["method"], "sizes": lines}))
+        print(json.dumps({"file": str(options.file), "method": method, "sizes": lines}))
         return
     print(networks.table(named))
     if drop is None:
-        print(f"\nThese are all its sizes: it was trained by the method {description['method']}.")
-
-
-def _measured(info: Mapping[str, Any]) -> dict[float, float]:
-    """The accuracies in a file, by size, largest first; what is not one is passed over."""
-    rows = info.get("sizes")
-    found = {}
-    for row in rows if isinstance(rows, list) else ():
-        size, accuracy = (row.get("size"), row.get("accuracy")) if isinstance(row, Mapping) else (None, None)
-        if isinstance(size, int | float) and isinstance(accuracy, int | float) and 0 < size <= 1:
-            found[float(size)] = float(accuracy)
-    return dict(sorted(found.items(), reverse=True))
+        print(f"\nThese are all its sizes: it was trained by the method {method}.")
 
 
 def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
@@ -179,8 +170,8 @@ def search(measure: Callable[[float], Row], smallest: float, drop: float) -> Row
 def _closing(contents: Artifact) -> str:
     count = len(contents.statistics.plans) if contents.statistics is not None else 0
     statistics = f"batch normalisation statistics of {count} calibrated sizes" if count else "no calibrated sizes"
-    recipe = contents.info.get("recipe")
-    trained = f"; trained with {recipe}" if isinstance(recipe, str) else ""
+    recipe = recipe_in(contents.info)
+    trained = f"; trained with {one_line(recipe, 80)}" if recipe is not None else ""
     layers = f"{len(contents.selector.costs)} layers decomposed"
     return f"\nAny size between the first and the last can be taken. {layers}; {statistics}{trained}."
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import ProgressLine
+from decomposable.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +134,7 @@ def showing_warnings(program: str) -> Iterator[None]:
 
 def as_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns aligned to the right under their names."""
+    header, *rows = ([printable(cell) for cell in row] for row in (header, *rows))  # names may come out of a file
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     return "\n".join(
         "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,15 +1,16 @@
 """ImageNet, or any set of images in class folders: train/CLASS/*.JPEG and val/CLASS/*.JPEG.
 
-Images are decoded, cropped and resized one by one, as they differ in size; the rest is tensor code on the whole batch.
+Images are decoded, cropped and resized one by one, as they differ in size, and no original is kept; the rest is tensor
+code on the whole batch.
 """
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from math import ceil
 from pathlib import Path
@@ -121,16 +122,16 @@ class ImageFolders:
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """Random crops of these training images, augmented."""
-        images = [_open(self.train[i]) for i in indices.tolist()]
-        boxes_N4 = random_boxes(torch.tensor([image.size for image in images]), generator)
-        pixels = _decode(images, boxes_N4.tolist(), self.size, draft=True)
+        files = [self.train[i] for i in indices.tolist()]
+        boxes_N4 = random_boxes(torch.tensor([_size_of(file) for file in files]), generator)
+        pixels = _decode(files, boxes_N4.tolist(), self.size, draft=True)
         return self.augment(pixels, generator), self.train.labels[indices]
 
     def test_batch(self, indices: Tensor) -> Batch:
         """The middles of these test images."""
-        images = [_open(self.test[i]) for i in indices.tolist()]
-        box = partial(central_box, resize=self.resize, size=self.size)
-        pixels = _decode(images, (box(*image.size) for image in images), self.size, draft=False)
+        files = [self.test[i] for i in indices.tolist()]
+        boxes = (central_box(*_size_of(file), resize=self.resize, size=self.size) for file in files)
+        pixels = _decode(files, boxes, self.size, draft=False)
         return self.prepare(pixels), self.test.labels[indices]
 
 
@@ -176,38 +177,35 @@ def _pillow() -> ModuleType:
     return Image
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """An image whose size is known and whose pixels are not decoded yet.
-
-    The file's bytes are in memory: a batch of open files could be more than a process may have.
-    """
-
-    file: Path
-    image: Any
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.image.size
-
-
-def _open(file: Path) -> _Opened:
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """An image whose size is known and whose pixels are not decoded yet; what it takes is free again afterwards."""
+    images = _pillow()
     try:
-        return _Opened(file, _pillow().open(io.BytesIO(file.read_bytes()), formats=_FORMATS))
-    except MissingExtraError:
-        raise
-    except Exception as error:
+        with file.open("rb") as stream, warnings.catch_warnings():
+            warnings.simplefilter("error", images.DecompressionBombWarning)  # at half of what Pillow refuses itself
+            with images.open(stream, formats=_FORMATS) as image:
+                yield image
+    except Exception as error:  # decoders raise almost anything when a file is broken
         raise _unreadable(file, error) from error
 
 
-def _decode(images: Sequence[_Opened], boxes: Iterable[Sequence[float]], size: int, *, draft: bool) -> Tensor:
-    """These boxes of the images, each resized to `size` × `size`, as bytes: N × 3 × size × size."""
-    pixels = np.empty((len(images), size, size, 3), dtype=np.uint8)
-    for opened, box, out in zip(images, boxes, pixels, strict=True):
-        try:
-            out[:] = _cut(opened.image, box, size, draft)
-        except Exception as error:  # decoders raise almost anything when a file is broken
-            raise _unreadable(opened.file, error) from error
+def _size_of(file: Path) -> tuple[int, int]:
+    """Width and height, for which the head of a file is enough."""
+    with _opened(file) as image:
+        size: tuple[int, int] = image.size
+        return size
+
+
+def _decode(files: Sequence[Path], boxes: Iterable[Sequence[float]], size: int, *, draft: bool) -> Tensor:
+    """These boxes of the images, each resized to `size` × `size`, as bytes: N × 3 × size × size.
+
+    One original at a time is in memory: of 256 photographs, they would take gigabytes.
+    """
+    pixels = np.empty((len(files), size, size, 3), dtype=np.uint8)
+    for file, box, out in zip(files, boxes, pixels, strict=True):
+        with _opened(file) as image:
+            out[:] = _cut(image, box, size, draft)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 

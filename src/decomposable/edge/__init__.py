@@ -8,6 +8,7 @@ factors     a layer's weights at any rank
 folding     batch normalisation as part of the layer before
 building    the ONNX model of one size
 options     how ONNX Runtime is asked to work
+npy         an array in a file, for the command line
 session     the session, and changing its size under load
 """
 

@@ -1,4 +1,8 @@
-"""What a bundle holds, read from its file. All of it is checked, and nothing is trusted."""
+"""What a bundle holds, read from its file. Damage is found, and the plan data is checked claim by claim.
+
+The graph is code, as that of every ONNX model: what it computes, and how much memory that takes, is up to whoever made
+the file. A bundle is to be trusted like any model (SECURITY.md).
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,14 @@ from numpy.typing import NDArray
 from decomposable.cost import LayerCost, dense_size, factor_sizes
 from decomposable.edge.arrays import Array, array_of, type_name
 from decomposable.edge.container import unseal
-from decomposable.edge.extents import check_extents
 from decomposable.edge.factors import LayerWeights, factor_shapes, full_rank
 from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, first_of, second_of
 from decomposable.edge.statistics import Statistics
 from decomposable.errors import ArtifactError
 from decomposable.ranks import RankSelector
 from decomposable.shrunk import plan_of, with_stored
-from decomposable.storage.fields import MOST, Damaged, Fields, alignments_from, grids_from, require
+from decomposable.storage.fields import MOST, MOST_VALUES, Damaged, Fields, alignments_from, grids_from, require
+from decomposable.text import one_line
 
 _MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory for a claim
 
@@ -76,8 +80,7 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     try:
         return _parse(Path(path), *unseal(path))
     except (Damaged, RecursionError) as error:
-        line = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it quotes a stranger
-        raise ArtifactError(f"{path}: {line}") from error
+        raise ArtifactError(f"{path}: {one_line(error)}") from error
 
 
 def _parse(path: Path, model: onnx.ModelProto, description: dict[str, Any], arrays: dict[str, Array]) -> Bundle:
@@ -100,7 +103,6 @@ def _parse(path: Path, model: onnx.ModelProto, description: dict[str, Any], arra
     require(bool(inputs) and bool(outputs), "it has no input or no output")
     made = {*wiring.makers, *(port.name for port in inputs)}
     require(not shapes.keys() & made, "a weight is an input, or a node makes it")
-    check_extents(model, tensors | factors)
     return Bundle(
         path=path,
         model=model,
@@ -222,7 +224,7 @@ def _read_statistics(
             tensor = tensors.get(f"{name}.{kind}" if name else kind)
             require(tensor is None or tensor.shape == (size,), f"statistics of '{name:.60}' have the wrong shape")
     rows, total = unused.get("statistics/ranks", np.zeros(0)).size // count - 1, sum(channels)  # the last is the end
-    require(rows > 0, "statistics are empty")
+    require(rows > 0 and rows * count < MOST_VALUES, f"statistics are of {max(rows, 0):,} sizes")
     ranks = _take(unused, "statistics/ranks", "i8", (rows + 1, count))
     dense = _take(unused, "statistics/dense", "?", (rows + 1, count))
     require(bool(((ranks >= 1) & (ranks <= selector.full_ranks)).all()), "statistics are of ranks that cannot be")

@@ -24,14 +24,17 @@ from decomposable.commands.verb import (
     showing_warnings,
     threads,
 )
-from decomposable.edge.bundle import Bundle, read_bundle
+from decomposable.edge.bundle import read_bundle
+from decomposable.edge.npy import read_npy
 from decomposable.edge.session import AnySizeSession, usual_plans
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import replacing
 from decomposable.interpolation import position
 from decomposable.latency import Entry, LatencyProfile
+from decomposable.notes import measured_sizes
 from decomposable.ranks import RankPlan
 from decomposable.rounding import described
+from decomposable.text import printable
 
 OK, FAILED, CALLED_WRONG = 0, 1, 2
 PROGRAM = "decomposable-edge"
@@ -59,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(options: argparse.Namespace, error: object, code: int) -> int:
-    sys.stderr.write(f"{PROGRAM} {options.verb}: error: {' '.join(str(error).split())}\n")
+    sys.stderr.write(f"{PROGRAM} {options.verb}: error: {printable(' '.join(str(error).split()))}\n")
     return code
 
 
@@ -114,14 +117,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _sizes(options: argparse.Namespace) -> None:
     bundle = read_bundle(options.file)
-    accuracies = {bundle.selector.of_size(size): accuracy for size, accuracy in _accuracies(bundle).items()}
+    known = {size: a for size, a in measured_sizes(bundle.info).items() if size >= bundle.selector.smallest_size}
+    accuracies = {bundle.selector.of_size(size): accuracy for size, accuracy in known.items()}
     plans = dict.fromkeys([*usual_plans(bundle.selector), *accuracies])
     rows = [_described(plan) | {"accuracy": accuracies.get(plan)} for plan in sorted(plans, key=position, reverse=True)]
     if options.json:
         _say(json.dumps({"file": str(options.file), "sizes": rows}))
         return
     _say(as_table(("MACs", "of all", "parameters", "of all", "ranks", "accuracy"), [_cells(row) for row in rows]))
-    takes = ", ".join(f"{p.name} ({' × '.join(map(str, p.shape))}, {p.dtype})" for p in bundle.inputs)
+    takes = ", ".join(
+        f"{printable(p.name)} ({printable(' × '.join(map(str, p.shape)))}, {p.dtype})" for p in bundle.inputs
+    )
     profile = LatencyProfile.load_beside(options.file)
     timed = "; ".join(map(str, profile.entries)) if profile is not None else f"none ({PROGRAM} bench measures them)"
     _say(f"\nAny size between the first and the last can be taken. Input: {takes}. Latencies: {timed}.")
@@ -146,19 +152,6 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         "{}-{}".format(*row["ranks"]),
         "" if row["accuracy"] is None else f"{row['accuracy']:.2f}%",
     ]
-
-
-def _accuracies(bundle: Bundle) -> dict[float, float]:
-    """The accuracies of sizes, if the network's file said them; what is not one is passed over."""
-    rows, found = bundle.info.get("sizes"), {}
-    for row in rows if isinstance(rows, list) else ():
-        fields: Mapping[str, Any] = row if isinstance(row, Mapping) else {}
-        size, accuracy = (fields.get(name) for name in ("size", "accuracy"))
-        if not (isinstance(size, float | int) and isinstance(accuracy, float | int)):
-            continue
-        if bundle.selector.smallest_size <= size <= 1:
-            found[float(size)] = float(accuracy)
-    return found
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -199,10 +192,7 @@ def _run(options: argparse.Namespace) -> None:
     size: dict[str, Any] = {k: parse_size(f"--{k}", text) for k, text in given.items() if text is not None}
     if options.latency_ms is not None:
         size["latency_ms"] = options.latency_ms
-    try:
-        x = np.load(options.input, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise InvalidArgumentError(f"{options.input}: not an array; allowed: a file of numpy.save") from error
+    x = read_npy(options.input)
     if options.out.suffix != ".npy":
         raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy")
     with showing_warnings(f"{PROGRAM} run"):

@@ -5,9 +5,9 @@
                 ├─ function decomposable::plan: arrays, as constants; nothing calls it
                 └─ metadata "decomposable.sha256", the file's last bytes: 64 digits for all that comes before them
 
-Runtimes load a function that nobody calls without a word; they warn of initializers that no node uses. Nothing in a
-file is trusted: it is not executed, no other file is opened for it, and no memory is taken for what it merely claims to
-hold.
+Runtimes load a function that nobody calls without a word; they warn of initializers that no node uses. While a file is
+read, nothing in it is executed, no other file is opened for it, and no memory is taken for what it merely claims to
+hold. Its graph is executed when it is run: a bundle is to be trusted like any model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from decomposable.edge.arrays import Array, array_of, tensor_of
-from decomposable.storage.fields import Damaged, require
+from decomposable.storage.fields import Damaged, parse_json, require
 
 FORMAT = 1
 """The version of the format that is written; a file of a larger one is refused."""
@@ -106,10 +106,7 @@ def _check_text(message: Any) -> None:
 def _description(model: onnx.ModelProto) -> dict[str, Any]:
     texts = [entry.value for entry in model.metadata_props if entry.key == _ENTRY]
     require(len(texts) == 1, "its metadata have no 'decomposable', or several")
-    try:
-        description = json.loads(texts[0])
-    except (ValueError, RecursionError) as error:
-        raise Damaged("its description is not JSON") from error
+    description = parse_json(texts[0])
     version: Any = description.get("format") if isinstance(description, dict) else None
     require(type(version) is int and version >= 1, "its description has no format version")
     newer = f"its format is version {version}, this package reads up to {FORMAT}; install a newer one"

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from decomposable.errors import InvalidArgumentError
+from decomposable.onnx_runtime import onnx_runtime
 from decomposable.ranks import is_integer, is_number
 from decomposable.timing import check_threads, most_threads
 
+ort = onnx_runtime()
 _CPU = "CPUExecutionProvider"
 
 

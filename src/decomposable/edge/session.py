@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
-
 from decomposable.edge.arrays import Array
 from decomposable.edge.building import build
 from decomposable.edge.bundle import Bundle, Port, read_bundle
@@ -28,8 +26,12 @@ from decomposable.edge.options import RuntimeOptions, check_count, check_measuri
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.interpolation import NOT_CALIBRATED
 from decomposable.latency import LatencyProfile, choose_timed
+from decomposable.onnx_runtime import onnx_runtime
 from decomposable.ranks import RankPlan, RankSelector
 from decomposable.shrunk import check_plan
+from decomposable.text import one_line
+
+ort = onnx_runtime()
 
 USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 """The sizes that `AnySizeSession.sizes` lists, as far as there are such."""
@@ -46,6 +48,10 @@ class _Size:
 
 class AnySizeSession:
     """A network from a file of `export_any_size`, run by ONNX Runtime at any size.
+
+    A file's graph is code, as that of every ONNX model: open only bundles of people whom you trust. That a file is
+    damaged is found, and so is a plan that contradicts itself; what its graph computes, and how much memory that takes,
+    is up to whoever made it.
 
     Args:
         path: the file.
@@ -232,7 +238,9 @@ class AnySizeSession:
         try:
             results = size.runtime.run(None, feeds)
         except Exception as error:  # ONNX Runtime has many kinds
-            raise DecomposableError(f"run: ONNX Runtime failed: {_one_line(error)}") from error
+            raise DecomposableError(
+                f"run: ONNX Runtime failed: {one_line(' '.join(str(error).split()), 200)}"
+            ) from error
         return results[0] if len(results) == 1 else results
 
     def prepare(self) -> None:
@@ -298,7 +306,9 @@ class AnySizeSession:
         try:
             runtime = ort.InferenceSession(model.content, options, providers=self._options.providers)
         except Exception as error:  # ONNX Runtime has many kinds
-            raise ArtifactError(f"{self.path}: ONNX Runtime cannot run it: {_one_line(error)}") from error
+            raise ArtifactError(
+                f"{self.path}: ONNX Runtime cannot run it: {one_line(' '.join(str(error).split()), 200)}"
+            ) from error
         return _Size(plan, runtime, model.weights)
 
 
@@ -308,7 +318,3 @@ def usual_plans(selector: RankSelector) -> tuple[RankPlan, ...]:
     plans += [selector.of_size(size) for size in USUAL if selector.smallest_size <= size < 1]
     plans.append(selector.smallest_plan())
     return tuple({plan.ranks: plan for plan in plans}.values())
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

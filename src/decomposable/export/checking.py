@@ -15,6 +15,7 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.export.graph import INPUT
 from decomposable.export.program import ExportError, run
 from decomposable.export.quiet import reason
+from decomposable.onnx_runtime import onnx_runtime
 from decomposable.ranks import is_integer, is_number
 from decomposable.tree import deep_copy
 
@@ -101,8 +102,8 @@ def require_close(found: float, tolerance: float, own: float | None = None) -> N
 def onnx_runner(model: onnx.ModelProto) -> Run:
     """ONNX Runtime on the CPU, as a function of a batch; the graph is checked first."""
     import onnx
-    import onnxruntime
 
+    onnxruntime = onnx_runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
     try:

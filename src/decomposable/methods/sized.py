@@ -298,7 +298,13 @@ def _checked_size(path: str | os.PathLike[str], entry: Any) -> Size:
     if isinstance(entry, Mapping) and set(entry) == {"name", "value", *counts}:
         is_value = isinstance(entry["value"], int | float) and not isinstance(entry["value"], bool)
         are_counts = all(type(entry[key]) is int and 0 < entry[key] < 1 << 62 for key in counts)
-        if isinstance(entry["name"], str) and is_value and 0 < entry["value"] <= 1 and are_counts:
+        if (
+            isinstance(entry["name"], str)
+            and entry["name"].isprintable()
+            and is_value
+            and 0 < entry["value"] <= 1
+            and are_counts
+        ):
             return Size(**entry)
     raise ArtifactError(f"{path}: its description is damaged: a size is {entry!r:.80}")
 

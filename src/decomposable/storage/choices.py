@@ -16,7 +16,7 @@ from decomposable.parts import stored_ranks
 from decomposable.ranks import Ints, RankPlan, RankSelector
 from decomposable.shrunk import plan_of, with_stored
 from decomposable.storage.container import FLOATS, Container
-from decomposable.storage.fields import MOST, Fields, alignments_from, grids_from, require
+from decomposable.storage.fields import MOST, MOST_VALUES, Fields, alignments_from, grids_from, require
 from decomposable.storage.skeleton import StoredLayer, join
 
 
@@ -115,6 +115,7 @@ def read_statistics(
     )  # the last is the end
     total = sum(channels)
     require(bool(names) and rows > 0, "statistics are empty")
+    require((rows + 1) * len(selector.costs) <= MOST_VALUES, f"statistics are of {rows:,} sizes")
     ranks = source.array("statistics/ranks", torch.int64, (rows + 1, len(selector.costs)))
     dense = source.array("statistics/dense", torch.bool, (rows + 1, len(selector.costs)))
     is_full = ranks == selector.full_ranks

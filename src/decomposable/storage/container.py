@@ -31,8 +31,9 @@ from torch import Tensor
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.files import replacing
 from decomposable.storage.digests import Blocks, as_bytes, row_count
-from decomposable.storage.fields import Damaged, one_line, parse_json
+from decomposable.storage.fields import MOST_VALUES, Damaged, parse_json, values_in
 from decomposable.storage.header import MOST_BYTES, Entry, expect, parse_header, read_at, read_header
+from decomposable.text import one_line
 
 FORMAT = 2
 """The version of the format that is written and read. (Version 1, with one checksum over the whole file, was never
@@ -75,8 +76,11 @@ def write_container(
         "blocks": {name: [each.rows, each.sha256] for name, each in blocks.items()},
     }
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    if len(text) > MOST_BYTES // 2:
-        raise InvalidArgumentError(f"info: the description takes {len(text):,} bytes; allowed: 50 million")
+    if len(text) > MOST_BYTES // 2 or values_in(text) > MOST_VALUES // 2:  # the rest is for the tensors' own entries
+        raise InvalidArgumentError(
+            f"info: the description takes {len(text):,} bytes for {values_in(text):,} values; allowed: "
+            f"{MOST_BYTES // 2:,} bytes, {MOST_VALUES // 2:,} values"
+        )
     with replacing(Path(path)) as unfinished:
         unfinished.touch()
         usual_mode = stat.S_IMODE(unfinished.stat().st_mode)

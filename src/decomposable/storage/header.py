@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from decomposable.storage.fields import MOST, Corrupt, Damaged, parse_json, require
+from decomposable.storage.fields import MOST, MOST_VALUES, Corrupt, Damaged, parse_json, require, values_in
 
 DTYPES = {
     "F64": torch.float64,
@@ -33,8 +33,8 @@ DTYPES = {
 }
 """What can be stored, by its name in the file."""
 
-MOST_BYTES = 100_000_000
-"""Of a header: the limit of safetensors itself."""
+MOST_BYTES = 32_000_000
+"""Of a header; safetensors itself reads up to 100 million. (A ResNet-50 has 0.7 million.)"""
 
 _LENGTH_BYTES = 8  # at the very beginning: how long the header is
 _MOST_AXES = 64
@@ -54,8 +54,8 @@ def read_header(file: FileIO) -> bytes:
     size = os.fstat(file.fileno()).st_size
     require(size >= _LENGTH_BYTES, _not_whole("it is too short for a header"))
     length = int.from_bytes(read_at(file, 0, bytearray(_LENGTH_BYTES)), "little")
-    is_there = length <= min(MOST_BYTES, size - _LENGTH_BYTES)
-    require(is_there, _not_whole(f"its header claims {length:,} bytes"))
+    require(length <= size - _LENGTH_BYTES, _not_whole(f"its header claims {length:,} bytes"))
+    require(length <= MOST_BYTES, f"its header has {length:,} bytes; allowed: at most {MOST_BYTES:,}")
     return bytes(read_at(file, 0, bytearray(_LENGTH_BYTES + length)))
 
 
@@ -73,12 +73,10 @@ def read_at(file: FileIO, place: int, content: bytearray | memoryview) -> bytear
 
 def parse_header(header: bytes, file_size: int) -> tuple[dict[str, Entry], dict[str, str]]:
     """The tensors by name, in the order of their names, and the metadata; raises `Damaged` where any of it is wrong."""
-    try:
-        text = header[_LENGTH_BYTES:].decode()
-        require(text.startswith("{"), "it is not an object")
-        values: dict[str, Any] = parse_json(text)
-    except ValueError as error:  # of text that is none, too
-        raise Damaged(_not_whole("its header is not JSON")) from error
+    text = _text_of(header)
+    require(values_in(text) <= MOST_VALUES, f"its header has more than {MOST_VALUES:,} values")
+    values: dict[str, Any] = _object_in(text)
+    del text
     metadata = values.pop("__metadata__", {})
     is_text = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     require(is_text, _not_whole("its metadata are not text"))
@@ -92,6 +90,22 @@ def parse_header(header: bytes, file_size: int) -> tuple[dict[str, Entry], dict[
         end = stop
     require(end == file_size, _not_whole(f"its tensors end at byte {end:,} of {file_size:,}"))
     return entries, metadata
+
+
+def _text_of(header: bytes) -> str:
+    try:
+        return header[_LENGTH_BYTES:].decode()
+    except UnicodeDecodeError as error:
+        raise Damaged(_not_whole("its header is not JSON")) from error
+
+
+def _object_in(text: str) -> dict[str, Any]:
+    try:
+        require(text.startswith("{"), "it is not an object")
+        values: dict[str, Any] = parse_json(text)
+        return values
+    except Damaged as error:
+        raise Damaged(_not_whole("its header is not JSON")) from error
 
 
 def _entry(name: str, value: object, data: int) -> tuple[Entry, tuple[int, int]]:

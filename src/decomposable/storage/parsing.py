@@ -22,9 +22,10 @@ from decomposable.parts import InputSpec, stored_ranks
 from decomposable.storage.choices import Source, read_plan, read_selector, read_statistics, take
 from decomposable.storage.container import FLOATS, Container
 from decomposable.storage.contents import Artifact, factor_names, state_name
-from decomposable.storage.fields import Corrupt, Damaged, Fields, one_line, require
+from decomposable.storage.fields import Corrupt, Damaged, Fields, require
 from decomposable.storage.header import DTYPES
 from decomposable.storage.skeleton import Skeleton, StoredLayer, join, name_in_size
+from decomposable.text import one_line
 
 Tensors = dict[str, Tensor]
 StateTensor = TypeVar("StateTensor", Tensor, Tensor | None)

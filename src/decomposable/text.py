@@ -1,0 +1,28 @@
+"""Text that somebody else wrote, made fit to be shown."""
+
+from __future__ import annotations
+
+
+def printable(text: object) -> str:
+    r"""The text as one line that a terminal shows and does not obey: what is not printable is written as an escape.
+
+    Everything shown that came out of a file goes through here: a name in it could move the cursor, set the window's
+    title, or begin a line of its own.
+
+    >>> print(printable("layer 'a\nb\x1b[2J'"))
+    layer 'a\nb\x1b[2J'
+    """
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def one_line(text: object, most: int = 400) -> str:
+    r"""The same, cut off where it is long.
+
+    >>> print(one_line("layer 'a\nb' is damaged", 15))
+    layer 'a\nb' i…
+    """
+    shown = printable(str(text)[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
