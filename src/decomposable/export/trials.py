@@ -1,0 +1,121 @@
+"""The batches that a file is tried with: the example itself, other sizes, and rows that differ in every input.
+
+An exporter takes for a constant what is always the same in what it is shown. So rows are made that differ from the
+example in every input, such as padded ones where it has a mask of ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.calls import InputSpec
+from decomposable.errors import InvalidArgumentError
+from decomposable.export.interface import Feeds, Interface, resized
+from decomposable.export.program import ExportError, run
+
+BATCHES = (1, 2, 5)
+"""The sizes of batches that are tried besides that of the example."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trials:
+    """What a file is tried with.
+
+    Attributes:
+        example: the example batch itself; None where none is known.
+        batches: others, of other sizes, rows and lengths.
+        lengths: the lengths of each axis that varies.
+        unvaried: inputs of which PyTorch runs no other values than those of the example.
+    """
+
+    example: Feeds | None
+    batches: tuple[Feeds, ...]
+    lengths: Mapping[str, tuple[int, ...]]
+    unvaried: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[Feeds, ...]:
+        """All of them."""
+        return self.batches if self.example is None else (self.example, *self.batches)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The sizes of the batches."""
+        return tuple(sorted({len(next(iter(batch.values()))) for batch in self.all}))
+
+
+def trials_of(module: nn.Module, interface: Interface, rows: Feeds | None, counts: Sequence[int] = BATCHES) -> Trials:
+    """What to try a file with; `rows` are those of the example input, where they are known."""
+    counts = counts if interface.batch is None else (interface.batch,)
+    known = interface.call.example(max(counts)) if rows is None else rows
+    example = rows if interface.batch in (None, len(next(iter(known.values())))) else None
+    varied, unvaried = _varied(module, interface, known, max(counts))
+    batches: list[Feeds] = [*(resized(known, {}, count, {}) for count in counts), varied]
+    lengths: dict[str, tuple[int, ...]] = {}
+    for axis, length in interface.lengths.items():
+        tried = _other_lengths(module, interface, varied, axis, length)
+        batches += tried.values()
+        lengths[axis] = (length, *tried)
+    return Trials(example=example, batches=tuple(batches), lengths=lengths, unvaried=unvaried)
+
+
+def _varied(module: nn.Module, interface: Interface, rows: Feeds, count: int) -> tuple[Feeds, tuple[str, ...]]:
+    """Rows that differ from the example in every input, and the inputs of which the module runs no other values."""
+    batch, failed = resized(rows, {}, count, {}), []
+    for seed, (name, spec) in enumerate(interface.call.inputs.items()):
+        candidates = ({**batch, name: other} for other in _other_values(batch[name], spec, seed + 1))
+        found = next((one for one in candidates if _runs(module, interface, one)), None)
+        if found is None:
+            failed.append(name)
+        else:
+            batch = found
+    return batch, tuple(failed)
+
+
+def _other_values(tensor: Tensor, spec: InputSpec, seed: int) -> Iterator[Tensor]:
+    """Other values of the same kind. The first one of every row stays, where there are more: no mask is empty."""
+    generator = torch.Generator().manual_seed(seed)
+    for made in _drawn(tensor, spec, generator):
+        if tensor[:1].numel() > 1:
+            made.view(len(made), -1)[:, 0] = tensor.reshape(len(tensor), -1)[:, 0]
+        if not torch.equal(made, tensor):
+            yield made
+
+
+def _drawn(tensor: Tensor, spec: InputSpec, generator: torch.Generator) -> Iterator[Tensor]:
+    noise = torch.randn(tensor.shape, generator=generator)
+    if tensor.dtype.is_floating_point:
+        yield tensor.flatten()[noise.flatten().argsort()].reshape(tensor.shape)  # the same numbers in other places
+        yield torch.where(noise > 0, tensor, 0).to(tensor.dtype)
+        yield noise.to(tensor.dtype)
+        return
+    least, most = spec.values
+    yield torch.randint(least, max(most, least + 1) + 1, tensor.shape, generator=generator).to(tensor.dtype)
+    yield tensor.flatten()[noise.flatten().argsort()].reshape(tensor.shape)
+
+
+def _other_lengths(module: nn.Module, interface: Interface, batch: Feeds, axis: str, length: int) -> dict[int, Feeds]:
+    """The batch with an axis shorter and longer, as far as the module runs it."""
+    found: dict[int, Feeds] = {}
+    for other in (length + 3, length // 2, 2 * length, length - 1):
+        candidate = resized(batch, interface.axes, len(next(iter(batch.values()))), {axis: other}) if other > 1 else {}
+        if len(found) < 2 and candidate and other != length and _runs(module, interface, candidate):
+            found[other] = candidate
+    if not found:
+        raise ExportError(
+            f"export: the model runs no other '{axis}' than {length}; allowed: dynamic= without it, or another "
+            "example_input"
+        )
+    return found
+
+
+def _runs(module: nn.Module, interface: Interface, batch: Feeds) -> bool:
+    try:
+        run(module, interface.call, batch)
+    except InvalidArgumentError:
+        return False
+    return True
