@@ -102,13 +102,14 @@ class Watch:
         return call
 
     def _check_constants(self, net: nn.Module, call: Call) -> None:
-        """What is not an input has to be the same for another batch: twice as many samples, of zeros."""
-        others: list[Call | Unclear] = []
-        with suppress(_Stop, Exception):  # code of somebody else
-            self._run(net, _changed(self._batch), others, stop=True)
-        other = others[0] if others else None
-        if not isinstance(other, Call) or (other.args, other.kwargs) != (call.args, call.kwargs):
-            raise Unclear("forward= computes a number or a text from the batch, which the network is called with")
+        """What is not an input has to be the same for other batches: one sample, and more of them, of zeros."""
+        for times in (0, 2):
+            others: list[Call | Unclear] = []
+            with suppress(_Stop, Exception):  # code of somebody else
+                self._run(net, _changed(self._batch, times), others, stop=True)
+            other = others[0] if others else None
+            if not isinstance(other, Call) or (other.args, other.kwargs) != (call.args, call.kwargs):
+                raise Unclear("forward= computes a number or a text from the batch, which the network is called with")
 
 
 class _Entries:
@@ -134,13 +135,15 @@ class _Entries:
         return value
 
 
-def _changed(value: Any) -> Any:
+def _changed(value: Any, times: int) -> Any:
+    """A batch of zeros with so many times as many samples, or with one."""
     if isinstance(value, Tensor):
-        return torch.zeros_like(value).repeat(2, *[1] * (value.dim() - 1)) if value.dim() else torch.zeros_like(value)
+        zeros = torch.zeros_like(value)
+        return zeros if not value.dim() else torch.cat([zeros] * times) if times else zeros[:1]
     if isinstance(value, Mapping):
-        return {key: _changed(part) for key, part in value.items()}
+        return {key: _changed(part, times) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        parts = [_changed(part) for part in value]
+        parts = [_changed(part, times) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
 from decomposable import __version__
 from decomposable.commands.verb import alignment, as_table, batch_size, parse_size, parse_sizes, seconds, threads
+from decomposable.edge.arrays import Array
 from decomposable.edge.bundle import Bundle, read_bundle
 from decomposable.edge.session import AnySizeSession, usual_plans
 from decomposable.errors import DecomposableError, InvalidArgumentError
@@ -87,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--align", metavar="N", type=alignment, help="round ranks to multiples of N; measured: try which is best"
     )
-    run.add_argument("input", metavar="INPUT", type=Path, help="the input, an array of numpy (.npy)")
-    run.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="where the output goes (.npy)")
+    run.add_argument("input", metavar="INPUT", type=Path, help="an array of numpy (.npy), or several by name (.npz)")
+    run.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="where it goes (.npy or .npz)")
     for name in ("macs", "params", "ratio"):
         run.add_argument(f"--{name}", metavar="SIZE", help=f"run at this size: a part of the {name}, 25%% or a count")
     run.add_argument("--latency-ms", metavar="T", type=float, help="run at the largest size that takes T here")
@@ -178,16 +180,39 @@ def _run(options: argparse.Namespace) -> None:
     size: dict[str, Any] = {k: parse_size(f"--{k}", text) for k, text in given.items() if text is not None}
     if options.latency_ms is not None:
         size["latency_ms"] = options.latency_ms
-    try:
-        x = np.load(options.input, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise InvalidArgumentError(f"{options.input}: not an array; allowed: a file of numpy.save") from error
-    if options.out.suffix != ".npy":
-        raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy")
+    x = _read_inputs(options.input)
+    if options.out.suffix not in (".npy", ".npz"):
+        raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy or .npz")
     session = AnySizeSession(options.file, **size, threads=options.threads)
+    if options.out.suffix == ".npy" and len(session.outputs) > 1:
+        raise InvalidArgumentError(
+            f"-o {options.out}: the network has {len(session.outputs)} outputs; allowed: .npz, which holds several"
+        )
     found = session.run(x)
-    if isinstance(found, list):
-        raise InvalidArgumentError(f"run: the network has {len(found)} outputs; allowed: one (use it from Python)")
+    outputs = dict(zip((p.name for p in session.outputs), found if isinstance(found, list) else [found], strict=True))
     with replacing(options.out) as unfinished, unfinished.open("wb") as file:
-        np.save(file, found, allow_pickle=False)
-    _say(f"{options.out}: {' × '.join(map(str, found.shape))}, {found.dtype}, at {session!r}")
+        if options.out.suffix == ".npz":
+            _save_all(file, outputs)
+        else:
+            np.save(file, found, allow_pickle=False)
+    made = "; ".join(f"{' × '.join(map(str, y.shape))}, {y.dtype}" for y in outputs.values())
+    _say(f"{options.out}: {made}, at {session!r}")
+
+
+def _save_all(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
+    """As numpy.savez, which takes no array called "file"."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.save(entry, array, allow_pickle=False)
+
+
+def _read_inputs(path: Path) -> Array | dict[str, Array]:
+    """One array, or several by the names of the inputs."""
+    try:
+        found = np.load(path, allow_pickle=False)
+        return dict(found) if isinstance(found, np.lib.npyio.NpzFile) else found
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidArgumentError(
+            f"{path}: not an array; allowed: a file of numpy.save, or of numpy.savez with the inputs by name"
+        ) from error

@@ -103,11 +103,11 @@ def export_any_size(
     if net._statistics is None:
         net.warn_if_not_calibrated(net.selector.smallest_plan(), stacklevel=5)  # the line that called for the export
     twin = copy.deepcopy(net).cpu().eval()
-    trials = trials_of(twin, interface, found.rows, _BATCHES)
     artifact = twin.artifact()
     model, interface = _traced(twin, interface, found.rows)
     model = tidy(model, to_rename(twin, artifact), to_keep(twin))
     model.doc_string = _DOC
+    trials = trials_of(twin, interface, found.rows, _BATCHES)
     lacks_statistics = bool(twin._norms) and artifact.statistics is None
     content = _sealed(model, artifact, interface, lacks_statistics=lacks_statistics)
     with replacing(target) as unfinished:

@@ -12,7 +12,7 @@ from torch import nn
 
 from decomposable import __version__
 from decomposable.errors import MissingExtraError
-from decomposable.export.interface import BATCH, Feeds, Interface, resized
+from decomposable.export.interface import BATCH, Feeds, Interface
 from decomposable.export.named import PREFIX
 from decomposable.export.program import ExportError, output_names, ready, symbols, to_program
 from decomposable.export.quiet import quiet, reason
@@ -46,8 +46,7 @@ def to_onnx(
     plain = ready(module)
     tensors = {id(t): t for t in (*plain.parameters(), *plain.buffers())}
     _check_bytes(sum(t.numel() * t.element_size() for t in tensors.values()))
-    tried = resized(interface.call.example(1) if rows is None else rows, {}, interface.batch or 1, {})
-    outputs = output_names(plain, interface, tried)
+    outputs = output_names(plain, interface, interface.rows(rows, interface.batch or 1))
     program, interface = to_program(plain, interface, rows)
     unique = {f"{_UNIQUE_INPUT}::{i}": name for i, name in enumerate(interface.names)}
     try:

@@ -53,6 +53,10 @@ class Interface:
         shapes = {name: spec.shape for name, spec in self.call.inputs.items()}
         return {axis: shapes[name][at - 1] for name, axes in self.axes.items() for at, axis in axes.items()}
 
+    def rows(self, known: Feeds | None, count: int) -> dict[str, Tensor]:
+        """So many of the rows that are known, which begin anew where they are fewer; made-up ones where none are."""
+        return self.call.example(count) if known is None else resized(known, {}, count, {})
+
     def places(self) -> dict[str, list[tuple[str, int]]]:
         """Where each name of an axis is: the inputs of the file, and the place in their shapes."""
         found: dict[str, list[tuple[str, int]]] = {BATCH: [(name, 0) for name in self.names]}

@@ -90,8 +90,8 @@ def export_onnx(
     }
     subject = subject_of(net, size, example_input, forward, runtime="onnxruntime", batch=batch)
     interface = interface_of(subject.call, dynamic, batch)
-    trials = trials_of(subject.module, interface, subject.rows)
     model, interface = to_onnx(subject.module, interface, optimize=True, rows=subject.rows)
+    trials = trials_of(subject.module, interface, subject.rows)
     found = largest_difference(torch_runner(subject.module, subject.call), onnx_runner(model), trials.all)
     if found > tolerance:
         require_close(found, tolerance, rounding(subject.module, subject.call, trials.all))

@@ -131,7 +131,7 @@ def _can_trace(module: nn.Module, interface: Interface, rows: Feeds | None) -> b
 def _traced(module: nn.Module, interface: Interface, rows: Feeds | None) -> ExportedProgram:
     count, call = interface.batch or _TRACED, interface.call
     lengths = {axis: max(_TRACED, length) for axis, length in interface.lengths.items()}
-    feeds = resized(call.example(count) if rows is None else rows, interface.axes, count, lengths)
+    feeds = resized(interface.rows(rows, count), interface.axes, count, lengths)
     feeds = {name: feeds[name].clone() for name in interface.names}  # rows may be tensors of the inference mode
     batch = {0: Dim(BATCH)} if interface.batch is None else {}
     varying = {name: batch | dict.fromkeys(interface.axes.get(name, {}), Dim.DYNAMIC) for name in feeds}

@@ -13,7 +13,7 @@ from torch import nn
 from decomposable.calls import Call, InputSpec
 from decomposable.capture import Captured, Watch, first_captured
 from decomposable.errors import InvalidArgumentError
-from decomposable.export.interface import Feeds, resized
+from decomposable.export.interface import Feeds, Interface
 from decomposable.export.program import ExportError, ready
 from decomposable.export.quiet import reason
 from decomposable.methods.sized import Size, SizedNet
@@ -122,8 +122,7 @@ def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> Su
         rows=rows,
     )
     try:
-        one = resized(call.example(1) if rows is None else rows, {}, 1, {})
-        macs = other_macs(plain, (), trace(plain, one, call.run))
+        macs = other_macs(plain, (), trace(plain, Interface(call=call).rows(rows, 1), call.run))
     except Exception:  # a model that cannot run is refused later, in better words
         return subject
     return replace(subject, macs=macs, full_macs=macs)

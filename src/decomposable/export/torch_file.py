@@ -65,10 +65,10 @@ def export_torch(
     }
     subject = subject_of(net, size, example_input, forward, runtime="torch", batch=batch)
     interface = interface_of(subject.call, dynamic, batch)
-    trials = trials_of(subject.module, interface, subject.rows)
-    outputs = output_names(subject.module, interface, trials.batches[0])
+    outputs = output_names(subject.module, interface, interface.rows(subject.rows, batch or 1))
     program, interface = to_program(subject.module, interface, subject.rows)
     program = _without_traces(program)
+    trials = trials_of(subject.module, interface, subject.rows)
     with replacing(target) as unfinished:
         try:
             with quiet(), unfinished.open("wb") as file:

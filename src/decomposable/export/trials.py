@@ -51,10 +51,10 @@ class Trials:
 def trials_of(module: nn.Module, interface: Interface, rows: Feeds | None, counts: Sequence[int] = BATCHES) -> Trials:
     """What to try a file with; `rows` are those of the example input, where they are known."""
     counts = counts if interface.batch is None else (interface.batch,)
-    known = interface.call.example(max(counts)) if rows is None else rows
+    known = interface.rows(rows, max(counts)) if rows is None else rows
     example = rows if interface.batch in (None, len(next(iter(known.values())))) else None
     varied, unvaried = _varied(module, interface, known, max(counts))
-    batches: list[Feeds] = [*(resized(known, {}, count, {}) for count in counts), varied]
+    batches: list[Feeds] = [*(interface.rows(known, count) for count in counts), varied]
     lengths: dict[str, tuple[int, ...]] = {}
     for axis, length in interface.lengths.items():
         tried = _other_lengths(module, interface, varied, axis, length)
@@ -65,7 +65,7 @@ def trials_of(module: nn.Module, interface: Interface, rows: Feeds | None, count
 
 def _varied(module: nn.Module, interface: Interface, rows: Feeds, count: int) -> tuple[Feeds, tuple[str, ...]]:
     """Rows that differ from the example in every input, and the inputs of which the module runs no other values."""
-    batch, failed = resized(rows, {}, count, {}), []
+    batch, failed = interface.rows(rows, count), []
     for seed, (name, spec) in enumerate(interface.call.inputs.items()):
         candidates = ({**batch, name: other} for other in _other_values(batch[name], spec, seed + 1))
         found = next((one for one in candidates if _runs(module, interface, one)), None)
