@@ -94,8 +94,8 @@ class Watch:
 
     def _only_call(self) -> Call:
         if len(self._calls) != 1:
-            what = "a part of the network, not the network" if not self._calls else f"it {len(self._calls)} times"
-            raise Unclear(f"forward= calls {what}")
+            what = f"calls the network {len(self._calls)} times" if self._calls else "does not call the network itself"
+            raise Unclear(f"forward= {what}")
         [call] = self._calls
         if isinstance(call, Unclear):
             raise call

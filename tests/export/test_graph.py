@@ -247,6 +247,7 @@ class Returns(nn.Module):
         (lambda y, x: (y, y, x), ["output_0", "output_1", "output_2"], False),
         (lambda y, x: {"logits": y, "nothing": None, "same": torch.ones(3)}, ["logits", "same"], True),
         (lambda y, x: {"input": y, "output": x}, ["output_0", "output_1"], False),
+        (lambda y, x: {"a": y, "b": {"c": x * 2, "d": None}}, ["a", "b.c"], False),
         (lambda y, x: {"a": y, "b": [y, (x * 2, None)]}, ["output_0", "output_1", "output_2"], True),
     ],
 )

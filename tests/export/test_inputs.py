@@ -143,6 +143,20 @@ def test_dynamic_names_further_axes_that_vary(net, kind, tmp_path):
         assert device.measure(sizes=[0.7], seconds=0).entries[0].batch == 1  # at the length of the example
 
 
+def test_the_height_and_the_width_of_images_may_vary_at_every_size(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2)).eval()
+    net = dn.decompose(model, torch.zeros(1, 3, 12, 12))
+    net.calibrate_([torch.randn(16, 3, 12, 12)], sizes=[0.4, 0.6])
+    dn.export_any_size(net, tmp_path / "net.onnx", dynamic={"input": {2: "height", 3: "width"}})
+    session, x = AnySizeSession(tmp_path / "net.onnx", threads=1), torch.randn(2, 3, 17, 9)
+    assert session.inputs[0].shape == ("batch", 3, "height", "width")
+    session.resize(macs=0.5, align=1)
+    net.resize_(macs=0.5)
+    with torch.no_grad():
+        np.testing.assert_allclose(session.run(x.numpy()), net(x), atol=1e-4)
+
+
 # --- the check -----------------------------------------------------------------------------------------------------
 
 
@@ -279,8 +293,8 @@ def twice(n, b):
 @pytest.mark.parametrize(
     ("forward", "more", "words"),
     [
-        (twice, {}, ["calls it 2 times"]),
-        (lambda n, b: n.tokens(b["input_ids"]), {}, ["a part of the network"]),
+        (twice, {}, ["calls the network 2 times"]),
+        (lambda n, b: n.tokens(b["input_ids"]), {}, ["does not call the network itself"]),
         (lambda n, b: n(b["input_ids"], b["input_ids"] != 0), {}, ["computes 'attention_mask'"]),
         (lambda n, b: n(b["input_ids"], as_tuple=len(b["input_ids"]) > 1), {}, ["a number or a text from the batch"]),
         (lambda n, b: n(**b), {"as_tuple": True}, ["'as_tuple' is True, which is no tensor"]),

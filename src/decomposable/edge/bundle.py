@@ -106,7 +106,8 @@ def _parse(path: Path, model: onnx.ModelProto, description: dict[str, Any], arra
     require(bool(inputs) and bool(outputs), "it has no input or no output")
     made = {*wiring.makers, *(port.name for port in inputs)}
     require(not shapes.keys() & made, "a weight is an input, or a node makes it")
-    check_extents(model, tensors | factors)
+    lengths = _read_lengths(top)
+    check_extents(model, tensors | factors, lengths)
     return Bundle(
         path=path,
         model=model,
@@ -120,7 +121,7 @@ def _parse(path: Path, model: onnx.ModelProto, description: dict[str, Any], arra
         lacks_statistics=top.has("lacks_statistics") and top.flag("lacks_statistics"),
         inputs=tuple(_with_values(port, top) for port in inputs),
         outputs=outputs,
-        lengths=_read_lengths(top),
+        lengths=lengths,
         info=top.mapping("info"),
     )
 

@@ -25,10 +25,13 @@ GROWING = {
 _MOST_PASSES = 50
 
 
-def check_extents(model: onnx.ModelProto, tensors: Mapping[str, Array]) -> None:
+def check_extents(
+    model: onnx.ModelProto, tensors: Mapping[str, Array], lengths: Mapping[str, int] | None = None
+) -> None:
     """Refuse a graph in which an array is absurdly large, or may be: all is found out without running it.
 
-    Where an operator's result is as large as some computed shape says, the shape is computed, for one sample.
+    Where an operator's result is as large as some computed shape says, the shape is computed, for one sample, and for
+    `lengths` of the axes that vary besides the batch.
     """
     draft = onnx.ModelProto()
     draft.CopyFrom(model)
@@ -38,7 +41,7 @@ def check_extents(model: onnx.ModelProto, tensors: Mapping[str, Array]) -> None:
     for value in draft.graph.input:
         for dim in value.type.tensor_type.shape.dim:
             if not dim.HasField("dim_value"):
-                dim.dim_value = 1
+                dim.dim_value = (lengths or {}).get(dim.dim_param, 1)
     for value in draft.graph.output:
         value.type.tensor_type.ClearField("shape")
     for _ in range(_MOST_PASSES):  # what one growing operator's shape tells may be another one's

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,16 +47,27 @@ def run(module: nn.Module, call: Call, feeds: Feeds) -> list[Tensor]:
 
 
 def output_names(module: nn.Module, interface: Interface, feeds: Feeds) -> tuple[str, ...]:
-    """What the outputs are called: as in the dict that the model returns; else output, or output_0, output_1 and on."""
+    """What the outputs are called: as in the dict that the model returns; else output, or output_0, output_1 and on.
+
+    What a dict in a dict holds has both keys, as in ``text.hidden``.
+    """
     returned = plain(_returned(module, interface.call, feeds))
     count = len(tensors_of(returned))
     if isinstance(returned, Mapping):
-        names = tuple(key for key, value in returned.items() if value is not None)
+        names = tuple(_keys(returned, ""))
         taken = {"", *interface.names}
-        if len(names) == count and all(isinstance(name, str) and name not in taken for name in names):
+        if len(set(names)) == count and all(isinstance(name, str) and name not in taken for name in names):
             return names
     stem = "output" if not any(name.startswith("output") for name in interface.names) else "result"
     return (stem,) if count == 1 else tuple(f"{stem}_{i}" for i in range(count))
+
+
+def _keys(returned: Mapping[Any, Any], before: str) -> Iterator[Any]:
+    for key, value in returned.items():
+        if isinstance(value, Mapping) and isinstance(key, str):
+            yield from _keys(value, f"{before}{key}.")
+        elif value is not None:
+            yield f"{before}{key}" if isinstance(key, str) else key
 
 
 @torch.no_grad()

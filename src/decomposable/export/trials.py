@@ -68,11 +68,11 @@ def _varied(module: nn.Module, interface: Interface, rows: Feeds, count: int) ->
     batch, failed = interface.rows(rows, count), []
     for seed, (name, spec) in enumerate(interface.call.inputs.items()):
         candidates = ({**batch, name: other} for other in _other_values(batch[name], spec, seed + 1))
-        found = next((one for one in candidates if _runs(module, interface, one)), None)
-        if found is None:
-            failed.append(name)
+        running = [one for one in candidates if _runs(module, interface, one)]
+        if running:
+            batch = next((one for one in running if _is_finite(module, interface, one)), running[0])
         else:
-            batch = found
+            failed.append(name)
     return batch, tuple(failed)
 
 
@@ -93,8 +93,11 @@ def _drawn(tensor: Tensor, spec: InputSpec, generator: torch.Generator) -> Itera
         yield torch.where(noise > 0, tensor, 0).to(tensor.dtype)
         yield noise.to(tensor.dtype)
         return
-    least, most = spec.values
-    yield torch.randint(least, max(most, least + 1) + 1, tensor.shape, generator=generator).to(tensor.dtype)
+    least, most = spec.values[0], max(spec.values[1], spec.values[0] + 1)
+    drawn = torch.randint(least, most + 1, tensor.shape, generator=generator)
+    is_same = (drawn == tensor).flatten(1).all(1) if tensor.dim() > 1 else drawn == tensor
+    drawn[is_same] = least + most - tensor[is_same].long()  # no row is left as it is by chance
+    yield drawn.to(tensor.dtype)
     yield tensor.flatten()[noise.flatten().argsort()].reshape(tensor.shape)
 
 
@@ -111,6 +114,10 @@ def _other_lengths(module: nn.Module, interface: Interface, batch: Feeds, axis: 
             "example_input"
         )
     return found
+
+
+def _is_finite(module: nn.Module, interface: Interface, batch: Feeds) -> bool:
+    return all(bool(y.isfinite().all()) for y in run(module, interface.call, batch))
 
 
 def _runs(module: nn.Module, interface: Interface, batch: Feeds) -> bool:
