@@ -355,6 +355,12 @@ def test_a_batch_that_is_too_large_for_its_samples_is_refused_before_memory_is_t
     assert interface_of(net.call, None, most).batch == most
 
 
+def test_an_axis_that_has_to_vary_with_others_says_which(net):
+    one = interface_of(net.call, {"input_ids": {1: "length"}}, None)
+    with pytest.raises(ExportError, match=r"without length, or with that of attention_mask:1, too"):
+        to_program(net.extract(), one)
+
+
 def test_a_length_that_the_model_fixes_is_refused():
     class Fixed(nn.Module):
         def __init__(self):

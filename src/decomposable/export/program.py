@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from decomposable.calls import Call
+from decomposable.calls import INPUT, Call
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.export.interface import BATCH, Feeds, Interface, resized
 from decomposable.export.named import Named, is_plain, plain
@@ -75,16 +75,11 @@ def _returned(module: nn.Module, call: Call, feeds: Feeds) -> Any:
     try:
         return call.run(module, feeds)
     except Exception as error:  # code of somebody else
-        shapes = " and ".join(f"{described(name, tensor, call)}" for name, tensor in feeds.items())
+        shapes = [f"'{name}' of shape {tuple(x.shape)} and type {x.dtype}" for name, x in feeds.items()]
+        batch = " and ".join(shapes).removeprefix(f"'{INPUT}' of " if call.is_default else "")
         raise InvalidArgumentError(
-            f"example_input: the model cannot run a batch of {shapes} ({reason(error)})"
+            f"example_input: the model cannot run a batch of {batch} ({reason(error)})"
         ) from error
-
-
-def described(name: str, tensor: Tensor, call: Call) -> str:
-    """An input in words, with its name where there are several or it has one of its own."""
-    words = f"shape {tuple(tensor.shape)} and type {tensor.dtype}"
-    return words if call.is_default else f"'{name}' of {words}"
 
 
 def tensors_of(returned: Any) -> list[Tensor]:
@@ -119,7 +114,7 @@ def _program(module: nn.Module, interface: Interface, rows: Feeds | None) -> Exp
         if interface.axes and _can_trace(module, replace(interface, axes={}), rows):
             raise ExportError(
                 f"export: the model's code fixes an axis that dynamic= lets vary ({reason(error)}); allowed: dynamic= "
-                f"without {' or '.join(interface.lengths)}"
+                f"without {' or '.join(interface.lengths)}{_or_with(interface)}"
             ) from error
         fixed = (replace(interface, axes={}, batch=count) for count in (_TRACED, 1))
         if interface.batch is None and any(_can_trace(module, one, rows) for one in fixed):
@@ -128,6 +123,18 @@ def _program(module: nn.Module, interface: Interface, rows: Feeds | None) -> Exp
                 "number, for a file that takes this one only"
             ) from error
         raise ExportError(f"export: torch.export cannot trace the model ({reason(error)})") from error
+
+
+def _or_with(interface: Interface) -> str:
+    """The other axes that are as long as those which vary: they may have to vary with them."""
+    lengths = set(interface.lengths.values())
+    others = [
+        f"{name}:{at}"
+        for name, spec in interface.call.inputs.items()
+        for at, length in enumerate(spec.shape, start=1)
+        if length in lengths and at not in interface.axes.get(name, {})
+    ]
+    return f", or with that of {', '.join(others)}, too" if others else ""
 
 
 def _can_trace(module: nn.Module, interface: Interface, rows: Feeds | None) -> bool:

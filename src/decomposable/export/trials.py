@@ -79,26 +79,30 @@ def _varied(module: nn.Module, interface: Interface, rows: Feeds, count: int) ->
 def _other_values(tensor: Tensor, spec: InputSpec, seed: int) -> Iterator[Tensor]:
     """Other values of the same kind. The first one of every row stays, where there are more: no mask is empty."""
     generator = torch.Generator().manual_seed(seed)
-    for made in _drawn(tensor, spec, generator):
-        if tensor[:1].numel() > 1:
-            made.view(len(made), -1)[:, 0] = tensor.reshape(len(tensor), -1)[:, 0]
-        if not torch.equal(made, tensor):
-            yield made
+    if not tensor.numel():
+        return
+    rows = tensor.reshape(len(tensor), -1)
+    for made in _drawn(rows, spec, generator):
+        if rows.shape[1] > 1:
+            made[:, 0] = rows[:, 0]
+        if not torch.equal(made, rows):
+            yield made.reshape(tensor.shape)
 
 
-def _drawn(tensor: Tensor, spec: InputSpec, generator: torch.Generator) -> Iterator[Tensor]:
-    noise = torch.randn(tensor.shape, generator=generator)
-    if tensor.dtype.is_floating_point:
-        yield tensor.flatten()[noise.flatten().argsort()].reshape(tensor.shape)  # the same numbers in other places
-        yield torch.where(noise > 0, tensor, 0).to(tensor.dtype)
-        yield noise.to(tensor.dtype)
+def _drawn(rows: Tensor, spec: InputSpec, generator: torch.Generator) -> Iterator[Tensor]:
+    noise = torch.randn(rows.shape, generator=generator)
+    shuffled = rows.flatten()[noise.flatten().argsort()].reshape(rows.shape)  # the same numbers in other places
+    if rows.dtype.is_floating_point:
+        yield shuffled
+        yield torch.where(noise > 0, rows, 0).to(rows.dtype)
+        yield noise.to(rows.dtype)
         return
     least, most = spec.values[0], max(spec.values[1], spec.values[0] + 1)
-    drawn = torch.randint(least, most + 1, tensor.shape, generator=generator)
-    is_same = (drawn == tensor).flatten(1).all(1) if tensor.dim() > 1 else drawn == tensor
-    drawn[is_same] = least + most - tensor[is_same].long()  # no row is left as it is by chance
-    yield drawn.to(tensor.dtype)
-    yield tensor.flatten()[noise.flatten().argsort()].reshape(tensor.shape)
+    drawn = torch.randint(least, most + 1, rows.shape, generator=generator)
+    is_same = (drawn == rows)[:, min(1, rows.shape[1] - 1) :].all(1)
+    drawn[is_same] = least + most - rows[is_same].long()  # no row is left as it is by chance
+    yield drawn.to(rows.dtype)
+    yield shuffled
 
 
 def _other_lengths(module: nn.Module, interface: Interface, batch: Feeds, axis: str, length: int) -> dict[int, Feeds]:
