@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import decomposable as dn
 from decomposable.edge import AnySizeSession
+from decomposable.edge.measuring import example
 from decomposable.errors import InvalidArgumentError
 from decomposable.export import checking, onnx_file
 from decomposable.export.interface import MOST_BATCH, MOST_NUMBERS, Interface, interface_of, resized
@@ -141,6 +142,9 @@ def test_dynamic_names_further_axes_that_vary(net, kind, tmp_path):
         with pytest.raises(InvalidArgumentError, match=r"'length' is 6 in 'input_ids' and 5 in 'attention_mask'"):
             device.run({name: x.numpy() for name, x in uneven.items()})
         assert device.measure(sizes=[0.7], seconds=0).entries[0].batch == 1  # at the length of the example
+        made = example(device.inputs, 50, {"length": LENGTH})
+        assert 1 < made["input_ids"].max() < TOKENS  # tokens that the network has
+        assert set(made["attention_mask"].flatten()) == {0, 1}
 
 
 def test_the_height_and_the_width_of_images_may_vary_at_every_size(tmp_path):

@@ -184,9 +184,11 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *,
         "lacks_statistics": lacks_statistics,
         "info": as_json("info", artifact.info),
     }
-    if not interface.call.is_default or interface.axes:
-        values = {name: list(interface.call.inputs[name].values) for name in interface.names}
-        description |= {"lengths": interface.lengths, "values": values}
+    if interface.axes:
+        description["lengths"] = interface.lengths
+    values = {name: list(interface.call.inputs[name].values) for name in interface.names}
+    if any(pair != [0, 1] for pair in values.values()):  # what they are where a file does not say it
+        description["values"] = values
     arrays: dict[str, Any] = {"scores": np.concatenate(selector.scores)}
     arrays |= {"limits/lower": selector.lower, "limits/upper": selector.upper}
     if statistics is not None:

@@ -67,12 +67,18 @@ def _varied(module: nn.Module, interface: Interface, rows: Feeds, count: int) ->
     """Rows that differ from the example in every input, and the inputs of which the module runs no other values."""
     batch, failed = interface.rows(rows, count), []
     for seed, (name, spec) in enumerate(interface.call.inputs.items()):
-        candidates = ({**batch, name: other} for other in _other_values(batch[name], spec, seed + 1))
-        running = [one for one in candidates if _runs(module, interface, one)]
-        if running:
-            batch = next((one for one in running if _is_finite(module, interface, one)), running[0])
-        else:
+        found = None
+        for other in _other_values(batch[name], spec, seed + 1):
+            candidate = {**batch, name: other}
+            outputs = _outputs(module, interface, candidate)
+            is_finite = outputs is not None and all(bool(y.isfinite().all()) for y in outputs)
+            if is_finite or (found is None and outputs is not None):
+                found = candidate
+            if is_finite:
+                break
+        if found is None:
             failed.append(name)
+        batch = found or batch
     return batch, tuple(failed)
 
 
@@ -110,7 +116,8 @@ def _other_lengths(module: nn.Module, interface: Interface, batch: Feeds, axis: 
     found: dict[int, Feeds] = {}
     for other in (length + 3, length // 2, 2 * length, length - 1):
         candidate = resized(batch, interface.axes, len(next(iter(batch.values()))), {axis: other}) if other > 1 else {}
-        if len(found) < 2 and candidate and other != length and _runs(module, interface, candidate):
+        is_new = len(found) < 2 and bool(candidate) and other != length
+        if is_new and _outputs(module, interface, candidate) is not None:
             found[other] = candidate
     if not found:
         raise ExportError(
@@ -120,13 +127,9 @@ def _other_lengths(module: nn.Module, interface: Interface, batch: Feeds, axis: 
     return found
 
 
-def _is_finite(module: nn.Module, interface: Interface, batch: Feeds) -> bool:
-    return all(bool(y.isfinite().all()) for y in run(module, interface.call, batch))
-
-
-def _runs(module: nn.Module, interface: Interface, batch: Feeds) -> bool:
+def _outputs(module: nn.Module, interface: Interface, batch: Feeds) -> list[Tensor] | None:
+    """What the module gives for a batch; None where it cannot run it."""
     try:
-        run(module, interface.call, batch)
+        return run(module, interface.call, batch)
     except InvalidArgumentError:
-        return False
-    return True
+        return None
