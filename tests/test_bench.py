@@ -15,9 +15,9 @@ from decomposable.bench import sweep as sweeping
 from decomposable.bench.measuring import measure
 from decomposable.bench.runners import runners
 from decomposable.bench.sweep import SIZES, sweep
+from decomposable.calls import Call, InputSpec
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.latency import LatencyProfile
-from decomposable.parts import InputSpec
 from decomposable.timing import interleaved
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
@@ -213,7 +213,7 @@ def test_runs_are_the_networks_themselves(runtime):
     modules = {name: net.extract(plan) for name, plan in plans.items()}
     with torch.no_grad():
         expected = {name: module(x).numpy() for name, module in modules.items()}
-    with runners(runtime, modules, net.input, batch=3, threads=1) as runs:
+    with runners(runtime, modules, net.call, batch=3, threads=1) as runs:
         found = {name: run() for name, run in runs.items()}
     for name, y in found.items():
         y = y.numpy() if runtime == "torch" else y[0]
@@ -235,13 +235,14 @@ class Asking(nn.Module):
 
 def test_torch_runs_in_inference_mode_on_so_many_threads_which_are_given_back():
     before, module = torch.get_num_threads(), Asking().train()
-    with runners("torch", {"a": module}, InputSpec(shape=(8,), dtype="float32"), batch=5, threads=before + 1) as runs:
+    call = Call.with_first(InputSpec(shape=(8,), dtype="float32"))
+    with runners("torch", {"a": module}, call, batch=5, threads=before + 1) as runs:
         runs["a"]()
     assert module.seen == [(5, before + 1, True, False)] * 2  # once to see whether it runs
     assert torch.get_num_threads() == before
     with (
         pytest.raises(ZeroDivisionError),
-        runners("torch", {"a": module}, InputSpec(shape=(8,), dtype="float32"), batch=5, threads=before + 1),
+        runners("torch", {"a": module}, call, batch=5, threads=before + 1),
     ):
         raise ZeroDivisionError
     assert torch.get_num_threads() == before

@@ -1,5 +1,6 @@
 """`decomposable export`, called as users call it; and everything that can be wrong."""
 
+import importlib
 import json
 import shutil
 import sys
@@ -274,6 +275,13 @@ def test_a_model_that_cannot_be_had_is_one_line(own, arguments, named, call, tmp
         (["-o", "small.onnx", "--align", "8"], ["--align", "--macs"]),
         (["-o", "small.onnx", "--macs", "0.5", "--align", "0"], ["--align", "at least 1"]),
         (["-o", "small.onnx", "--batch", "0"], ["batch=0"]),
+        (["-o", "small.onnx", "--batch", "99999999"], ["batch=99999999", "at most 65,536"]),
+        (["-o", "small.pt2", "--batch", "99999999"], ["batch=99999999", "at most 65,536"]),
+        (["-o", "small.onnx", "--dynamic", "input"], ["--dynamic", "input_ids:1=length"]),
+        (["-o", "small.onnx", "--dynamic", "input:x=side"], ["input:x=side"]),
+        (["-o", "small.onnx", "--dynamic", "image:2=side"], ["no input 'image'", "allowed: input"]),
+        (["-o", "small.onnx", "--dynamic", "input:0=side"], ["no axis 0", "1 to 3"]),
+        (["-o", "small.onnx", "--dynamic", "input:2=a", "--dynamic", "input:2=b"], ["two names"]),
         (["-o", "small.onnx", "--tolerance", "-1"], ["tolerance=-1"]),
         ([], ["-o"]),
     ],
@@ -309,3 +317,84 @@ def test_force_replaces(file, call, tmp_path):
     assert call(file, "-o", out_file, "--macs", "0.5", "--align", "4", "--force", "--format", "onnx")[0] == 0
     ranks = json.loads({p.key: p.value for p in onnx.load(out_file).metadata_props}["decomposable.ranks"])
     assert any(rank % 4 == 0 for rank in ranks.values())
+
+
+# --- several inputs ------------------------------------------------------------------------------------------------
+
+PAIRS = """
+import torch
+from torch import nn
+
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.linear, self.head = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, ids, mask):
+        h = self.linear(self.table(ids)).relu() * mask.unsqueeze(-1)
+        return self.head(h.sum(1) / mask.sum(1, keepdim=True))
+"""
+
+
+@pytest.fixture
+def pairs(tmp_path, monkeypatch):
+    """A network of two inputs, its file, and the folder; the code is in the module own_pairs."""
+    (tmp_path / "own_pairs.py").write_text(PAIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_pairs", raising=False)
+    torch.manual_seed(0)
+    batch = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), "mask": torch.ones(2, 4)}
+    net = dn.decompose(importlib.import_module("own_pairs").Pairs().eval(), batch, forward=lambda n, b: n(**b))
+    net.save(tmp_path / "pairs.safetensors")
+    return net, tmp_path / "pairs.safetensors"
+
+
+def padded(length):
+    ids, mask = torch.arange(2 * length).reshape(2, length) % 9, torch.ones(2, length)
+    mask[1, 1:] = 0
+    return {"ids": ids, "mask": mask}
+
+
+def test_a_network_of_several_inputs(pairs, call, tmp_path):
+    net, file = pairs
+    out_file = tmp_path / "pairs.onnx"
+    how = [file, "--model", "own_pairs:Pairs", "-o", out_file]
+    code, out, err = call(*how, "--dynamic", "ids:1=length", "--dynamic", "mask:1=length")
+    assert code == 0, err
+    assert "inputs: ids, mask\n" in out
+    assert "{'ids': ids, 'mask': mask})  # ids: int64, (batch, length); mask: float32, (batch, length)\n" in out
+    batch = padded(7)
+    session = ort.InferenceSession(out_file, providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        [found] = session.run(None, {name: x.numpy() for name, x in batch.items()})
+        np.testing.assert_allclose(found, net(**batch).numpy(), atol=1e-4)
+    code, _, err = call(*how, "--force", "--input", "4:int64")
+    assert code == 2
+    assert "says what the network takes (ids, mask); allowed: no --input" in err.splitlines()[-1]
+
+
+def test_any_size_of_several_inputs(pairs, call, tmp_path):
+    net, file = pairs
+    out_file, batch = tmp_path / "pairs.onnx", padded(4)
+    code, out, err = call(file, "--model", "own_pairs:Pairs", "--any-size", "-o", out_file)
+    assert code == 0, err
+    assert "session.run({'ids': ids, 'mask': mask})" in out
+    session = pytest.importorskip("decomposable.edge").AnySizeSession(out_file, ratio=0.5)
+    net.resize_(ratio=0.5)
+    with torch.no_grad():
+        found = session.run({name: x.numpy() for name, x in batch.items()})
+        np.testing.assert_allclose(found, net(**batch).numpy(), atol=1e-4)
+    assert cli.main(["bench", str(out_file), "--sizes", "0.5", "--seconds", "0", "--threads", "1"]) == 0
+    made = ["bench", str(file), "--model", "own_pairs:Pairs", "--sizes", "0.5", "--seconds", "0", "--threads", "1"]
+    assert cli.main([*made, "--runtime", "torch,onnxruntime"]) == 0
+
+
+def test_inputs_that_are_not_clear_are_said_to_be_so_on_the_command_line(pairs, call, tmp_path):
+    net, _ = pairs
+    batch = padded(4)
+    net = dn.decompose(net.extract(), batch, forward=lambda n, b: n(b["ids"], b["mask"] * 2))
+    net.save(tmp_path / "unclear.safetensors")
+    code, _, err = call(tmp_path / "unclear.safetensors", "--model", "own_pairs:Pairs", "-o", tmp_path / "net.onnx")
+    assert code == 1
+    assert "forward= computes 'mask'" in err.splitlines()[-1]

@@ -118,7 +118,9 @@ def _network(
     """The model filled with what the file holds."""
     shapes = {key: tensor.shape for key, tensor in artifact.state.items()}
     _fit_(path, base, artifact.skeleton, artifact.state, shapes, origin)
-    net = DecomposedNet(base=base, layers=_layers_of(base, artifact.skeleton), parts=artifact, forward=call_with_first)
+    call = artifact.call
+    forward = call_with_first if call is None or call.is_default else call.forward
+    net = DecomposedNet(base=base, layers=_layers_of(base, artifact.skeleton), parts=artifact, forward=forward)
     net.latency_beside = Path(path).absolute()
     if size is not None:
         net.warn_if_not_calibrated(net.plan, stacklevel=5)  # the caller of load

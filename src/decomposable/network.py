@@ -18,11 +18,12 @@ from typing import Any, Literal
 from warnings import warn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from decomposable.calibrating import calibrate_grid, calibrate_sizes, plans_of
 from decomposable.calibration import CalibrationReport, Statistics, Subject, tracked_batch_norms
+from decomposable.capture import Captured, Watch
 from decomposable.criteria import Criterion, find_criterion
 from decomposable.errors import InvalidArgumentError
 from decomposable.factors import factors_in_order
@@ -102,7 +103,9 @@ def decompose(
     forward = forward or call_with_first
     full_ranks = [layer.full_rank for layer in layers]
     lower, upper = rank_limits([layer.name for layer in layers], full_ranks, min_rank, limits)
-    seen = Trace() if example_input is None else trace(base, on_device_of(base, example_input), forward)
+    watch = Watch(forward)
+    seen = Trace() if example_input is None else trace(base, on_device_of(base, example_input), watch)
+    captured = Captured() if example_input is None else watch.captured(base)
     lazy = next((name for name, p in base.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
         raise InvalidArgumentError(
@@ -126,9 +129,11 @@ def decompose(
         feeders=_named_feeders(base, layers, seen),
         skipped=skipped,
         not_counted={} if example_input is None else not_counted(base, seen),
-        input=InputSpec.of(example_input),
+        call=captured.call,
+        unclear=captured.unclear,
     )
     net = DecomposedNet(base=base, layers=layers, parts=parts, forward=forward)
+    net._rows = captured.kept()
     if example_input is not None:
         net._prefer_channels_last(on_device_of(base, example_input))
     return net
@@ -161,7 +166,8 @@ class DecomposedNet(nn.Module):
     Attributes:
         skipped: the convolution, linear and attention layers left alone, each with the reason.
         not_counted: modules with weights of their own that no MAC formula counts, with their type.
-        input: what it takes, where an example input has told.
+        call: how it is called, where an example input has told; `inputs` are what it takes, by name.
+        unclear: why an export cannot know what it takes, where that is so.
         info: what a file that it was loaded from says besides, such as measured accuracies; empty otherwise.
         latency_beside: the file whose latency profile `latency` reads, where it was loaded from one.
     """
@@ -169,7 +175,8 @@ class DecomposedNet(nn.Module):
     def __init__(self, *, base: nn.Module, layers: tuple[Layer, ...], parts: Parts, forward: Forward) -> None:
         super().__init__()
         self.skipped, self.not_counted, self.info = dict(parts.skipped), dict(parts.not_counted), dict(parts.info)
-        self.selector, self.input = parts.selector, parts.input
+        self.selector, self.call, self.unclear = parts.selector, parts.call, parts.unclear
+        self._rows: Mapping[str, Tensor] | None = None  # of the example input: exports are tried with them
         self._trainable = {name: p.requires_grad for name, p in base.named_parameters(remove_duplicate=False)}
         self.__dict__["_base"] = base.requires_grad_(False)  # not a submodule: what runs is `module`
         self._layers, self._factors, self._forward = layers, dict(parts.factors), forward
@@ -188,6 +195,16 @@ class DecomposedNet(nn.Module):
     def plan(self) -> RankPlan:
         """The size in force."""
         return self._in_force.plan
+
+    @property
+    def inputs(self) -> Mapping[str, InputSpec]:
+        """What it takes, by name; nothing where no example input has told."""
+        return {} if self.call is None else self.call.inputs
+
+    @property
+    def input(self) -> InputSpec | None:
+        """What it takes, where that is one input."""
+        return next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
 
     @property
     def latency(self) -> LatencyProfile | None:
@@ -310,7 +327,8 @@ class DecomposedNet(nn.Module):
                 feeders=self._feeders,
                 skipped=self.skipped,
                 not_counted=self.not_counted,
-                input=self.input,
+                call=self.call,
+                unclear=self.unclear,
                 info=self.info,
                 skeleton=skeleton_of(self._base, self._layers, self._trainable),
                 state=state_of(self._base),

@@ -11,42 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from decomposable.calibration import Statistics
+from decomposable.calls import Call, InputSpec
 from decomposable.factors import Factors, memory_format_of
 from decomposable.forms import Form, to_factors, to_weight
 from decomposable.ranks import Ints, RankPlan, RankSelector
-from decomposable.tracing import first_entry
-
-
-@dataclass(frozen=True, kw_only=True)
-class InputSpec:
-    """What a network takes: the shape of one sample, without the batch, and the name of the type."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def of(cls, batch: Any) -> InputSpec | None:
-        """That of an example input: a tensor, or a batch whose first entry is one; None for anything else."""
-        first = first_entry(batch)
-        if not isinstance(first, Tensor) or first.dim() == 0:
-            return None
-        return cls(shape=tuple(first.shape[1:]), dtype=str(first.dtype).removeprefix("torch."))
-
-    def example(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
-        """A batch of this kind, the same one every time: normal numbers, or zeros and ones where they are whole.
-
-        >>> InputSpec(shape=(3, 8, 8), dtype="float32").example(2).shape
-        torch.Size([2, 3, 8, 8])
-        """
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        generator = torch.Generator().manual_seed(0)
-        if dtype.is_floating_point:
-            return torch.randn(batch, *self.shape, generator=generator).to(device, dtype)
-        return torch.randint(0, 2, (batch, *self.shape), generator=generator).to(device, dtype)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,7 +29,8 @@ class Parts:
         feeders: for every normalisation layer that a decomposed layer feeds, the latter's name.
         skipped: the layers left alone, each with the reason.
         not_counted: modules with weights of their own that no MAC formula counts, with their type.
-        input: what it takes, where an example input has told.
+        call: how it is called and what it takes, where an example input has told.
+        unclear: why an export cannot know what it takes, where that is so.
         info: what else its maker wanted to be stored with it, as JSON knows it.
     """
 
@@ -69,8 +41,19 @@ class Parts:
     feeders: Mapping[str, str]
     skipped: Mapping[str, str]
     not_counted: Mapping[str, str]
-    input: InputSpec | None = None
+    call: Call | None = None
+    unclear: str | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> Mapping[str, InputSpec]:
+        """What it takes, by name; nothing where no example input has told."""
+        return {} if self.call is None else self.call.inputs
+
+    @property
+    def input(self) -> InputSpec | None:
+        """What it takes, where that is one input."""
+        return next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
 
 
 def stored_ranks(factors: Mapping[str, Factors]) -> Ints:

@@ -5,12 +5,15 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import decomposable as dn
 from decomposable.edge import AnySizeSession
 from decomposable.edge.command import main
 from decomposable.edge.container import seal
 from decomposable.edge.measuring import example, time_sizes
-from decomposable.edge.npy import read_npy
+from decomposable.edge.npy import read_arrays
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.latency import LatencyProfile
 
@@ -197,7 +200,7 @@ def test_a_hostile_array_is_one_line_and_code_2(file, call, tmp_path, kind):
 @pytest.mark.parametrize("x", [np.ones((2, 6), "<f4"), np.asfortranarray(np.ones((2, 6), ">f4"))], ids=["C", "Fortran"])
 def test_arrays_of_either_order_are_read(tmp_path, x):
     np.save(tmp_path / "x.npy", x)
-    np.testing.assert_array_equal(read_npy(tmp_path / "x.npy"), x)
+    np.testing.assert_array_equal(read_arrays(tmp_path / "x.npy"), x)
 
 
 def test_escape_sequences_out_of_a_bundle_are_shown_and_not_obeyed(tiny_parts, tmp_path, call):
@@ -230,3 +233,60 @@ def test_a_broken_file_is_one_line(file, call):
     assert (
         err == f"decomposable-edge sizes: error: {file}: not a whole any-size bundle: it does not end with a checksum\n"
     )
+
+
+def test_a_network_of_several_inputs_and_outputs(call, tmp_path):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.linear = nn.Embedding(5, 6), nn.Linear(6, 4)
+
+        def forward(self, ids, mask):
+            h = self.linear(self.table(ids)) * mask.unsqueeze(-1)
+            return {"file": h, "sum": h.sum(1)}
+
+    torch.manual_seed(0)
+    batch = {"ids": torch.tensor([[4, 1, 2]]), "mask": torch.ones(1, 3)}
+    net = dn.decompose(Two().eval(), batch, forward=lambda n, b: n(**b))
+    file = tmp_path / "two.onnx"
+    dn.export_any_size(net, file, dynamic={name: {1: "length"} for name in batch})
+    code, out, err = call("sizes", file)
+    assert (code, err) == (0, "")
+    assert "ids (batch × length, int64), mask (batch × length, float32)" in out
+    assert call("bench", file, "--sizes", "0.7", "--seconds", "0", "--threads", "1")[0] == 0
+    feeds = {"ids": np.array([[1, 4], [0, 2]]), "mask": np.array([[1, 1], [1, 0]], np.float32)}
+    np.savez(tmp_path / "x.npz", **feeds)
+    code, out, err = call("run", file, tmp_path / "x.npz", "-o", tmp_path / "y.npz", "--threads", "1")
+    assert (code, err) == (0, "")
+    found = np.load(tmp_path / "y.npz")
+    with torch.no_grad():
+        wanted = net(*map(torch.from_numpy, feeds.values()))
+    for name, y in wanted.items():
+        np.testing.assert_allclose(found[name], y.numpy(), atol=1e-5)
+    code, _, err = call("run", file, tmp_path / "x.npz", "-o", tmp_path / "y.npy", "--threads", "1")
+    assert code == 2
+    assert "2 outputs; allowed: .npz" in err
+    np.savez(tmp_path / "x.npz", ids=feeds["ids"])
+    code, _, err = call("run", file, tmp_path / "x.npz", "-o", tmp_path / "y.npz", "--threads", "1")
+    assert code == 2
+    assert "got the inputs ids; allowed: ids, mask" in err
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"lengths": {"length": 0}}, "'length' of lengths is 0"),
+        ({"lengths": {"length": 1 << 40}}, "'length' of lengths"),
+        ({"lengths": 3}, "lengths"),
+        ({"values": {"x": [3, 2]}}, "the values of 'x'"),
+        ({"values": {"x": "all"}}, "the values of 'x'"),
+    ],
+)
+def test_wrong_lengths_and_values_are_refused(tiny_parts, tmp_path, call, fields, words):
+    model, description, arrays = tiny_parts()
+    path = tmp_path / "wrong.onnx"
+    path.write_bytes(seal(model, {**description, **fields}, arrays))
+    code, out, err = call("sizes", path)
+    assert (code, out) == (1, "")
+    assert words in err
+    assert err.count("\n") == 1

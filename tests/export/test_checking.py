@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from decomposable.errors import InvalidArgumentError
 from decomposable.export.checking import check_tolerance, difference, largest_difference, require_close
@@ -36,29 +35,29 @@ def test_of_whole_numbers_and_truth():
     assert difference(np.array([True]), np.array([False])) == 1
 
 
+def same(batch):
+    return [batch["x"].numpy()]
+
+
 def test_the_largest_over_all_batches_and_outputs():
-    module = nn.Identity()
     errors = {1: 0.0, 2: 0.5, 3: 0.25}
-    batches = [torch.ones(n, 2) for n in errors]
-    assert largest_difference(module, lambda x: [x.numpy() + errors[len(x)]], batches) == 0.5
-    with pytest.raises(ExportError, match=r"at a batch of 1 the file gives outputs of shape \[\(1,\)\], PyTorch"):
-        largest_difference(module, lambda x: [x.numpy()[:, 0]], batches)
+    batches = [{"x": torch.ones(n, 2)} for n in errors]
+    assert largest_difference(same, lambda b: [b["x"].numpy() + errors[len(b["x"])]], batches) == 0.5
+    with pytest.raises(ExportError, match=r"a batch of \(1, 2\) the file gives outputs of shape \[\(1,\)\], PyTorch"):
+        largest_difference(same, lambda b: [b["x"].numpy()[:, 0]], batches)
     with pytest.raises(ExportError, match="shape"):
-        largest_difference(module, lambda x: [], batches)
+        largest_difference(same, lambda b: [], batches)
 
 
 def test_an_output_without_any_number_is_not_taken_for_the_same():
-    class Logarithm(nn.Module):
-        def forward(self, x):
-            return x, torch.log(x)
+    def run(batch):
+        return [batch["x"].numpy(), batch["x"].log().numpy()]
 
-    def run(x):
-        return [x.numpy(), x.log().numpy()]
-
+    minus, plus = {"x": -torch.ones(1, 2)}, {"x": torch.ones(2, 2)}
     with pytest.raises(ExportError, match=r"no finite number.*example_input="):
-        largest_difference(Logarithm(), run, [-torch.ones(1, 2), -torch.ones(2, 2)])
-    assert largest_difference(Logarithm(), run, [-torch.ones(1, 2), torch.ones(2, 2)]) == 0
-    assert largest_difference(nn.Identity(), lambda x: [x.numpy()], [torch.ones(1, 0)]) == 0  # nothing to be wrong
+        largest_difference(run, run, [minus, minus])
+    assert largest_difference(run, run, [minus, plus]) == 0
+    assert largest_difference(same, same, [{"x": torch.ones(1, 0)}]) == 0  # nothing to be wrong
 
 
 def test_what_is_close():

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 import decomposable
 from decomposable import models
+from decomposable.calls import Call, InputSpec
 from decomposable.errors import DecomposableError, InvalidArgumentError, MissingExtraError
 from decomposable.export import graph
-from decomposable.export.graph import to_onnx
+from decomposable.export.interface import Interface
 from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
-from decomposable.parts import InputSpec
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -46,6 +46,10 @@ def randomised(model, seed=0):
                 if tensor is not None:
                     tensor.data = torch.rand(tensor.shape, generator=generator) * (high - low) + low
     return model
+
+
+def to_onnx(module, spec, *, optimize, batch=None):
+    return graph.to_onnx(module, Interface(call=Call.with_first(spec), batch=batch), optimize=optimize)[0]
 
 
 def outputs(model, x):
@@ -243,6 +247,7 @@ class Returns(nn.Module):
         (lambda y, x: (y, y, x), ["output_0", "output_1", "output_2"], False),
         (lambda y, x: {"logits": y, "nothing": None, "same": torch.ones(3)}, ["logits", "same"], True),
         (lambda y, x: {"input": y, "output": x}, ["output_0", "output_1"], False),
+        (lambda y, x: {"a": y, "b": {"c": x * 2, "d": None}}, ["a", "b.c"], False),
         (lambda y, x: {"a": y, "b": [y, (x * 2, None)]}, ["output_0", "output_1", "output_2"], True),
     ],
 )
@@ -360,9 +365,10 @@ def test_what_other_threads_print_is_not_lost(capsys):
 
 def test_it_says_nothing_in_a_process_of_its_own():
     code = (
-        "from torch import nn; from decomposable.parts import InputSpec; "
-        "from decomposable.export.graph import to_onnx; "
-        "to_onnx(nn.Linear(3, 2), InputSpec(shape=(3,), dtype='float32'), optimize=True)"
+        "from torch import nn; from decomposable.calls import Call, InputSpec; "
+        "from decomposable.export.graph import to_onnx; from decomposable.export.interface import Interface; "
+        "call = Call.with_first(InputSpec(shape=(3,), dtype='float32')); "
+        "to_onnx(nn.Linear(3, 2), Interface(call=call), optimize=True)"
     )
     source = str(Path(decomposable.__file__).parents[1])
     done = subprocess.run(

@@ -169,9 +169,13 @@ def test_the_example_is_what_it_is_tried_with(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(onnx_file, "largest_difference", lambda module, run, batches: seen.extend(batches) or 0.0)
     rows = torch.arange(18.0).reshape(3, 6)
-    dn.export_onnx(nn.Linear(6, 2), tmp_path / "net.onnx", example_input=rows)
-    assert [len(batch) for batch in seen] == [1, 2, 5]
-    assert torch.equal(seen[2], rows[[0, 1, 2, 0, 1]])
+    report = dn.export_onnx(nn.Linear(6, 2), tmp_path / "net.onnx", example_input=rows)
+    assert report.batches == (1, 2, 3, 5)
+    itself, *sizes, others = [batch["input"] for batch in seen]
+    assert torch.equal(itself, rows)
+    assert [len(batch) for batch in sizes] == [1, 2, 5]
+    assert torch.equal(sizes[2], rows[[0, 1, 2, 0, 1]])
+    assert (others != sizes[2]).any(1).all()  # rows that are not of the example
 
 
 def test_a_network_of_another_method(tmp_path):

@@ -10,10 +10,10 @@ import torch
 
 from decomposable.bench.runners import runners
 from decomposable.bench.sweep import Runs, sweep
+from decomposable.calls import Call, InputSpec
 from decomposable.errors import InvalidArgumentError
 from decomposable.latency import Entry
 from decomposable.network import DecomposedNet
-from decomposable.parts import InputSpec
 from decomposable.ranks import RankPlan
 
 
@@ -42,18 +42,17 @@ def measure(
         input: what the network takes, where it was decomposed without an example input.
         say: told what is going on.
     """
-    spec = input or net.input
-    if spec is None:
-        raise InvalidArgumentError(
-            "input= is needed: the network was decomposed without an example_input; allowed: an InputSpec"
-        )
+    call = net.call if input is None else Call.with_first(input)
+    if call is None:
+        why = net.unclear or "the network was decomposed without an example_input"
+        raise InvalidArgumentError(f"input= is needed: {why}; allowed: an InputSpec")
     count = torch.get_num_threads() if threads is None else threads
 
     @contextmanager
     def making(plans: Mapping[str, RankPlan]) -> Iterator[Runs]:
         say(f"{runtime}: making {len(plans)} sizes")
         modules = {name: net.extract(plan) for name, plan in plans.items()}
-        with runners(runtime, modules, spec, batch=batch, threads=count) as runs:
+        with runners(runtime, modules, call, batch=batch, threads=count) as runs:
             say(f"{runtime}: timing {len(runs)} sizes side by side")
             yield runs
 

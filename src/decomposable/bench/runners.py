@@ -8,32 +8,31 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from decomposable.calls import Call
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.export.quiet import reason
 from decomposable.onnx_runtime import onnx_runtime
-from decomposable.parts import InputSpec
 
 Runs = dict[str, Callable[[], object]]
 
 
 @contextmanager
-def runners(
-    runtime: str, modules: Mapping[str, nn.Module], input: InputSpec, *, batch: int, threads: int
-) -> Iterator[Runs]:
+def runners(runtime: str, modules: Mapping[str, nn.Module], call: Call, *, batch: int, threads: int) -> Iterator[Runs]:
     """Functions that run these modules, each with the same batch; the number of threads holds within the context.
 
     Each has run once: what the network cannot take, or the machine cannot hold, is an `InvalidArgumentError`.
     """
-    what = f"batch={batch} of {'x'.join(map(str, input.shape))} ({input.dtype})"
+    shapes = [f"{'x'.join(map(str, spec.shape))} ({spec.dtype})" for spec in call.inputs.values()]
+    what = f"batch={batch} of {' and '.join(shapes)}"
     with _refusing(f"{what}: there is no such batch here"):
-        x = input.example(batch)
+        inputs = call.example(batch)
     if runtime == "onnxruntime":
-        runs = {name: _onnx_run(module, input, x, threads) for name, module in modules.items()}
+        runs = {name: _onnx_run(module, call, inputs, threads) for name, module in modules.items()}
         _try_once(runs, f"{what}: onnxruntime cannot run the network on it")
         yield runs
         return
     with _torch_threads(threads), torch.inference_mode():
-        runs = {name: _torch_run(module, x) for name, module in modules.items()}
+        runs = {name: _torch_run(module, call, inputs) for name, module in modules.items()}
         _try_once(runs, f"{what}: torch cannot run the network on it")
         yield runs
 
@@ -63,15 +62,16 @@ def _torch_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _torch_run(module: nn.Module, x: Tensor) -> Callable[[], object]:
+def _torch_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor]) -> Callable[[], object]:
     module = module.cpu().eval()
-    return lambda: module(x)
+    return lambda: call.run(module, inputs)
 
 
-def _onnx_run(module: nn.Module, input: InputSpec, x: Tensor, threads: int) -> Callable[[], object]:
+def _onnx_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor], threads: int) -> Callable[[], object]:
     from decomposable.export.graph import to_onnx  # brings the optional packages, or says which one is missing
+    from decomposable.export.interface import Interface
 
-    model = to_onnx(module, input, optimize=True)
+    model, taken = to_onnx(module, Interface(call=call), optimize=True)
     onnxruntime = onnx_runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -80,7 +80,7 @@ def _onnx_run(module: nn.Module, input: InputSpec, x: Tensor, threads: int) -> C
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        feed = {session.get_inputs()[0].name: x.numpy()}
+        feed = {name: inputs[name].numpy() for name in taken.names}
     except Exception as error:  # of types of its own
         raise DecomposableError(f"onnxruntime cannot run this network ({reason(error)})") from error
     return lambda: session.run(None, feed)

@@ -93,8 +93,8 @@ def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: Pro
     net = opening.open_network(options)
     if not isinstance(net, DecomposedNet):
         raise InvalidArgumentError(f"{options.file}: it holds no decomposed network; allowed: a file of net.save()")
-    spec = net.input if options.input is None else InputSpec.of(opening.example(options.input, net))
-    if spec is None:
+    spec = None if options.input is None else InputSpec.of(opening.example(options.input, net))
+    if spec is None and net.call is None:
         raise InvalidArgumentError(f"--input is needed: {options.file} does not say what the network takes")
     how = {"batch": options.batch, "threads": _threads(options), "seconds": options.seconds, "align": options.align}
     entries = [measure(net, sizes, runtime=runtime, input=spec, say=say, **how) for runtime in runtimes]

@@ -38,11 +38,35 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write: .onnx or .pt2")
     parser.add_argument("--format", metavar="FORMAT", choices=ENDINGS, help="onnx or torch-export (default: OUT's)")
     parser.add_argument("--batch", metavar="N", type=int, help="the one batch size that it takes (default: any)")
+    parser.add_argument(
+        "--dynamic",
+        metavar="AXIS",
+        action="append",
+        type=_axis,
+        help="an axis that varies besides the batch, as in input_ids:1=length; may be given several times",
+    )
     opening.add_code(parser)
     parser.add_argument(
         "--tolerance", metavar="T", type=float, default=1e-4, help="largest difference from PyTorch (default: 1e-4)"
     )
     parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
+
+
+def _axis(text: str) -> tuple[str, int, str]:
+    """An axis that varies, as it is typed: the input, the place in its shape, and the name."""
+    where, _, axis = text.partition("=")
+    name, _, at = where.rpartition(":")
+    if not (name and axis and at.isascii() and at.isdigit() and len(at) < 4):
+        raise argparse.ArgumentTypeError(f"{text:.60}; allowed: an input, a place and a name, as in input_ids:1=length")
+    return name, int(at), axis
+
+
+def _dynamic(options: argparse.Namespace) -> dict[str, dict[int, str]] | None:
+    found: dict[str, dict[int, str]] = {}
+    for name, at, axis in options.dynamic or ():
+        if found.setdefault(name, {}).setdefault(at, axis) != axis:
+            raise InvalidArgumentError(f"--dynamic: axis {at} of '{name}' has two names; allowed: one")
+    return found or None
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -51,7 +75,7 @@ def _run(options: argparse.Namespace) -> None:
         try:
             line("reading the network")
             net = opening.open_network(options)
-            example = None if options.input is None else opening.example(options.input, net)
+            example = _example(options, net)
             plan = _rounded(options, kind, net, size)
             line("exporting and comparing with PyTorch")
             report = _exported(options, kind, net, size, example)
@@ -63,8 +87,8 @@ def _run(options: argparse.Namespace) -> None:
                 "sample, as in --input 3x32x32"
             ) from error
     if options.json:
-        align = None if plan is None else plan.align
-        print(json.dumps({**asdict(report), "path": str(report.path), "align": align}))
+        about = {"path": str(report.path), "input": report.input and asdict(report.input)}
+        print(json.dumps({**asdict(report), **about, "align": None if plan is None else plan.align}))
         return
     from decomposable.rounding import described
 
@@ -97,6 +121,19 @@ def _hint(options: argparse.Namespace, net: Any, plan: RankPlan) -> None:
         data = " --data DIR" if networks.needs_data(net.info, options.recipe) else ""
         needs = f"; its statistics come from: decomposable calibrate {options.file} --align 16{data}"
     print(f"hint: --align 16 rounds every rank, which ONNX Runtime often runs faster{needs}")
+
+
+def _example(options: argparse.Namespace, net: nn.Module) -> Tensor | None:
+    """A batch of what --input says; a file that knows better is asked."""
+    if options.input is None:
+        return None
+    call = getattr(net, "call", None)
+    if call is not None and not call.is_default:
+        raise InvalidArgumentError(
+            f"--input {options.input:.60}: {options.file} says what the network takes ({', '.join(call.inputs)}); "
+            "allowed: no --input"
+        )
+    return opening.example(options.input, net)
 
 
 def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -146,23 +183,42 @@ def _exported(
 ) -> ExportReport:
     from decomposable import export_onnx, export_torch
 
+    how: dict[str, Any] = {
+        "example_input": example,
+        "dynamic": _dynamic(options),
+        "tolerance": options.tolerance,
+    }
     if kind == "any-size":
         from decomposable import export_any_size
 
-        return export_any_size(net, options.out, example_input=example, tolerance=options.tolerance)
+        return export_any_size(net, options.out, **how)
     export = export_onnx if kind == "onnx" else export_torch
-    return export(net, options.out, **size, batch=options.batch, example_input=example, tolerance=options.tolerance)
+    return export(net, options.out, **size, batch=options.batch, **how)
 
 
 def _how_to_run(report: ExportReport) -> str:
-    name = str(report.path)
+    from decomposable.calls import INPUT
+
+    name, names = str(report.path), list(report.inputs)
+    is_default = names == [INPUT]
+    arrays = {name: "x" if is_default else name for name in names}
+    feeds = f"{{{', '.join(f'{name!r}: {array}' for name, array in arrays.items())}}}"
     if report.format == "any-size":
-        return f"session = decomposable.edge.AnySizeSession({name!r}); session.resize(macs=0.25); session.run(x)"
-    batch = report.batches[0] if len(report.batches) == 1 else "batch"
-    takes = f"x: {report.input.dtype}, ({', '.join(map(str, (batch, *report.input.shape)))})"
+        taken = "x" if is_default else feeds
+        return f"session = decomposable.edge.AnySizeSession({name!r}); session.resize(macs=0.25); session.run({taken})"
+    takes = "; ".join(f"{arrays[name]}: {spec.dtype}, {_shape(report, name)}" for name, spec in report.inputs.items())
     if report.format == "torch-export":
-        return f"torch.export.load({name!r}).module()(x)  # {takes}"
-    return f"onnxruntime.InferenceSession({name!r}).run(None, {{'input': x}})  # {takes}"
+        taken = "x" if is_default else ", ".join(f"{name}={name}" for name in names)
+        return f"torch.export.load({name!r}).module()({taken})  # {takes}"
+    return f"onnxruntime.InferenceSession({name!r}).run(None, {feeds})  # {takes}"
+
+
+def _shape(report: ExportReport, name: str) -> str:
+    """An input's shape, with the names of what varies."""
+    varying = {0: "batch"} if len(report.batches) > 1 else {0: str(report.batches[0])}
+    varying |= report.axes.get(name, {})
+    sizes = [0, *report.inputs[name].shape]
+    return f"({', '.join(varying.get(at, str(size)) for at, size in enumerate(sizes))})"
 
 
 VERB = Verb(

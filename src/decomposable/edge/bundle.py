@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,15 @@ _MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory f
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
-    """An input or output: its name, its shape with names for what may vary, and numpy's name of its type."""
+    """An input or output: its name, its shape with names for what may vary, and numpy's name of its type.
+
+    `values` are the smallest and the largest whole number that an input may be given, where it takes whole numbers.
+    """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+    values: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,6 +56,7 @@ class Bundle:
         uses: where the graph has each layer; nowhere if only training uses it.
         foldable: for every batch normalisation that can be folded, the node that takes it in.
         lacks_statistics: whether batch normalisation has those of the full network at every size.
+        lengths: how long the axes that vary besides the batch were in the example input, by name.
         info: what the network's file said besides, such as measured accuracies.
     """
 
@@ -67,6 +72,7 @@ class Bundle:
     lacks_statistics: bool
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    lengths: Mapping[str, int]
     info: Mapping[str, Any]
 
     @property
@@ -103,6 +109,7 @@ def _parse(path: Path, model: onnx.ModelProto, description: dict[str, Any], arra
     require(bool(inputs) and bool(outputs), "it has no input or no output")
     made = {*wiring.makers, *(port.name for port in inputs)}
     require(not shapes.keys() & made, "a weight is an input, or a node makes it")
+    lengths = _read_lengths(top)
     return Bundle(
         path=path,
         model=model,
@@ -114,10 +121,28 @@ def _parse(path: Path, model: onnx.ModelProto, description: dict[str, Any], arra
         selector=selector,
         statistics=statistics,
         lacks_statistics=top.has("lacks_statistics") and top.flag("lacks_statistics"),
-        inputs=inputs,
+        inputs=tuple(_with_values(port, top) for port in inputs),
         outputs=outputs,
+        lengths=lengths,
         info=top.mapping("info"),
     )
+
+
+def _read_lengths(top: Fields) -> dict[str, int]:
+    """The lengths of axes in the example input; older files, and those in which only the batch varies, have none."""
+    if not top.has("lengths"):
+        return {}
+    record = Fields(top.get("lengths"), "lengths")
+    return {name: record.integer(name, 1, _MOST_INPUTS) for name in top.mapping("lengths")}
+
+
+def _with_values(port: Port, top: Fields) -> Port:
+    found = top.mapping("values").get(port.name) if top.has("values") else None
+    if found is None:
+        return port
+    is_right = isinstance(found, list) and len(found) == 2 and all(type(v) is int and -MOST < v < MOST for v in found)
+    require(is_right and found[0] <= found[1], f"the values of '{port.name:.60}' are {found!r:.60}")
+    return replace(port, values=(found[0], found[1]))
 
 
 def _take_tensors(graph: onnx.GraphProto) -> dict[str, Array]:

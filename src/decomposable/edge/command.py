@@ -6,10 +6,11 @@ import argparse
 import json
 import sys
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
@@ -24,8 +25,9 @@ from decomposable.commands.verb import (
     showing_warnings,
     threads,
 )
+from decomposable.edge.arrays import Array
 from decomposable.edge.bundle import read_bundle
-from decomposable.edge.npy import read_npy
+from decomposable.edge.npy import read_arrays
 from decomposable.edge.session import AnySizeSession, usual_plans
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import replacing
@@ -107,8 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--sizes", metavar="LIST", help="besides the full one: parts of the MACs, as in 0.5,0.25")
     bench.add_argument("--batch", metavar="N", type=batch_size, default=1, help="samples in one request (default: 1)")
     bench.add_argument("--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure (default: 10)")
-    run.add_argument("input", metavar="INPUT", type=Path, help="the input, an array of numpy (.npy)")
-    run.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="where the output goes (.npy)")
+    run.add_argument("input", metavar="INPUT", type=Path, help="an array of numpy (.npy), or several by name (.npz)")
+    run.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="where it goes (.npy or .npz)")
     for name in ("macs", "params", "ratio"):
         run.add_argument(f"--{name}", metavar="SIZE", help=f"run at this size: a part of the {name}, 25%% or a count")
     run.add_argument("--latency-ms", metavar="T", type=float, help="run at the largest size that takes T here")
@@ -192,15 +194,29 @@ def _run(options: argparse.Namespace) -> None:
     size: dict[str, Any] = {k: parse_size(f"--{k}", text) for k, text in given.items() if text is not None}
     if options.latency_ms is not None:
         size["latency_ms"] = options.latency_ms
-    x = read_npy(options.input)
-    if options.out.suffix != ".npy":
-        raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy")
+    x = read_arrays(options.input)
+    if options.out.suffix not in (".npy", ".npz"):
+        raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy or .npz")
     with showing_warnings(f"{PROGRAM} run"):
         session = AnySizeSession(options.file, **size, align=options.align, threads=options.threads)
+    if options.out.suffix == ".npy" and len(session.outputs) > 1:
+        raise InvalidArgumentError(
+            f"-o {options.out}: the network has {len(session.outputs)} outputs; allowed: .npz, which holds several"
+        )
     found = session.run(x)
-    if isinstance(found, list):
-        raise InvalidArgumentError(f"run: the network has {len(found)} outputs; allowed: one (use it from Python)")
+    outputs = dict(zip((p.name for p in session.outputs), found if isinstance(found, list) else [found], strict=True))
     with replacing(options.out) as unfinished, unfinished.open("wb") as file:
-        np.save(file, found, allow_pickle=False)
-    rounded = described(session.plan.align)
-    _say(f"{options.out}: {' × '.join(map(str, found.shape))}, {found.dtype}, at {session!r}, {rounded}")
+        if options.out.suffix == ".npz":
+            _save_all(file, outputs)
+        else:
+            np.save(file, found, allow_pickle=False)
+    made = "; ".join(f"{' × '.join(map(str, y.shape))}, {y.dtype}" for y in outputs.values())
+    _say(f"{options.out}: {made}, at {session!r}, {described(session.plan.align)}")
+
+
+def _save_all(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
+    """As numpy.savez, which takes no array called "file"."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.save(entry, array, allow_pickle=False)

@@ -22,7 +22,22 @@ def feeds_of(ports: Sequence[Port], x: Array | Mapping[str, Array]) -> dict[str,
     if feeds.keys() != {port.name for port in ports}:
         came, wanted = ", ".join(map(str, feeds)), ", ".join(port.name for port in ports)
         raise InvalidArgumentError(f"run: got the inputs {came or 'none'}; allowed: {wanted}")
-    return {port.name: _checked(port, feeds[port.name]) for port in ports}
+    checked = {port.name: _checked(port, feeds[port.name]) for port in ports}
+    _check_lengths(ports, checked)
+    return checked
+
+
+def _check_lengths(ports: Sequence[Port], feeds: Mapping[str, Array]) -> None:
+    """Axes of one name are of one length, the batch among them."""
+    seen: dict[str, tuple[int, str]] = {}
+    for port in ports:
+        for axis, size in zip(port.shape, feeds[port.name].shape, strict=True):
+            if isinstance(axis, str) and axis != "?":
+                length, where = seen.setdefault(axis, (size, port.name))
+                if length != size:
+                    raise InvalidArgumentError(
+                        f"run: '{axis}' is {length} in '{where}' and {size} in '{port.name}'; allowed: one length"
+                    )
 
 
 def _checked(port: Port, value: object) -> Array:

@@ -19,8 +19,10 @@ RUNTIME = "onnxruntime"
 Run = Callable[[dict[str, Array]], object]
 
 
-def example(ports: Sequence[Port], batch: int) -> dict[str, Array]:
-    """Inputs of so many samples, the same ones every time: normal numbers, or zeros and ones where they are whole.
+def example(ports: Sequence[Port], batch: int, lengths: Mapping[str, int] | None = None) -> dict[str, Array]:
+    """Inputs of so many samples, the same ones every time: normal numbers, or such as they may be where they are whole.
+
+    `lengths` says how long the axes are that vary besides the batch.
 
     >>> example([Port(name="x", shape=("batch", 3, 8, 8), dtype="float32")], 2)["x"].shape
     (2, 3, 8, 8)
@@ -30,14 +32,17 @@ def example(ports: Sequence[Port], batch: int) -> dict[str, Array]:
     random = np.random.default_rng(0)
     feeds = {}
     for port in ports:
-        shape = [batch, *port.shape[1:]] if port.shape and not isinstance(port.shape[0], int) else list(port.shape)
-        if not all(isinstance(size, int) for size in shape):
+        named = [batch, *port.shape[1:]] if port.shape and not isinstance(port.shape[0], int) else list(port.shape)
+        shape = [size if isinstance(size, int) else (lengths or {}).get(size, -1) for size in named]
+        if -1 in shape:
             raise InvalidArgumentError(
-                f"measure: '{port.name}' has the shape {port.shape}; allowed: a batch that varies"
+                f"measure: '{port.name}' has the shape {port.shape}; allowed: a batch that varies, and axes of which "
+                "the file says a length"
             )
         is_whole = np.dtype(port.dtype).kind != "f"
+        least, most = port.values
         with _refusing(f"batch={batch!r:.40}: there is no such batch here"):
-            values = random.integers(0, 2, shape) if is_whole else random.standard_normal(shape)  # type: ignore[arg-type]
+            values = random.integers(least, most + 1, shape) if is_whole else random.standard_normal(shape)
             feeds[port.name] = values.astype(port.dtype)
     return feeds
 

@@ -179,7 +179,7 @@ class AnySizeSession:
         entry = time_sizes(
             self.selector,
             open_size,
-            example(self.inputs, batch),
+            example(self.inputs, batch, self._bundle.lengths),
             sizes,
             batch=batch,
             threads=self.threads,
@@ -232,7 +232,10 @@ class AnySizeSession:
         return plan
 
     def run(self, x: Array | Mapping[str, Array]) -> Any:
-        """The network's output at the size in force: an array, or a list of them where it has several outputs."""
+        """The network's output at the size in force: an array, or a list of them where it has several outputs.
+
+        Inputs are given by name, as a dict of arrays; where there is one, the array alone will do.
+        """
         size = self._in_force  # once: the whole request is of this size
         feeds = feeds_of(self.inputs, x)
         try:

@@ -14,38 +14,42 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from decomposable.calls import INPUT, Call
+from decomposable.capture import Captured
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.export.any_size_graph import in_pairs, tidy, to_keep, to_rename
-from decomposable.export.checking import as_numpy, check_tolerance, largest_difference, require_close
+from decomposable.export.checking import as_numpy, check_tolerance, largest_difference, require_close, torch_runner
 from decomposable.export.graph import MOST_BYTES, require_onnx, to_onnx
-from decomposable.export.onnx_file import check_ending
-from decomposable.export.program import ExportError, FixedBatchError
+from decomposable.export.interface import Feeds, Interface, interface_of
+from decomposable.export.onnx_file import check_ending, tried
+from decomposable.export.program import ExportError, FixedBatchError, ready
 from decomposable.export.quiet import reason
 from decomposable.export.report import ExportReport
-from decomposable.export.subject import input_of, rows_of, samples
+from decomposable.export.subject import same_shapes, taken_by
+from decomposable.export.trials import Trials, trials_of
 from decomposable.files import replacing
 from decomposable.interpolation import position
 from decomposable.network import DecomposedNet
-from decomposable.parts import InputSpec
 from decomposable.ranks import RankPlan, RankSelector
 from decomposable.storage.container import as_json
 from decomposable.storage.contents import Artifact
+from decomposable.tracing import Forward
 
 if TYPE_CHECKING:
     import onnx
 
 _DOC = "Runs at full size in any ONNX runtime, and at any size with decomposable.edge.AnySizeSession."
 _CHECKED, _TRUNCATED = (0.75, 0.5, 0.25), 0.9
-_BATCHES = (3, 1)
+_BATCHES = (1, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +59,34 @@ class AnySizeReport(ExportReport):
     sizes: tuple[float, ...]
 
     def _tried(self) -> str:
-        return f"at {', '.join(f'{size:.3g}' for size in dict.fromkeys(self.sizes))} of the original"
+        sizes = f"at {', '.join(f'{size:.3g}' for size in dict.fromkeys(self.sizes))} of the original"
+        return "; ".join([sizes, *self._lengths()])
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
 def export_any_size(
-    net: nn.Module, path: str | os.PathLike[str], *, example_input: Any = None, tolerance: float = 1e-4
+    net: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    example_input: Any = None,
+    forward: Forward | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    tolerance: float = 1e-4,
 ) -> AnySizeReport:
     """Write one ONNX file that `decomposable.edge.AnySizeSession` runs at any size, on a device without PyTorch.
 
     The file is opened and compared with the network in PyTorch at the full size, the smallest one and some in between
-    before it takes its place; where they differ too much, the export is refused and nothing is written.
+    before it takes its place; where they differ too much, the export is refused and nothing is written. Inputs and
+    outputs are called as by `export_onnx`; the session takes a dict of arrays, or one array where there is one input.
 
     Args:
         net: a decomposed network, calibrated or not. It stays as it is, and so does its size in force.
         path: the file, .onnx.
         example_input: a batch, where the network was decomposed without one. It is also what the file is tried with.
+        forward: ``forward(net, batch)``, how a batch like the example input is used; by default as in `decompose`.
+        dynamic: axes that vary besides the batch, as in ``{"input_ids": {1: "length"}}``; those of one name are of one
+            length.
         tolerance: the largest difference from PyTorch that is allowed, as a part of the largest output (at least 1).
     """
     target = check_ending(path, ".onnx")
@@ -82,56 +97,47 @@ def export_any_size(
             f"export_any_size: got a {type(net).__name__}; allowed: a network of decompose() or load()"
         )
     _check_types(net)
-    spec = _input_of(net, example_input)
+    found = _taken(net, example_input, forward)
+    assert found.call is not None
+    interface = interface_of(found.call, dynamic, None)
     if net._statistics is None:
         net.warn_if_not_calibrated(net.selector.smallest_plan(), stacklevel=5)  # the line that called for the export
     twin = copy.deepcopy(net).cpu().eval()
     artifact = twin.artifact()
-    model = tidy(_traced(twin, spec), to_rename(twin, artifact), to_keep(twin))
+    model, interface = _traced(twin, interface, found.rows)
+    model = tidy(model, to_rename(twin, artifact), to_keep(twin))
     model.doc_string = _DOC
-    content = _sealed(model, artifact, lacks_statistics=bool(twin._norms) and artifact.statistics is None)
-    rows = rows_of(example_input)
+    trials = trials_of(twin, interface, found.rows, _BATCHES)
+    lacks_statistics = bool(twin._norms) and artifact.statistics is None
+    content = _sealed(model, artifact, interface, lacks_statistics=lacks_statistics)
     with replacing(target) as unfinished:
         unfinished.write_bytes(content)
-        sizes, difference = _compare(twin, unfinished, [samples(spec, rows, n) for n in _BATCHES], tolerance)
-    outputs = tuple(value.name for value in model.graph.output)
-    return _report(twin.selector.full_plan(), target, len(content), spec, outputs, sizes, difference)
-
-
-def _traced(net: DecomposedNet, spec: InputSpec) -> onnx.ModelProto:
-    try:
-        return to_onnx(in_pairs(net), spec, optimize=False)
-    except FixedBatchError as error:
-        raise ExportError(
-            f"export_any_size: the model's code fixes the size of the batch ({reason(error)}); allowed: one that runs "
-            "any batch (export_onnx and export_torch take batch=1 or another number)"
-        ) from error
-
-
-def _report(
-    full: RankPlan,
-    path: Path,
-    count: int,
-    spec: InputSpec,
-    outputs: tuple[str, ...],
-    sizes: tuple[float, ...],
-    difference: float,
-) -> AnySizeReport:
+        sizes, difference = _compare(twin, unfinished, interface, trials, tolerance)
+    full = twin.selector.full_plan()
     return AnySizeReport(
-        path=path,
+        path=target,
         format="any-size",
         macs=full.macs,
         params=full.params,
         full_macs=full.full_macs,
         full_params=full.full_params,
         ranks=dict(full.ranks),
-        bytes=count,
-        input=spec,
-        outputs=outputs,
-        batches=_BATCHES,
+        bytes=len(content),
+        outputs=tuple(value.name for value in model.graph.output),
         largest_difference=difference,
         sizes=sizes,
+        **tried(interface, trials),
     )
+
+
+def _traced(net: DecomposedNet, interface: Interface, rows: Feeds | None) -> tuple[onnx.ModelProto, Interface]:
+    try:
+        return to_onnx(in_pairs(net), interface, optimize=False, rows=rows)
+    except FixedBatchError as error:
+        raise ExportError(
+            f"export_any_size: the model's code fixes the size of the batch ({reason(error)}); allowed: one that runs "
+            "any batch (export_onnx and export_torch take batch=1 or another number)"
+        ) from error
 
 
 def _check_types(net: DecomposedNet) -> None:
@@ -143,18 +149,25 @@ def _check_types(net: DecomposedNet) -> None:
             )
 
 
-def _input_of(net: DecomposedNet, example_input: Any) -> InputSpec:
-    """What the network takes, which has to be of the size that its MACs were counted at: the file tells them."""
-    spec = input_of(net.input, example_input)
-    if net.input is not None and spec.shape != net.input.shape:
+def _taken(net: DecomposedNet, example_input: Any, forward: Forward | None) -> Captured:
+    """How the network is called; its inputs have to be as when its MACs were counted: the file tells them."""
+    known = Captured(call=net.call, rows=net._rows, unclear=net.unclear)
+    found = taken_by(ready(net._in_force.module), known, example_input, forward, net._forward)
+    if known.call is not None and found.call is not None and not same_shapes(known.call, found.call):
         raise InvalidArgumentError(
-            f"export_any_size: example_input has samples of shape {spec.shape}, and the network's MACs were counted at "
-            f"{net.input.shape}; allowed: that shape, or a network of decompose() with that example_input"
+            f"export_any_size: example_input has samples of {_shapes(found.call)}, and the network's MACs were counted "
+            f"at {_shapes(known.call)}; allowed: those shapes, or a network of decompose() with that example_input"
         )
-    return spec
+    return found
 
 
-def _sealed(model: onnx.ModelProto, artifact: Artifact, *, lacks_statistics: bool) -> bytes:
+def _shapes(call: Call) -> str:
+    if call.is_default:
+        return f"shape {call.inputs[INPUT].shape}"
+    return " and ".join(f"shape {spec.shape} for '{name}'" for name, spec in call.inputs.items())
+
+
+def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *, lacks_statistics: bool) -> bytes:
     """The file's content, with all that choosing and setting a size depends on."""
     import onnx
 
@@ -171,6 +184,11 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, *, lacks_statistics: boo
         "lacks_statistics": lacks_statistics,
         "info": as_json("info", artifact.info),
     }
+    if interface.axes:
+        description["lengths"] = interface.lengths
+    values = {name: list(interface.call.inputs[name].values) for name in interface.names}
+    if any(pair != [0, 1] for pair in values.values()):  # what they are where a file does not say it
+        description["values"] = values
     arrays: dict[str, Any] = {"scores": np.concatenate(selector.scores)}
     arrays |= {"limits/lower": selector.lower, "limits/upper": selector.upper}
     if statistics is not None:
@@ -223,15 +241,16 @@ def _statistics_arrays(artifact: Artifact) -> dict[str, Any]:
 
 
 def _compare(
-    net: DecomposedNet, path: Path, batches: Sequence[Tensor], tolerance: float
+    net: DecomposedNet, path: Path, interface: Interface, trials: Trials, tolerance: float
 ) -> tuple[tuple[float, ...], float]:
     """The sizes at which the file was compared with PyTorch, and the largest difference; raise if it is too large."""
     from decomposable.edge import AnySizeSession
 
-    def candidate(batch: Tensor) -> list[Any]:
-        found = session.run(as_numpy(batch))
+    def candidate(batch: Feeds) -> list[Any]:
+        found = session.run({name: as_numpy(batch[name]) for name in interface.names})
         return found if isinstance(found, list) else [found]
 
+    reference, batches = torch_runner(net, interface.call), trials.all
     try:
         threads = min(torch.get_num_threads(), os.cpu_count() or 1)
         session = AnySizeSession(path, threads=threads, keep=1)
@@ -242,8 +261,9 @@ def _compare(
                 session.set_plan(plan)
             net.set_plan_(plan)
             sizes.append(position(plan))
-            largest = max(largest, largest_difference(net, candidate, batches))
+            largest = max(largest, largest_difference(reference, candidate, batches))
             require_close(largest, tolerance)
+            batches = trials.batches  # the example itself, which may be large, at full size only
     except ArtifactError as error:  # it names a file that nobody will see
         raise ExportError(f"export_any_size: {str(error).removeprefix(f'{path}: ')}; nothing was written") from error
     return tuple(sizes), largest

@@ -152,7 +152,7 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
 def _require_free(name: str, taken: set[str]) -> None:
     if name in taken:
         raise ExportError(
-            f"export_any_size: an output or a parameter is called '{name}', as weights in the file are; allowed: "
+            f"export_any_size: an input, output or parameter is called '{name}', as weights in the file are; allowed: "
             "another name"
         )
 

@@ -11,31 +11,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from decomposable.calls import Call
 from decomposable.errors import InvalidArgumentError
-from decomposable.export.graph import INPUT
+from decomposable.export.interface import Feeds
 from decomposable.export.program import ExportError, run
 from decomposable.export.quiet import reason
 from decomposable.onnx_runtime import onnx_runtime
-from decomposable.ranks import is_integer, is_number
+from decomposable.ranks import is_number
 from decomposable.tree import deep_copy
 
 if TYPE_CHECKING:
     import onnx
 
-BATCHES = (1, 2, 5)
 Arrays = Sequence[NDArray[np.generic]]
-Run = Callable[[Tensor], Arrays]
+Run = Callable[[Feeds], Arrays]
 
 
-def largest_difference(module: nn.Module, candidate: Run, batches: Sequence[Tensor]) -> float:
-    """The largest of max |y − y'| / max(1, max |y|) over all outputs y of the module and y' of the candidate."""
+def largest_difference(reference: Run, candidate: Run, batches: Sequence[Feeds]) -> float:
+    """The largest of max |y − y'| / max(1, max |y|) over all outputs y of the reference and y' of the candidate."""
     largest, counts = 0.0, np.zeros(2, int)
     for batch in batches:
-        wanted = [as_numpy(y) for y in run(module, batch)]
-        got = candidate(batch)
+        wanted, got = reference(batch), candidate(batch)
         if [y.shape for y in wanted] != [y.shape for y in got]:
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in batch.values())
             raise ExportError(
-                f"export: at a batch of {len(batch)} the file gives outputs of shape {[y.shape for y in got]}, "
+                f"export: at a batch of {shapes} the file gives outputs of shape {[y.shape for y in got]}, "
                 f"PyTorch {[y.shape for y in wanted]}"
             )
         largest = max([largest, *(difference(a, b) for a, b in zip(wanted, got, strict=True))])
@@ -46,6 +46,11 @@ def largest_difference(module: nn.Module, candidate: Run, batches: Sequence[Tens
             "example_input=, a batch that gives numbers"
         )
     return largest
+
+
+def torch_runner(module: nn.Module, call: Call) -> Run:
+    """PyTorch, as a function of a batch."""
+    return lambda batch: [as_numpy(y) for y in run(module, call, batch)]
 
 
 def difference(wanted: NDArray[np.generic], got: NDArray[np.generic]) -> float:
@@ -69,24 +74,17 @@ def check_tolerance(tolerance: float) -> float:
     return float(tolerance)
 
 
-def check_batch(batch: int | None) -> int | None:
-    """A number of samples, or None."""
-    if batch is not None and (not is_integer(batch) or batch < 1):
-        raise InvalidArgumentError(f"batch={batch!r}; allowed: an int of at least 1, or None for any")
-    return None if batch is None else int(batch)
-
-
-def rounding(module: nn.Module, batches: Sequence[Tensor]) -> float:
+def rounding(module: nn.Module, call: Call, batches: Sequence[Feeds]) -> float:
     """How far PyTorch itself is from the exact numbers: the difference between the module and itself in float64.
 
     No other program can be expected to be closer to it than this.
     """
-    exact = deep_copy(module).double()
+    exact = torch_runner(deep_copy(module).double(), call)
 
-    def run_exact(batch: Tensor) -> Arrays:
-        return [as_numpy(y) for y in run(exact, batch.double() if batch.is_floating_point() else batch)]
+    def run_exact(batch: Feeds) -> Arrays:
+        return exact({name: t.double() if t.is_floating_point() else t for name, t in batch.items()})
 
-    return largest_difference(module, run_exact, batches)
+    return largest_difference(torch_runner(module, call), run_exact, batches)
 
 
 def require_close(found: float, tolerance: float, own: float | None = None) -> None:
@@ -112,9 +110,11 @@ def onnx_runner(model: onnx.ModelProto) -> Run:
     except Exception as error:  # kinds of their own, of both packages
         raise _cannot_run(error) from error
 
-    def run_session(batch: Tensor) -> Arrays:
+    names = [value.name for value in session.get_inputs()]
+
+    def run_session(batch: Feeds) -> Arrays:
         try:
-            arrays: Arrays = session.run(None, {INPUT: as_numpy(batch)})
+            arrays: Arrays = session.run(None, {name: as_numpy(batch[name]) for name in names})
             return arrays
         except Exception as error:
             raise _cannot_run(error) from error

@@ -12,16 +12,15 @@ from torch import nn
 
 from decomposable import __version__
 from decomposable.errors import MissingExtraError
-from decomposable.export.program import ExportError, output_names, ready, to_program
+from decomposable.export.interface import BATCH, Feeds, Interface
+from decomposable.export.named import PREFIX
+from decomposable.export.program import ExportError, output_names, ready, symbols, to_program
 from decomposable.export.quiet import quiet, reason
-from decomposable.parts import InputSpec
 
 if TYPE_CHECKING:
     import onnx
 
-INPUT = "input"
 MOST_BYTES = 2**31 - 1  # of one protobuf message
-_BATCH = "batch"
 _UNIQUE_INPUT = "decomposable::input"  # a parameter of the model may be called "input"
 
 
@@ -34,36 +33,47 @@ def require_onnx() -> None:
             raise MissingExtraError.of(package, "onnx") from error
 
 
-def to_onnx(module: nn.Module, input: InputSpec, *, optimize: bool, batch: int | None = None) -> onnx.ModelProto:
-    """The module as it is in eval mode, for any batch size or, where it is given, for that one.
+def to_onnx(
+    module: nn.Module, interface: Interface, *, optimize: bool, rows: Feeds | None = None
+) -> tuple[onnx.ModelProto, Interface]:
+    """The module as it is in eval mode, and what the graph takes: without the inputs that the module ignores.
 
     The initializers are called as in the state dict. With `optimize`, constants are computed and batch normalisation is
-    folded into the layer before it, where it can be; without, every layer stays as the module has it.
+    folded into the layer before it, where it can be; without, every layer stays as the module has it. `rows` are
+    samples to trace it with; by default made-up ones.
     """
     require_onnx()
     plain = ready(module)
     tensors = {id(t): t for t in (*plain.parameters(), *plain.buffers())}
     _check_bytes(sum(t.numel() * t.element_size() for t in tensors.values()))
-    names = output_names(plain, input.example(batch or 1))
-    program = to_program(plain, input, batch=batch)
+    outputs = output_names(plain, interface, interface.rows(rows, interface.batch or 1))
+    program, interface = to_program(plain, interface, rows)
+    unique = {f"{_UNIQUE_INPUT}::{i}": name for i, name in enumerate(interface.names)}
     try:
         with quiet():
-            made = torch.onnx.export(
-                program, dynamo=True, optimize=optimize, verbose=False, input_names=[_UNIQUE_INPUT]
-            )
+            made = torch.onnx.export(program, dynamo=True, optimize=optimize, verbose=False, input_names=list(unique))
             assert made is not None
             model: onnx.ModelProto = made.model_proto
     except Exception as error:  # in whatever words the exporter refuses a model
         raise ExportError(f"export: the model has no ONNX form ({reason(error)})") from error
-    if [value.name for value in model.graph.input] != [_UNIQUE_INPUT] or len(model.graph.output) != len(names):
+    if [value.name for value in model.graph.input] != list(unique) or len(model.graph.output) != len(outputs):
         raise ExportError("export: the ONNX graph has other inputs and outputs than the model")
     _strip(model)
-    _rename_values(model.graph, {_UNIQUE_INPUT: INPUT, **_distinct_outputs(model.graph, names)})
-    if batch is None:
-        _rename_batch(model.graph)
+    _rename_values(model.graph, {**unique, **_distinct_outputs(model.graph, outputs)})
+    _rename_values(model.graph, _without_prefix(plain, model.graph))
+    _rename_axes(model.graph, interface, symbols(program, interface))
     model.producer_name, model.producer_version = "decomposable", __version__
     _check_bytes(model.ByteSize())
-    return model
+    return model, interface
+
+
+def _without_prefix(module: nn.Module, graph: onnx.GraphProto) -> dict[str, str]:
+    """The weights as the module calls them, where the exporter was given it inside another one."""
+    own = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    ports = {value.name for value in (*graph.input, *graph.output)}
+    names = {tensor.name: tensor.name.removeprefix(PREFIX) for tensor in graph.initializer}
+    is_wrapped = any(name not in own and short in own for name, short in names.items())
+    return {name: short for name, short in names.items() if is_wrapped and name != short and short not in ports}
 
 
 def _check_bytes(count: int) -> None:
@@ -138,10 +148,15 @@ def _rename_values(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
             value.name = names.get(value.name, value.name)
 
 
-def _rename_batch(graph: onnx.GraphProto) -> None:
-    """Call the batch's size "batch", as in ``2*batch``; the exporter's name is a number of its own."""
-    symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+def _rename_axes(graph: onnx.GraphProto, interface: Interface, symbols: Mapping[str, Sequence[str]]) -> None:
+    """Call the axes that vary by their names, as in ``2*batch``; the exporter's are numbers of its own."""
+    names = {symbol: axis for axis, found in symbols.items() for symbol in found if symbol.isidentifier()}
+    pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b") if names else None
     for value in (*graph.input, *graph.output):
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = re.sub(rf"\b{re.escape(symbol)}\b", _BATCH, dim.dim_param)
+            if dim.dim_param and pattern is not None:
+                dim.dim_param = pattern.sub(lambda match: names[match[0]], dim.dim_param)
+    ports = {value.name: value for value in graph.input}
+    for axis, places in interface.places().items():
+        for name, at in places if axis != BATCH or interface.batch is None else ():
+            ports[name].type.tensor_type.shape.dim[at].dim_param = axis

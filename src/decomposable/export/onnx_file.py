@@ -13,18 +13,20 @@ from torch import nn
 from decomposable import __version__
 from decomposable.errors import InvalidArgumentError
 from decomposable.export.checking import (
-    BATCHES,
-    check_batch,
     check_tolerance,
     largest_difference,
     onnx_runner,
     require_close,
     rounding,
+    torch_runner,
 )
 from decomposable.export.graph import require_onnx, to_onnx
+from decomposable.export.interface import Interface, check_batch, interface_of
 from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
+from decomposable.export.trials import Trials, trials_of
 from decomposable.files import write_atomically
+from decomposable.tracing import Forward
 
 if TYPE_CHECKING:
     import onnx
@@ -42,12 +44,19 @@ def export_onnx(
     align: int | Literal["auto", "measured"] | None = None,
     batch: int | None = None,
     example_input: Any = None,
+    forward: Forward | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
     tolerance: float = 1e-4,
 ) -> ExportReport:
     """Write one size of a network as an ONNX file, after ONNX Runtime has given the same numbers as PyTorch.
 
-    The file is one of its own, of the network in eval mode, with batch normalisation folded where it can be. Its input
-    is called "input"; its output "output", or output_0, output_1 and on, or as in the dict that the model returns.
+    The file is one of its own, of the network in eval mode, with batch normalisation folded where it can be. It has
+    every input that the network was called with: as the batch's dict calls it, or else the parameter of the model's
+    ``forward``; and "input" where that is the first entry of a batch. Its output is called "output", or output_0,
+    output_1 and on, or as in the dict that the model returns; what `forward` makes of that is not in the file.
+
+    It is tried with the example batch itself, with batches of other sizes and lengths, and with rows that differ from
+    the example in every input.
 
     Args:
         net: a network of `decompose` or `load`, which stays at its size, or any module.
@@ -55,6 +64,9 @@ def export_onnx(
         macs, params, ratio, ranks, latency_ms, align: the size, as in ``net.resize_``; by default the one in force.
         batch: the only batch size, where the model or the device needs a fixed one; by default it takes any.
         example_input: a batch, where the network does not know what it takes. It is also what the file is tried with.
+        forward: ``forward(net, batch)``, how a batch like the example input is used; by default as in `decompose`.
+        dynamic: axes that vary besides the batch, as in ``{"input_ids": {1: "length"}}``; those of one name are of one
+            length.
         tolerance: the largest difference from PyTorch that is allowed, as a part of the largest output (at least 1).
 
     Example:
@@ -76,23 +88,24 @@ def export_onnx(
         "latency_ms": latency_ms,
         "align": align,
     }
-    subject = subject_of(net, size, example_input, runtime="onnxruntime", batch=batch)
-    model = to_onnx(subject.module, subject.input, optimize=True, batch=batch)
-    batches = BATCHES if batch is None else (batch,)
-    tried = [subject.batch(count) for count in batches]
-    found = largest_difference(subject.module, onnx_runner(model), tried)
+    subject = subject_of(net, size, example_input, forward, runtime="onnxruntime", batch=batch)
+    interface = interface_of(subject.call, dynamic, batch)
+    model, interface = to_onnx(subject.module, interface, optimize=True, rows=subject.rows)
+    trials = trials_of(subject.module, interface, subject.rows)
+    found = largest_difference(torch_runner(subject.module, subject.call), onnx_runner(model), trials.all)
     if found > tolerance:
-        require_close(found, tolerance, rounding(subject.module, tried))
+        require_close(found, tolerance, rounding(subject.module, subject.call, trials.all))
     _describe_(model, subject)
     content = model.SerializeToString()
     write_atomically(target, content)
     return report_of(
         subject,
+        interface,
+        trials,
         path=target,
         format="onnx",
         bytes=len(content),
         outputs=tuple(output.name for output in model.graph.output),
-        batches=batches,
         largest_difference=found,
     )
 
@@ -109,7 +122,7 @@ def check_ending(path: str | os.PathLike[str], ending: str) -> Path:
     return target
 
 
-def report_of(subject: Subject, **written: Any) -> ExportReport:
+def report_of(subject: Subject, interface: Interface, trials: Trials, **written: Any) -> ExportReport:
     """The report of an export of this subject."""
     return ExportReport(
         macs=subject.macs,
@@ -117,9 +130,21 @@ def report_of(subject: Subject, **written: Any) -> ExportReport:
         full_macs=subject.full_macs,
         full_params=subject.full_params,
         ranks=subject.ranks,
-        input=subject.input,
+        **tried(interface, trials),
         **written,
     )
+
+
+def tried(interface: Interface, trials: Trials) -> dict[str, Any]:
+    """What a report says of the inputs, and of what they were tried with."""
+    return {
+        "inputs": {name: interface.call.inputs[name] for name in interface.names},
+        "left_out": interface.left_out,
+        "unvaried": trials.unvaried,
+        "batches": trials.counts,
+        "axes": {name: dict(interface.axes[name]) for name in interface.names if name in interface.axes},
+        "lengths": dict(trials.lengths),
+    }
 
 
 def description(subject: Subject) -> dict[str, str]:

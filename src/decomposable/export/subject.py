@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from decomposable.calls import Call, InputSpec
+from decomposable.capture import Captured, Watch, first_captured
 from decomposable.errors import InvalidArgumentError
-from decomposable.export.program import ready
+from decomposable.export.interface import Feeds, Interface
+from decomposable.export.program import ExportError, ready
+from decomposable.export.quiet import reason
 from decomposable.methods.sized import Size, SizedNet
 from decomposable.network import DecomposedNet
-from decomposable.parts import InputSpec
 from decomposable.ranks import RankPlan
-from decomposable.tracing import first_entry, other_macs, trace
+from decomposable.tracing import Forward, call_with_first, on_device_of, other_macs, trace
 
 _OF_SIZED = ("macs", "params")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A module that is `ready`, its counts, and the inputs that it is tried with.
+    """A module that is `ready`, its counts, and what it takes.
 
     Attributes:
         ranks: of every decomposed layer; None for a network that is not decomposed.
-        rows: samples to try it with; None where made-up ones will do.
+        rows: samples to try it with, by name of the input; None where made-up ones have to do.
     """
 
     module: nn.Module
@@ -36,26 +39,23 @@ class Subject:
     full_macs: int | None
     full_params: int
     ranks: Mapping[str, int] | None
-    input: InputSpec
-    rows: Tensor | None
-
-    def batch(self, count: int) -> Tensor:
-        """So many samples; those given begin anew where they are fewer."""
-        return samples(self.input, self.rows, count)
-
-
-def samples(input: InputSpec, rows: Tensor | None, count: int) -> Tensor:
-    """So many of the rows, which begin anew where they are fewer; made-up ones where there are none."""
-    return input.example(count) if rows is None else rows[torch.arange(count) % len(rows)]
+    call: Call
+    rows: Feeds | None
 
 
 def subject_of(
-    net: nn.Module, size: Mapping[str, Any], example_input: Any, *, runtime: str, batch: int | None = None
+    net: nn.Module,
+    size: Mapping[str, Any],
+    example_input: Any,
+    forward: Forward | None = None,
+    *,
+    runtime: str,
+    batch: int | None = None,
 ) -> Subject:
     """The network at the size that options of `resize_` ask for; `net` stays as it is.
 
     Where all of them are None, that is the size in force, and a module that is no such network as it is. A time is one
-    in the `runtime` that the export is for.
+    in the `runtime` that the export is for. `forward` says how a batch like the example input is used.
     """
     asked = {name: value for name, value in size.items() if value is not None}
     if not isinstance(net, DecomposedNet | SizedNet):
@@ -64,24 +64,26 @@ def subject_of(
                 f"{next(iter(asked))}: got it for a {type(net).__name__}, which has one size; allowed: a network of "
                 "decompose() or load() that has several"
             )
-        return _plain(net, input_of(None, example_input), example_input)
+        return _plain(net, example_input, forward)
     if isinstance(net, SizedNet):
         other = next((name for name in asked if name not in _OF_SIZED), None)
         if other is not None:
             raise InvalidArgumentError(f"{other}: not for a network of the method {net.method}; allowed: macs, params")
-    known = _noted_input(net) if isinstance(net, SizedNet) else net.input
-    input = input_of(known, example_input)
-    is_counted = known is None or input.shape == known.shape  # MACs are those at the size of image that was counted
+    known = _known(net)
     plan, module = _sized(net, asked) if isinstance(net, SizedNet) else _decomposed(net, asked, runtime, batch)
+    module = ready(module)
+    found = taken_by(module, known, example_input, forward, _forward_of(net))
+    assert found.call is not None
+    is_counted = known.call is None or same_shapes(known.call, found.call)  # MACs are those at the shapes then
     return Subject(
-        module=ready(module),
+        module=module,
         macs=plan.macs if is_counted else None,
         params=plan.params,
         full_macs=plan.full_macs if is_counted else None,
         full_params=plan.full_params,
         ranks=getattr(plan, "ranks", None),
-        input=input,
-        rows=rows_of(example_input),
+        call=found.call,
+        rows=found.rows,
     )
 
 
@@ -102,9 +104,12 @@ def _sized(net: SizedNet, size: Mapping[str, Any]) -> tuple[Size, nn.Module]:
     return plan, twin.extract()
 
 
-def _plain(module: nn.Module, input: InputSpec, example_input: Any) -> Subject:
+def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> Subject:
     """A module of one size; its MACs are counted."""
     plain = ready(module)
+    found = taken_by(plain, Captured(), example_input, forward, call_with_first)
+    call, rows = found.call, found.rows
+    assert call is not None
     params = sum(p.numel() for p in plain.parameters())
     subject = Subject(
         module=plain,
@@ -113,26 +118,69 @@ def _plain(module: nn.Module, input: InputSpec, example_input: Any) -> Subject:
         full_macs=None,
         full_params=params,
         ranks=None,
-        input=input,
-        rows=rows_of(example_input),
+        call=call,
+        rows=rows,
     )
     try:
-        macs = other_macs(plain, (), trace(plain, subject.batch(1)))
+        macs = other_macs(plain, (), trace(plain, Interface(call=call).rows(rows, 1), call.run))
     except Exception:  # a model that cannot run is refused later, in better words
         return subject
-    return Subject(**{**vars(subject), "macs": macs, "full_macs": macs})
+    return replace(subject, macs=macs, full_macs=macs)
 
 
-def input_of(known: InputSpec | None, example_input: Any) -> InputSpec:
-    """What a network takes: what the example input says, or else what is known."""
-    found = known if example_input is None else InputSpec.of(example_input)
-    if found is None:
+def taken_by(
+    module: nn.Module, known: Captured, example_input: Any, forward: Forward | None, usual: Forward
+) -> Captured:
+    """How the network is called, and with which rows: what the example input says, or else what is known.
+
+    `usual` is how its batches are used where `forward` does not say it.
+    """
+    found = known
+    if example_input is not None:
+        found = _captured(module, on_device_of(module, example_input), forward or usual)
+    elif forward is not None:
+        raise InvalidArgumentError("forward= says how a batch is used; allowed: together with example_input=")
+    if found.unclear is not None:
+        raise ExportError(
+            f"export: {found.unclear}; allowed: forward= (with example_input=) that calls the network once, with "
+            "tensors of the batch, such as lambda net, batch: net(**batch)"
+        )
+    if found.call is None:
         got = "none" if example_input is None else type(example_input).__name__
         raise InvalidArgumentError(
             f"example_input is needed, because the network does not know what it takes; got {got}; "
             "allowed: a batch as a tensor, or with one as its first entry"
         )
     return found
+
+
+@torch.no_grad()
+def _captured(module: nn.Module, batch: Any, forward: Forward) -> Captured:
+    if forward is call_with_first:
+        return first_captured(module, batch)
+    watch = Watch(forward)
+    try:
+        watch(module, batch)
+    except Exception as error:  # code of somebody else
+        raise InvalidArgumentError(f"example_input: forward= cannot run the network on it ({reason(error)})") from error
+    return watch.captured(module)
+
+
+def same_shapes(call: Call, other: Call) -> bool:
+    """Whether two calls are of inputs of the same shapes."""
+    return {k: v.shape for k, v in call.inputs.items()} == {k: v.shape for k, v in other.inputs.items()}
+
+
+def _known(net: DecomposedNet | SizedNet) -> Captured:
+    """What a network knows of its inputs."""
+    if isinstance(net, DecomposedNet):
+        return Captured(call=net.call, rows=net._rows, unclear=net.unclear)
+    spec = _noted_input(net)
+    return Captured(call=None if spec is None else Call.with_first(spec))
+
+
+def _forward_of(net: DecomposedNet | SizedNet) -> Forward:
+    return net._forward if isinstance(net, DecomposedNet) else call_with_first
 
 
 def _noted_input(net: SizedNet) -> InputSpec | None:
@@ -143,9 +191,3 @@ def _noted_input(net: SizedNet) -> InputSpec | None:
     if not isinstance(shape, list | tuple) or not shape or tensor is None:
         return None
     return InputSpec(shape=tuple(shape), dtype=str(tensor.dtype).removeprefix("torch."))
-
-
-def rows_of(example_input: Any) -> Tensor | None:
-    """The samples of an example input, on the CPU."""
-    first = first_entry(example_input)
-    return first.detach().cpu() if isinstance(first, Tensor) and first.dim() and len(first) else None

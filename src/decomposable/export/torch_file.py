@@ -8,25 +8,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from decomposable.export.checking import (
-    BATCHES,
     Run,
     as_numpy,
-    check_batch,
     check_tolerance,
     largest_difference,
     require_close,
+    torch_runner,
 )
+from decomposable.export.interface import Feeds, Interface, check_batch, interface_of
 from decomposable.export.onnx_file import check_ending, description, report_of
-from decomposable.export.program import ExportError, output_names, run, to_program
+from decomposable.export.program import ExportError, output_names, tensors_of, to_program
 from decomposable.export.quiet import quiet, reason
 from decomposable.export.report import ExportReport
 from decomposable.export.subject import subject_of
+from decomposable.export.trials import trials_of
 from decomposable.files import replacing
+from decomposable.tracing import Forward
 
 
 def export_torch(
@@ -41,12 +43,15 @@ def export_torch(
     align: int | Literal["auto", "measured"] | None = None,
     batch: int | None = None,
     example_input: Any = None,
+    forward: Forward | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
     tolerance: float = 1e-4,
 ) -> ExportReport:
     """Write one size of a network as a `.pt2` file, which ``torch.export.load(path).module()`` runs without its code.
 
     The arguments are those of `export_onnx`. The file is read again and compared with the network before it gets its
-    name. It is of the network in eval mode; its weights can be trained no further.
+    name. It is of the network in eval mode; its weights can be trained no further. Inputs that have names of their own
+    are given by name, as in ``module(input_ids=ids, attention_mask=mask)``.
     """
     target = check_ending(path, ".pt2")
     tolerance, batch = check_tolerance(tolerance), check_batch(batch)
@@ -58,10 +63,12 @@ def export_torch(
         "latency_ms": latency_ms,
         "align": align,
     }
-    subject = subject_of(net, size, example_input, runtime="torch", batch=batch)
-    batches = BATCHES if batch is None else (batch,)
-    outputs = output_names(subject.module, subject.batch(batches[0]))
-    program = _without_traces(to_program(subject.module, subject.input, batch=batch))
+    subject = subject_of(net, size, example_input, forward, runtime="torch", batch=batch)
+    interface = interface_of(subject.call, dynamic, batch)
+    outputs = output_names(subject.module, interface, interface.rows(subject.rows, batch or 1))
+    program, interface = to_program(subject.module, interface, subject.rows)
+    program = _without_traces(program)
+    trials = trials_of(subject.module, interface, subject.rows)
     with replacing(target) as unfinished:
         try:
             with quiet(), unfinished.open("wb") as file:
@@ -70,16 +77,18 @@ def export_torch(
             raise
         except Exception as error:  # in whatever words it refuses a program
             raise ExportError(f"export: torch.export cannot save the model ({reason(error)})") from error
-        found = largest_difference(subject.module, _runner(unfinished), [subject.batch(count) for count in batches])
+        reference = torch_runner(subject.module, subject.call)
+        found = largest_difference(reference, _runner(unfinished, interface), trials.all)
         require_close(found, tolerance)
         written = unfinished.stat().st_size
     return report_of(
         subject,
+        interface,
+        trials,
         path=target,
         format="torch-export",
         bytes=written,
         outputs=outputs,
-        batches=batches,
         largest_difference=found,
     )
 
@@ -92,7 +101,7 @@ def _without_traces(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _runner(path: Path) -> Run:
+def _runner(path: Path, interface: Interface) -> Run:
     """What was written, read again."""
     try:
         with quiet(), path.open("rb") as file:
@@ -100,7 +109,13 @@ def _runner(path: Path) -> Run:
     except Exception as error:
         raise ExportError(f"export: what was written cannot be read again ({reason(error)})") from error
 
-    def run_module(batch: Tensor) -> list[Any]:
-        return [as_numpy(y) for y in run(module, batch)]
+    @torch.no_grad()
+    def run_module(batch: Feeds) -> list[Any]:
+        inputs = {name: batch[name] for name in interface.names}
+        try:
+            returned = module(*inputs.values()) if interface.call.is_default else module(**inputs)
+        except Exception as error:
+            raise ExportError(f"export: what was written cannot run the batch ({reason(error)})") from error
+        return [as_numpy(y) for y in tensors_of(returned)]
 
     return run_module

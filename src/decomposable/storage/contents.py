@@ -20,6 +20,7 @@ from decomposable.parts import Parts, mapped
 from decomposable.ranks import Measure, RankPlan
 from decomposable.rounding import Align
 from decomposable.storage.container import as_json, write_container
+from decomposable.storage.inputs import call_entries
 from decomposable.storage.skeleton import Skeleton, name_in_size
 
 
@@ -90,7 +91,7 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
         "feeders": dict(artifact.feeders),
         "skipped": dict(artifact.skipped),
         "not_counted": dict(artifact.not_counted),
-        "input": None if artifact.input is None else {"shape": artifact.input.shape, "dtype": artifact.input.dtype},
+        **call_entries(artifact.call, artifact.unclear),
         "statistics": None
         if statistics is None
         else {

@@ -5,7 +5,6 @@ Whatever is wrong is raised as `Damaged`; `naming` adds the file's name.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,18 +17,18 @@ from torch import Tensor
 from decomposable.errors import ArtifactError
 from decomposable.factors import Factors
 from decomposable.forms import FORMS, Form, form_for
-from decomposable.parts import InputSpec, stored_ranks
+from decomposable.parts import stored_ranks
 from decomposable.storage.choices import Source, read_plan, read_selector, read_statistics, take
 from decomposable.storage.container import FLOATS, Container
 from decomposable.storage.contents import Artifact, factor_names, state_name
 from decomposable.storage.fields import Corrupt, Damaged, Fields, require
 from decomposable.storage.header import DTYPES
+from decomposable.storage.inputs import read_call
 from decomposable.storage.skeleton import Skeleton, StoredLayer, join, name_in_size
 from decomposable.text import one_line
 
 Tensors = dict[str, Tensor]
 StateTensor = TypeVar("StateTensor", Tensor, Tensor | None)
-_MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory for a claim
 _DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
@@ -74,7 +73,8 @@ def network_from(container: Container) -> Artifact:
         feeders=feeders,
         skipped=top.texts_by_name("skipped"),
         not_counted=top.texts_by_name("not_counted"),
-        input=_read_input(top),
+        call=read_call(top),
+        unclear=top.text("unclear") if top.has("unclear") else None,
         info=top.mapping("info"),
         skeleton=_read_skeleton(top, layers, entries, state),
         state=state,
@@ -117,16 +117,6 @@ def size_from(description: dict[str, Any], tensors: Tensors) -> Size:
             require(is_right, f"the weight of layer '{path}' is not there or of another shape")
     require(not unused, f"tensor '{next(iter(unused), '')}' belongs to nothing")
     return Size(skeleton=_read_skeleton(top, layers, entries, state), state=state, pairs=pairs)
-
-
-def _read_input(top: Fields) -> InputSpec | None:
-    if top.get("input") is None:
-        return None
-    record = Fields(top.get("input"), "input")
-    shape, dtype = record.integers("shape"), record.text("dtype")
-    require(dtype in _DTYPE_NAMES, f"'dtype' of input is {dtype!r:.60}, not a type that can be stored")
-    require(0 < math.prod(shape) <= _MOST_INPUTS, f"'shape' of input is {shape!r:.60}, not that of one sample")
-    return InputSpec(shape=tuple(shape), dtype=dtype)
 
 
 def _same(key: str, entry: Fields, state: Mapping[str, StateTensor]) -> StateTensor:

@@ -1,0 +1,152 @@
+"""What an exported file takes: inputs by name, and which of their axes vary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decomposable.calls import Call
+from decomposable.errors import InvalidArgumentError
+from decomposable.ranks import is_integer
+
+BATCH = "batch"
+"""What the first axis of every input is called."""
+
+Feeds = Mapping[str, Tensor]
+"""A batch, as the inputs by name."""
+
+Axes = Mapping[str, Mapping[int, str]]
+"""The names of axes that vary besides the batch, by input and place."""
+
+MOST_BATCH, MOST_NUMBERS = 1 << 16, 1 << 27
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """What a file takes.
+
+    Attributes:
+        call: how the network is called.
+        axes: the axes that vary besides the batch.
+        batch: the one size of the batch, where it does not vary.
+        left_out: inputs of the network that do not change what it gives; the file has not got them.
+    """
+
+    call: Call
+    axes: Axes = field(default_factory=dict)
+    batch: int | None = None
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The inputs of the file, in order."""
+        return tuple(name for name in self.call.inputs if name not in self.left_out)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """How long the axes that vary are in the example input, by their names."""
+        shapes = {name: spec.shape for name, spec in self.call.inputs.items()}
+        return {axis: shapes[name][at - 1] for name, axes in self.axes.items() for at, axis in axes.items()}
+
+    def rows(self, known: Feeds | None, count: int) -> dict[str, Tensor]:
+        """So many of the rows that are known, which begin anew where they are fewer; made-up ones where none are."""
+        return self.call.example(count) if known is None else resized(known, {}, count, {})
+
+    def places(self) -> dict[str, list[tuple[str, int]]]:
+        """Where each name of an axis is: the inputs of the file, and the place in their shapes."""
+        found: dict[str, list[tuple[str, int]]] = {BATCH: [(name, 0) for name in self.names]}
+        for name in self.names:
+            for at, axis in self.axes.get(name, {}).items():
+                found.setdefault(axis, []).append((name, at))
+        return found
+
+
+def interface_of(call: Call, dynamic: object, batch: int | None) -> Interface:
+    """What a file takes, with what was asked for checked."""
+    interface = Interface(call=call, axes=check_dynamic(dynamic, call), batch=batch)
+    if batch is not None:
+        numbers = sum(math.prod(spec.shape) for spec in call.inputs.values())
+        most = min(MOST_BATCH, max(1, MOST_NUMBERS // max(1, numbers)))
+        if batch > most:
+            raise InvalidArgumentError(
+                f"batch={batch}; allowed: 1 to {most:,} for samples of {numbers:,} numbers ({MOST_NUMBERS:,} in all)"
+            )
+    return interface
+
+
+def check_batch(batch: int | None) -> int | None:
+    """A number of samples, or None."""
+    if batch is not None and (not is_integer(batch) or not 1 <= batch <= MOST_BATCH):
+        raise InvalidArgumentError(
+            f"batch={batch!r:.40}; allowed: an int of at least 1 and at most {MOST_BATCH:,}, or None for any"
+        )
+    return None if batch is None else int(batch)
+
+
+def check_dynamic(dynamic: object, call: Call) -> dict[str, dict[int, str]]:
+    """The axes that vary, as they were asked for: ``{"input_ids": {1: "length"}}``."""
+    if dynamic is None:
+        return {}
+    if not isinstance(dynamic, Mapping):
+        raise _wrong(f"dynamic={dynamic!r:.60}")
+    found: dict[str, dict[int, str]] = {}
+    for name, axes in dynamic.items():
+        if name not in call.inputs:
+            raise InvalidArgumentError(f"dynamic: there is no input {name!r:.60}; allowed: {', '.join(call.inputs)}")
+        if not isinstance(axes, Mapping):
+            raise _wrong(f"dynamic[{name!r}]={axes!r:.60}")
+        for at, axis in axes.items():
+            _check_axis(name, at, axis, len(call.inputs[name].shape))
+        if axes:
+            found[name] = {int(at): str(axis) for at, axis in axes.items()}
+    _check_lengths(call, found)
+    return found
+
+
+def _wrong(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f'{what}; allowed: names of axes by input, such as {{"input_ids": {{1: "length"}}}}')
+
+
+def _check_axis(name: str, at: Any, axis: Any, count: int) -> None:
+    if not is_integer(at) or not 1 <= at <= count:
+        allowed = f"1 to {count} (0 is the batch, which varies)" if count else "none (it has no axis but the batch)"
+        raise InvalidArgumentError(f"dynamic: '{name}' has no axis {at!r:.40} that can vary; allowed: {allowed}")
+    if not isinstance(axis, str) or not axis.isidentifier() or axis == BATCH:
+        raise InvalidArgumentError(
+            f"dynamic: axis {at} of '{name}' is called {axis!r:.40}; allowed: a name such as length, and not {BATCH}"
+        )
+
+
+def _check_lengths(call: Call, axes: Axes) -> None:
+    """Refuse one name for axes that are not of one length in the example input."""
+    lengths: dict[str, tuple[int, str]] = {}
+    for name, places in axes.items():
+        for at, axis in places.items():
+            size = call.inputs[name].shape[at - 1]
+            other, where = lengths.setdefault(axis, (size, name))
+            if other != size:
+                raise InvalidArgumentError(
+                    f"dynamic: '{axis}' is {other} long in '{where}' and {size} in '{name}'; allowed: one name for "
+                    "axes of one length"
+                )
+
+
+def resized(feeds: Feeds, axes: Axes, count: int, lengths: Mapping[str, int]) -> dict[str, Tensor]:
+    """So many of the rows, with axes of these lengths; what is shorter begins anew.
+
+    >>> resized({"x": torch.arange(6).reshape(2, 3)}, {"x": {1: "length"}}, 3, {"length": 2})["x"].tolist()
+    [[0, 1], [3, 4], [0, 1]]
+    """
+    found = {}
+    for name, tensor in feeds.items():
+        found[name] = tensor[torch.arange(count) % len(tensor)]
+        for at, axis in axes.get(name, {}).items():
+            if axis in lengths:
+                places = torch.arange(lengths[axis]) % tensor.shape[at]
+                found[name] = found[name].index_select(at, places)
+    return found
