@@ -13,7 +13,7 @@ SOURCE = Path("..") / "src" / "decomposable"
 LICENSE = Path("..") / "LICENSE"
 MODULES = {
     "decomposable": {
-        *("__init__", "cost", "errors", "files", "interpolation"),
+        *("__init__", "cost", "errors", "files", "interpolation", "locks"),
         *("latency", "profiles", "progress", "ranks", "shrunk", "timing"),
     },
     "decomposable.bench": {"__init__", "sweep"},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import onnx
 
-from decomposable.edge.arrays import INLINE_BYTES, Array, header_of, tensor_of
+from decomposable.edge.arrays import INLINE_BYTES, header_of, tensor_of
 from decomposable.edge.container import graphs_of
 from decomposable.edge.shapes import fold_shapes_, known_shape
 from decomposable.storage.fields import Damaged, require
@@ -25,7 +26,7 @@ GROWING = {
 _MOST_PASSES = 50
 
 
-def check_extents(model: onnx.ModelProto, tensors: Mapping[str, Array]) -> None:
+def check_extents(model: onnx.ModelProto, tensors: Mapping[str, Any]) -> None:
     """Refuse a graph in which an array is absurdly large, or may be: all is found out without running it.
 
     Where an operator's result is as large as some computed shape says, the shape is computed, for one sample.
