@@ -158,8 +158,8 @@ class _Size:
 class DecomposedNet(nn.Module):
     """A network that can be run at any size; made by `decompose`, called like the model it was made from.
 
-    `module` is the network at the size in force, of plain layers; the next resize replaces it. Its parameters are not
-    trainable, because they are shared by all sizes: to train one size further, `extract` it.
+    `module` is the network at the size in force, of plain layers; a resize replaces it, and so do `train` and `to`. Its
+    parameters are not trainable, because they are shared by all sizes: to train one size further, `extract` it.
 
     Attributes:
         skipped: the convolution, linear and attention layers left alone, each with the reason.
