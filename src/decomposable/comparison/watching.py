@@ -105,7 +105,7 @@ class Watch:
         left = {path: self._expected(path, known) - self._spent_on(path, now) for path in to_come}
         all_left = [max(0.0, seconds) for seconds in left.values()]
         seconds = max(sum(all_left) / self._jobs, max(all_left, default=0.0))
-        return seconds if seconds >= 1 or not to_come else None  # what takes longer than was thought: nobody knows
+        return seconds if seconds > 0 or not to_come else None  # what takes longer than was thought: nobody knows
 
     def _expected(self, path: Any, known: Mapping[Any, float]) -> float:
         if path in known:
