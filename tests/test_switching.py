@@ -334,6 +334,40 @@ def under_way(net, x, changes, answers, rounds=60):
     return which
 
 
+class Pausing(nn.Module):
+    """Stops a pass in the middle, where it is told to."""
+
+    is_there, go_on = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        self.is_there.set()
+        self.go_on.wait(timeout=60)
+        return x
+
+
+@pytest.mark.parametrize("change", ["train", "double", "resize_"])
+def test_a_pass_in_the_middle_of_which_the_network_is_changed_ends_as_it_began(change):
+    torch.manual_seed(0)
+    model = nn.Sequential(Doubling(), nn.Linear(6, 40), Pausing(), nn.Linear(40, 40), nn.LayerNorm(40), Doubling())
+    Pausing.go_on.set()
+    net, x, answers = dn.decompose(model.eval(), torch.zeros(1, 6)), torch.randn(4, 6), []
+    net.resize_(ratio=0.5)
+    with torch.no_grad():
+        before = net(x)
+    Pausing.go_on.clear()
+    Pausing.is_there.clear()
+    asking = threading.Thread(target=lambda: answers.append(net(x).detach()))
+    asking.start()
+    assert Pausing.is_there.wait(timeout=60)
+    getattr(net, change)(**({"ratio": 0.1} if change == "resize_" else {}))
+    Pausing.go_on.set()
+    asking.join()
+    assert torch.equal(answers[0], before)
+    with torch.no_grad():
+        after = net(x.double() if change == "double" else x)
+    assert after.dtype != before.dtype or not torch.allclose(after, before, atol=1e-3)  # it was changed
+
+
 def test_a_pass_that_is_under_way_ends_in_the_mode_it_began_with():
     net, x = telling(), torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
