@@ -13,8 +13,8 @@ SOURCE = Path("..") / "src" / "decomposable"
 LICENSE = Path("..") / "LICENSE"
 MODULES = {
     "decomposable": {
-        *("__init__", "cost", "errors", "files", "interpolation"),
-        *("latency", "notes", "onnx_runtime", "profiles", "progress", "ranks", "rounding", "shrunk", "text", "timing"),
+        *("__init__", "cost", "errors", "files", "interpolation", "latency", "locks", "notes", "onnx_runtime"),
+        *("profiles", "progress", "ranks", "rounding", "shrunk", "text", "timing"),
     },
     "decomposable.bench": {"__init__", "sweep"},
     "decomposable.commands": {"__init__", "edge", "verb"},

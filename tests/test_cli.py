@@ -7,6 +7,7 @@ import pytest
 import decomposable
 from decomposable import cli
 from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.interrupts import Interrupted
 
 SOURCE = Path(cli.__file__).parents[1]
 
@@ -87,7 +88,6 @@ def test_exit_codes_reach_the_shell():
         (InvalidArgumentError("ratio=2; allowed:\n  a number in (0, 1]"), 2),
         (DecomposableError("layer 'conv': its weight holds NaN"), 1),
         (FileNotFoundError(2, "No such file or directory", "weights.pt"), 1),
-        (KeyboardInterrupt(), 1),
     ],
 )
 def test_an_error_of_a_verb_is_one_line_with_its_code(error, code, monkeypatch, capsys):
@@ -119,3 +119,38 @@ def test_every_verb_takes_json_and_knows_its_command(monkeypatch):
     monkeypatch.setattr(cli, "VERBS", (verb,))
     assert cli.main(["say", "--json"]) == 0
     assert (ran[0].json, ran[0].command) == (True, "decomposable say --json")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted; the same command goes on"),
+        (Interrupted("stopped at step 3 of 9; --resume goes on"), "stopped at step 3 of 9; --resume goes on"),
+    ],
+)
+def test_ctrl_c_is_no_error_but_one_line_and_code_130(error, said, monkeypatch, capsys):
+    def fail(options):
+        raise error
+
+    broken = cli.Verb(
+        name="break",
+        summary="",
+        description="",
+        example="",
+        add_options=lambda parser: None,
+        run=fail,
+        if_interrupted="the same command goes on",
+    )
+    monkeypatch.setattr(cli, "VERBS", (broken,))
+    assert cli.main(["break"]) == 130
+    assert capsys.readouterr() == ("", f"decomposable break: {said}\n")
+
+
+def test_every_verb_takes_quiet_and_verbose_but_not_both(monkeypatch, capsys):
+    for verb in cli.VERBS:
+        assert cli.main([verb.name, "--help"]) == 0
+        out, _ = capsys.readouterr()
+        assert "-q, --quiet" in out
+        assert "-v, --verbose" in out
+    assert cli.main(["demo", "-q", "-v"]) == 2
+    assert "not allowed with" in capsys.readouterr().err

@@ -19,9 +19,11 @@ from decomposable.comparison import results, running
 from decomposable.comparison.estimate import START_SECONDS, Estimate, estimate, total_seconds
 from decomposable.comparison.parts import plan
 from decomposable.comparison.running import PartsFailedError
+from decomposable.comparison.watching import Watch, Watchers
 from decomposable.data import digits
 from decomposable.errors import InvalidArgumentError
-from decomposable.evaluation import accuracy
+from decomposable.evaluation import WrongDataError, accuracy
+from decomposable.progress import Progress
 from decomposable.recipes import small
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
@@ -191,8 +193,9 @@ def test_a_comparison_that_is_stopped_goes_on_to_the_same_numbers(tmp_path, jobs
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=90)
-    assert process.returncode == 1, err
+    assert process.returncode == 130, err
     assert "Traceback" not in err
+    assert "error" not in err
     assert not (stopped / "us-net/0/record.json").exists() or not (stopped / "slimmable/0/record.json").exists()
     again = run(stopped, "--jobs", jobs, names=names, settings=settings)
     assert again.returncode == 0, again.stderr
@@ -253,7 +256,7 @@ def trouble(settings=small.DIGITS):
 """
 
 
-def troubled(folder, kind, *more, settings=AS_TEXT):
+def troubled(folder, kind, *more, settings=AS_TEXT, **how):
     (folder / "troubled_recipe.py").write_text(_RECIPE)
     arguments = ["compare", "troubled_recipe:trouble", "--out", "out", *more, "--set", *settings]
     return subprocess.Popen(
@@ -263,6 +266,7 @@ def troubled(folder, kind, *more, settings=AS_TEXT):
         text=True,
         cwd=folder,
         env={**environment(), "KIND": kind},
+        **how,
     )
 
 
@@ -297,9 +301,25 @@ def test_stopping_while_one_still_loads_its_data_costs_the_other_nothing(tmp_pat
     wait_for(lambda: (tmp_path / "out" / "plain" / "0" / "metrics.jsonl").exists())
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "stopped with 2 of 2 trainings to go" in err.rstrip().split("\n")[-1]
     assert (tmp_path / "out" / "plain" / "0" / "checkpoint.pt").exists()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_ctrl_c_while_the_processes_are_starting_shows_no_traceback(tmp_path):
+    """The terminal sends it to all of the group, also to those that have no handler yet."""
+    more = ("--methods", "plain,width", "--jobs", "2")
+    process = troubled(tmp_path, "slow", *more, settings=[*AS_TEXT, "epochs=100"], start_new_session=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_for(lambda: len(children.read_text().split()) >= 3)  # with multiprocessing's own
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert out == ""
+    assert "stopped with 3 of 3 trainings to go" in err.rstrip().split("\n")[-1]  # width has two
+    assert "Traceback" not in err
+    assert "error" not in err
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
@@ -460,3 +480,122 @@ def test_jobs_by_default_are_one_on_a_gpu_and_few_on_a_cpu():
     assert running.number_of_jobs(None, "cuda") == 1
     assert 1 <= running.number_of_jobs(None, "cpu") <= running.MOST_JOBS
     assert running.number_of_jobs(7, "cpu") == 7
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_without_data_it_says_so_in_one_line_before_it_starts_anything(tmp_path, capsys, monkeypatch, jobs):
+    monkeypatch.setattr(running, "side_by_side", lambda *_, **__: pytest.fail("processes were started"))
+    monkeypatch.setattr(running, "one_by_one", lambda *_: pytest.fail("a training was started"))
+    code = cli.main(["compare", "cifar10-resnet20", "--out", str(tmp_path / "out"), "--jobs", jobs])
+    out, err = capsys.readouterr()
+    trained = cli.main(["train", "cifar10-resnet20", "--out", str(tmp_path / "out")])
+    assert (code, out) == (trained, "")
+    assert err == capsys.readouterr().err.replace("decomposable train", "decomposable compare")
+    assert err.count("\n") == 1
+    assert "--data is needed" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_whose_model_does_not_fit_its_data_is_refused_before_it_starts_anything(tmp_path):
+    def wrong(settings=small.DIGITS):
+        return dn.Task(
+            build_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 7)),
+            load_data=small.digits(settings).load_data,
+        )
+
+    with pytest.raises(WrongDataError, match="7 classes, the data has 10"):
+        dn.compare(wrong, out=tmp_path / "out", methods=["plain", "width"], jobs=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+TINY = {**QUICK, "epochs": 1, "train_images": 100, "sizes": (1.0,)}
+TINY_TEXT = [f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in TINY.items()]
+
+
+def tiny(out, *more):
+    return ["compare", "digits", "--out", str(out), "--methods", "slimmable", "--jobs", "1", *more, "--set", *TINY_TEXT]
+
+
+def test_it_shows_at_once_what_it_does_and_the_time_left(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(tiny(tmp_path / "out")) == 0
+    shown = capsys.readouterr().err.split("\r")[1:]
+    assert shown[0].startswith("reading the recipe")
+    assert shown[1].startswith("checking recipe and data")
+    assert shown[2].startswith("comparing: 0 of 1 done")
+    assert shown[3].startswith("comparing: 0 of 1 done  |  slimmable/0 starting")
+    training = [line for line in shown if "epoch 1/1, step" in line]
+    assert training
+    assert " s left" in training[0]
+
+
+def test_quiet_shows_results_only_and_verbose_more(tmp_path, capsys):
+    assert cli.main(tiny(tmp_path / "quiet", "-q")) == 0
+    out, err = capsys.readouterr()
+    assert "slimmable" in out
+    assert err == ""
+    assert cli.main(tiny(tmp_path / "usual")) == 0
+    usual = capsys.readouterr().err
+    assert cli.main(tiny(tmp_path / "verbose", "-v")) == 0
+    verbose = capsys.readouterr().err
+    assert "[1/1] slimmable/0:" in usual
+    assert "epoch 1/1" not in usual
+    assert "slimmable/0: epoch 1/1  loss" in verbose
+
+
+class Told:
+    """What is shown, with a clock to be set."""
+
+    def __init__(self, monkeypatch, names, jobs):
+        self.now, self.lines, self.said = 0.0, [], []
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        self.parts = [p for n in names for p in plan("digits", small.DIGITS, [n], [0], Path("out")).parts]
+        self.watch = Watch(self.parts, jobs, Watchers(progress=self.lines.append, say=self.said.append))
+
+    def left(self):
+        return self.watch.seconds_left()
+
+
+RECORD = {"sizes": [{"accuracy": 98.0, "macs_fraction": 1.0}], "training_seconds": 60.0}
+
+
+def test_the_time_left_follows_from_what_the_trainings_say_and_took(monkeypatch):
+    told = Told(monkeypatch, ["plain", "us-net", "slimmable"], jobs=1)
+    plain, us_net, _ = told.parts
+    told.watch.begin(plain)
+    assert told.left() is None  # nobody knows yet
+    told.now = 10
+    told.watch.hear(plain, Progress("training", "epoch 1/4", fraction=0.1, seconds_left=90))
+    assert told.left() == 90 + 2 * 100  # the others are thought to take as long
+    told.now = 100
+    told.watch.hear(plain, Progress("training", "epoch 4/4", fraction=1.0, seconds_left=0))
+    told.now = 130
+    told.watch.hear(plain, Progress("measuring", "5 of 10", seconds_left=20))
+    assert told.left() == 20 + 2 * 150
+    told.now = 150
+    told.watch.end(plain, RECORD)
+    assert told.said == ["[1/3] plain/0: 1.000 of the MACs, up to 98.00% (60 s of training)"]
+    assert told.left() == 2 * 150
+    told.watch.begin(us_net)
+    told.now = 160
+    told.watch.hear(us_net, Progress("training", "epoch 1/4", seconds_left=200))
+    assert told.left() == 200 + 50 + (150 + 260) / 2  # with the 50 s for sizes that plain took after training
+    told.watch.fail(us_net, "out of memory")
+    assert told.left() == 150
+    told.watch.show()
+    assert told.lines[-1].startswith("comparing: 1 of 3 done")
+    assert told.lines[-1].endswith(", 2 min left")
+    assert told.lines[-1].fraction == pytest.approx(160 / (160 + 150))
+
+
+def test_side_by_side_the_time_left_is_shared(monkeypatch):
+    told = Told(monkeypatch, ["plain", "us-net", "slimmable"], jobs=2)
+    plain, us_net, _ = told.parts
+    for part, left in ((plain, 40), (us_net, 120)):
+        told.watch.begin(part)
+        told.watch.hear(part, Progress("training", "epoch 1/4", seconds_left=left))
+    assert told.left() == 120 or told.left() == (40 + 120 + 80) / 2
+    told.now = 130
+    assert told.left() == 80  # that of slimmable; the others are late
+    assert "plain/0 epoch 1/4  |  us-net/0 epoch 1/4" in (told.watch.show() or told.lines[-1])

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import decomposable as dn
-from decomposable import experiment, recipes
+from decomposable import experiment, files, recipes
 from decomposable.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from decomposable.data.base import FromDatasets, generator_for
 from decomposable.errors import DataError, InvalidArgumentError
@@ -162,10 +162,31 @@ def test_sigterm_ends_in_one_line_that_says_how_to_go_on(tmp_path):
     _wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == 130
     last = err.rstrip().split("\n")[-1]
     assert "stopped at step" in last
     assert "--resume" in last
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_in_one_line_that_is_no_error_and_leaves_no_process(tmp_path, times):
+    """The terminal sends it to the whole group; a second one does not wait for the step under way."""
+    (tmp_path / "group_recipe.py").write_text(_GROUP_RECIPE)
+    process = start_slow_run(tmp_path)
+    for _ in range(times):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.01)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    last = err.rstrip().split("\n")[-1]
+    assert last.startswith("decomposable train: ")
+    assert "--resume goes on from" in last
+    assert "error" not in err
+    assert "Traceback" not in err
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # nobody is left in the group
 
 
 def test_resume_without_a_checkpoint_simply_starts(tmp_path, whole):
@@ -304,7 +325,11 @@ def test_killed_after_training_the_sizes_are_made_again(tmp_path):
     with pytest.raises(Killed):
         dn.train(noisy(), out=tmp_path / "cut", progress=progress)
     assert not (tmp_path / "cut" / "record.json").exists()
-    (tmp_path / "cut" / ".network.safetensors.123").write_bytes(b"half")  # as a kill in the middle of writing leaves it
+    with files.replacing(tmp_path / "cut" / "network.safetensors") as unfinished:
+        unfinished.touch()
+    (tmp_path / "cut" / "network.safetensors").unlink()
+    unfinished.parent.mkdir()  # as a kill in the middle of writing leaves it
+    unfinished.write_bytes(b"half")
     dn.train(noisy(), out=tmp_path / "cut", resume=True)
     whole, cut = tensors(tmp_path / "whole"), tensors(tmp_path / "cut")
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
@@ -334,7 +359,7 @@ def test_a_signal_to_the_whole_group_leaves_a_checkpoint(tmp_path):
     process = start_slow_run(tmp_path)
     os.killpg(process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "stopped at step" in err.rstrip().split("\n")[-1], err
     assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["position"]["step"] > 0
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from decomposable.progress import Progress, ProgressLine, Tracker, as_duration, quiet, shown, within
+from decomposable.progress import InTurn, Progress, ProgressLine, Tracker, as_duration, quiet, shown, within
 
 
 @pytest.fixture
@@ -70,6 +70,20 @@ def test_a_tracker_counts_and_estimates_the_time_left_from_what_was_done(clock):
     assert [p.seconds_left for p in seen] == [None, 90, 0]
 
 
+def test_of_several_in_turn_the_time_left_is_that_of_all(clock):
+    seen = []
+    report = InTurn(seen.append, count=3)
+    clock(10)
+    report(Progress("measuring", "6 of 12", fraction=0.5, seconds_left=10))
+    clock(10)
+    report.next()
+    report(Progress("decomposing"))
+    clock(30)
+    report(Progress("measuring", "12 of 12", fraction=1.0, seconds_left=0))
+    report.next()
+    assert [line.seconds_left for line in seen] == [10 + 2 * 20, None, 25]
+
+
 def test_durations_are_said_as_people_say_them():
     assert [as_duration(s) for s in (0, 42.4, 99, 150, 7320)] == ["0 s", "42 s", "99 s", "2 min", "2 h 2 min"]
 
@@ -91,6 +105,9 @@ def test_a_line_of_a_terminal_is_cut_to_its_width(monkeypatch, capsys):
     ProgressLine()("training: " + "a long story " * 10)
     text = capsys.readouterr().err.removeprefix("\r").removesuffix("\x1b[K")
     assert len(text) == 29
+    ProgressLine()(Progress("training", "a long story " * 10, seconds_left=50))
+    text = capsys.readouterr().err.removeprefix("\r").removesuffix("\x1b[K")
+    assert (len(text), text[-9:]) == (29, "50 s left")  # which one looks for
 
 
 def test_what_a_terminal_would_obey_is_not_shown(monkeypatch, capsys):
@@ -115,6 +132,7 @@ def test_a_line_that_stays_is_above_the_one_that_is_written_over(monkeypatch, ca
 
 def test_elsewhere_there_is_a_line_per_task_and_one_a_minute(clock, capsys):
     line = ProgressLine()
+    line(Progress("", "reading"))
     for i in range(5):
         line(f"training: step {i}")
         clock(25)

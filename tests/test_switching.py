@@ -2,9 +2,12 @@
 
 import copy
 import itertools
+import os
+import signal
 import sys
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable import network
+from decomposable import locks, network
 from decomposable.errors import BudgetError
 from decomposable.layers import TwoFactors
 
@@ -271,6 +274,206 @@ def test_what_is_copied_is_one_size_whatever_happens_meanwhile(net):
     state = net.__getstate__()  # copy and pickle begin with it, and then take their time
     net.resize_(macs=0.3)
     assert state["_modules"]["module"] is state["_size"].module
+
+
+# The mode and the type are changed in the same way
+
+
+class Telling(nn.Module):
+    """Scales by what it sees of the mode in each of two layers, and casts to the type of its own weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 40), nn.Linear(40, 40)
+        self.noise, self.more = Doubling(), Doubling()
+        self.register_buffer("kind", torch.zeros(1))
+
+    def forward(self, x):
+        y = self.second(self.noise(self.first(x.to(self.kind.dtype))))
+        for _ in range(20):  # long enough for others to come in between
+            y = self.second(y.tanh())
+        return self.more(y).float()
+
+
+class Doubling(nn.Module):
+    def forward(self, x):
+        return x * 2 if self.training else x
+
+
+def telling():
+    torch.manual_seed(0)
+    net = dn.decompose(Telling().eval(), torch.zeros(1, 6))
+    net.resize_(ratio=0.5)  # with factored layers, biases of the original, and a buffer
+    return net
+
+
+def under_way(net, x, changes, answers, rounds=60):
+    """Passes in threads while others change the network; all answers, each of which must be near one of `answers`."""
+    errors, seen, is_over = [], [], threading.Event()
+
+    def ask():
+        try:
+            with torch.no_grad():
+                while not is_over.is_set():
+                    seen.append(net(x))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for i in range(rounds):
+        changes[i % len(changes)]()
+        time.sleep(0.001)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    which = {next((i for i, a in enumerate(answers) if torch.allclose(y, a, atol=1e-4)), None) for y in seen}
+    assert None not in which  # one that is of two modes or types
+    return which
+
+
+class Pausing(nn.Module):
+    """Stops a pass in the middle, where it is told to."""
+
+    is_there, go_on = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        self.is_there.set()
+        self.go_on.wait(timeout=60)
+        return x
+
+
+@pytest.mark.parametrize("change", ["train", "double", "resize_"])
+def test_a_pass_in_the_middle_of_which_the_network_is_changed_ends_as_it_began(change):
+    torch.manual_seed(0)
+    model = nn.Sequential(Doubling(), nn.Linear(6, 40), Pausing(), nn.Linear(40, 40), nn.LayerNorm(40), Doubling())
+    Pausing.go_on.set()
+    net, x, answers = dn.decompose(model.eval(), torch.zeros(1, 6)), torch.randn(4, 6), []
+    net.resize_(ratio=0.5)
+    with torch.no_grad():
+        before = net(x)
+    Pausing.go_on.clear()
+    Pausing.is_there.clear()
+    asking = threading.Thread(target=lambda: answers.append(net(x).detach()))
+    asking.start()
+    assert Pausing.is_there.wait(timeout=60)
+    getattr(net, change)(**({"ratio": 0.1} if change == "resize_" else {}))
+    Pausing.go_on.set()
+    asking.join()
+    assert torch.equal(answers[0], before)
+    with torch.no_grad():
+        after = net(x.double() if change == "double" else x)
+    assert after.dtype != before.dtype or not torch.allclose(after, before, atol=1e-3)  # it was changed
+
+
+def test_a_pass_that_is_under_way_ends_in_the_mode_it_began_with():
+    net, x = telling(), torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        answers = [net.eval()(x), net.train()(x)]
+    assert not torch.allclose(*answers, atol=1e-2)
+    assert under_way(net, x, [net.train, net.eval], answers) == {0, 1}
+    assert {module.training for module in net.modules()} == {net.training}
+
+
+def test_a_pass_that_is_under_way_ends_in_the_type_it_began_with():
+    net, x = telling(), torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        answer = net(x)
+    changes = [net.double, lambda: net.resize_(ratio=0.5), net.float, net.eval]
+    assert under_way(net, x, changes, [answer]) == {0}
+    assert {p.dtype for p in net.parameters()} <= {torch.float32, torch.float64}
+    assert len({p.dtype for p in net.parameters()}) == 1
+
+
+def test_statistics_that_passes_in_training_mode_wrote_stay_when_the_mode_changes(net, x):
+    net.resize_(macs=0.5)
+    net.train()
+    with torch.no_grad():
+        net(x + 3)
+    written = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    net.eval()
+    assert written.keys() == dict(net.named_buffers()).keys()
+    assert all(torch.equal(written[name], buffer) for name, buffer in net.named_buffers())
+
+
+def test_setting_the_mode_that_is_set_replaces_nothing(net):
+    module = net.module
+    assert net.eval().module is module
+    assert net.train().module is not module
+
+
+# Forks
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_fork_while_another_thread_resizes_leaves_a_child_that_can_resize(net, x):
+    is_over = threading.Event()
+
+    def switch():
+        while not is_over.is_set():
+            for size in SIZES[:4]:
+                net.resize_(**size)
+
+    switching = [threading.Thread(target=switch) for _ in range(2)]
+    for thread in switching:
+        thread.start()
+    try:
+        codes = [forked(lambda: resized_and_run(net, x)) for _ in range(12)]
+    finally:
+        is_over.set()
+        for thread in switching:
+            thread.join()
+    assert codes == [0] * 12
+    resized_and_run(net, x)  # the parent goes on as well
+
+
+def resized_and_run(net, x):
+    assert net.module is net._in_force.module
+    with torch.no_grad():
+        net(x)
+        plan = net.resize_(macs=0.5)
+        assert net(x).shape == (3, 8)
+    assert net.plan is plan
+
+
+def forked(work):
+    """Do it in a child; its exit code, or the number of the signal that ends it when it hangs."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_lock_that_nobody_can_let_go_of_is_free_in_the_child(monkeypatch):
+    monkeypatch.setattr(locks, "_MOST_SECONDS", 0.1)
+    lock, is_held, let_go = locks.ForkLock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            is_held.set()
+            let_go.wait(timeout=60)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    is_held.wait(timeout=60)
+
+    def take():
+        with lock, lock:
+            pass
+
+    with locks.ForkLock():  # one's own is no hindrance
+        assert forked(take) == 0
+    let_go.set()
+    holding.join()
+    take()
 
 
 # A resize that fails

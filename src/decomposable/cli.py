@@ -13,9 +13,10 @@ from decomposable import __version__
 from decomposable.commands import bench, calibrate, compare, demo, evaluate, export, resize, sizes, train
 from decomposable.commands.verb import Verb, add_showing
 from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.interrupts import Interrupted
 from decomposable.text import printable
 
-OK, FAILED, CALLED_WRONG = 0, 1, 2
+OK, FAILED, CALLED_WRONG, INTERRUPTED = 0, 1, 2, 130
 
 
 VERBS: tuple[Verb, ...] = (
@@ -32,7 +33,7 @@ VERBS: tuple[Verb, ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code comes back: 0 it worked, 1 it failed, 2 it was called wrong."""
+    """Run one command; the exit code comes back: 0 it worked, 1 it failed, 2 it was called wrong, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = build_parser().parse_args(arguments)
@@ -50,10 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else error
         return _fail(options.verb.name, named, FAILED)
+    except Interrupted as stopped:
+        return _end(options.verb.name, stopped)
     except DecomposableError as error:
         return _fail(options.verb.name, error, FAILED)
     except KeyboardInterrupt:
-        return _fail(options.verb.name, "interrupted", FAILED)
+        return _end(options.verb.name, "; ".join(filter(None, ("interrupted", options.verb.if_interrupted))))
     return OK
 
 
@@ -62,7 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="decomposable",
         description="Train a neural network once, then run it at any size.",
-        epilog="example:\n  decomposable demo\n\nexit codes: 0 it worked, 1 it failed, 2 it was called wrong",
+        epilog="example:\n  decomposable demo\n\nexit codes: 0 it worked, 1 it failed, 2 it was called wrong, "
+        "130 it was interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -90,6 +94,12 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and leave with code 2."""
         self.exit(CALLED_WRONG, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def _end(verb: str, stopped: object) -> int:
+    """It was asked to stop, and did: that is no error."""
+    print(f"decomposable {verb}: {' '.join(str(stopped).split())}", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _fail(verb: str, error: object, code: int) -> int:

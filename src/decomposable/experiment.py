@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decomposable import methods, recipes, records, training
 from decomposable.checkpoint import Checkpoints, seed_everything
@@ -26,7 +26,7 @@ from decomposable.loading import load
 from decomposable.methods import decomposing
 from decomposable.metrics import MetricsLog, read_metrics
 from decomposable.network import DecomposedNet
-from decomposable.progress import Progress, Report, quiet, shown
+from decomposable.progress import InTurn, Progress, Report, quiet, shown
 from decomposable.restoring import Position, position_in
 from decomposable.runs import RunFolder, check_same_run
 from decomposable.settings import Settings, from_plain, with_overrides
@@ -293,17 +293,30 @@ def _without_folders(command: str) -> str:
 
 def _build_network(job: Job, method: methods.Method, batches: TrainBatches) -> nn.Module:
     """What the method trains, where it computes; the model has shown that it can run the data."""
-    settings, data = job.settings, batches.data
+    settings = job.settings
     seed_everything(settings.seed)
     model = job.task.build_model()
     if job.init is not None:
         load_weights_(model, job.init)
-    model.to(job.device)
+    x = _first_pass(model, batches, settings, job.device)
+    return method.network(model, x[:1], settings, is_trained=job.init is not None).to(job.device)
+
+
+def try_out(task: recipes.Task, settings: Settings, device: str) -> None:
+    """Load the data and run a batch through the model: what cannot be trained is seen before anything is written."""
+    batches = TrainBatches(task.load_data(), batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
+    _first_pass(task.build_model(), batches, settings, device)
+
+
+def _first_pass(model: nn.Module, batches: TrainBatches, settings: Settings, device: str) -> Tensor:
+    """Have the model run a batch where it is going to compute; the inputs come back."""
+    data = batches.data
+    model.to(device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if data.test_count < 1:
         raise WrongDataError("data: there are no test images; allowed: at least one")
-    x, _ = training.moved(batches[0], torch.device(job.device), settings)
+    x, _ = training.moved(batches[0], torch.device(device), settings)
     try:
         with torch.no_grad():  # not inference mode: what a model keeps from a pass must be fit for training
             outputs = model.eval()(x)
@@ -312,7 +325,7 @@ def _build_network(job: Job, method: methods.Method, batches: TrainBatches) -> n
         hint = "; channels_last=false may help" if settings.channels_last else ""
         raise WrongDataError(f"the model cannot run a batch of shape {tuple(x.shape)}: {reason}{hint}") from error
     check_outputs(outputs, data.classes)
-    return method.network(model, x[:1], settings, is_trained=job.init is not None).to(job.device)
+    return x
 
 
 def _stopping(progress: Report, stop: threading.Event) -> Report:
@@ -331,8 +344,10 @@ def _sizes(
 ) -> tuple[methods.Sized, list[Row]]:
     """After training: the network at its sizes, and their accuracies; of several variants the first one is kept."""
     settings, first, rows = job.settings, None, []
-    material = material_for(data, settings, job.task.loss, report)
-    for curve, overrides in (job.variants or {job.curve: {}}).items():
+    variants = job.variants or {job.curve: {}}
+    in_turn = InTurn(report, count=len(variants))
+    material = material_for(data, settings, job.task.loss, in_turn)
+    for curve, overrides in variants.items():
         chosen = with_overrides(settings, overrides)
         net: Any = method.sized(network, material, chosen)
         first = first or net
@@ -343,8 +358,9 @@ def _sizes(
             curve=curve,
             batch_size=settings.batch_size,
             workers=settings.workers,
-            report=report,
+            report=in_turn,
         )
+        in_turn.next()
     assert first is not None
     return first, rows
 

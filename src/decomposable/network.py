@@ -10,7 +10,6 @@ in another thread ends at the size it began with.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from decomposable.layers import (
     laid_out,
     require_layers,
 )
+from decomposable.locks import ForkLock
 from decomposable.parts import InputSpec, Parts, mapped, sliced, stored_ranks, truncated
 from decomposable.progress import Report, shown
 from decomposable.ranks import Limits, RankPlan, RankSelector, rank_limits
@@ -59,7 +59,7 @@ from decomposable.tracing import (
     other_macs,
     trace,
 )
-from decomposable.tree import clone_buffers_, deep_copy, rewire, unwrap
+from decomposable.tree import clone_buffers_, deep_copy, own_parameters_, rewire, unwrap
 
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained after extract()
@@ -160,8 +160,8 @@ class _Size:
 class DecomposedNet(nn.Module):
     """A network that can be run at any size; made by `decompose`, called like the model it was made from.
 
-    `module` is the network at the size in force, of plain layers; the next resize replaces it. Its parameters are not
-    trainable, because they are shared by all sizes: to train one size further, `extract` it.
+    `module` is the network at the size in force, of plain layers; a resize replaces it, and so do `train` and `to`. Its
+    parameters are not trainable, because they are shared by all sizes: to train one size further, `extract` it.
 
     Attributes:
         skipped: the convolution, linear and attention layers left alone, each with the reason.
@@ -186,7 +186,7 @@ class DecomposedNet(nn.Module):
         self._has_warned = False
         self.latency_beside: Path | None = None
         self._latency: LatencyProfile | None = None
-        self._lock = threading.RLock()  # one resize at a time; forward passes take no lock
+        self._lock = ForkLock()  # one change at a time; forward passes take no lock
         self.training = base.training
         self.selector.prepare()
         self._install(parts.plan)
@@ -392,10 +392,20 @@ class DecomposedNet(nn.Module):
             self._install(self.plan)
 
     def train(self, mode: bool = True) -> DecomposedNet:
-        """Set training mode here and for the sizes to come."""
+        """Set training mode here and for the sizes to come; a pass that is under way ends in the mode it began with.
+
+        What passes in training mode wrote to the statistics of the size in force stays.
+        """
+        if not isinstance(mode, bool):
+            raise InvalidArgumentError(f"train: mode={mode!r}; allowed: True or False")
         with self._lock:  # a size that is being made now must not come into force in the other mode
             self._base.train(mode)
-            super().train(mode)
+            self.training = mode
+            module = self._in_force.module
+            if any(part.training != mode for part in module.modules()):
+                twin = rewire(module, {})  # of its own modules, and the same tensors
+                twin.train(mode)
+                self._put_in_force(self.plan, twin)
         return self
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
@@ -433,7 +443,9 @@ class DecomposedNet(nn.Module):
 
     def _install(self, plan: RankPlan) -> None:
         """Make the network of this size, complete, and put it in force at once."""
-        module = self._made(plan)
+        self._put_in_force(plan, self._made(plan))
+
+    def _put_in_force(self, plan: RankPlan, module: nn.Module) -> None:
         self._modules["module"] = module
         self.__dict__["_size"] = _Size(plan, module)
 
@@ -487,8 +499,12 @@ class DecomposedNet(nn.Module):
             self._factors = as_they_were
 
     def _apply(self, fn: Any, recurse: bool = True) -> DecomposedNet:
-        """Move or cast: the original and the factors, then the size in force is made anew from them."""
+        """Move or cast: the original and the factors, then the size in force is made anew from them.
+
+        What a pass that is under way uses stays as it is.
+        """
         with self._lock:
+            own_parameters_(self._base)  # the size in force has the same ones
             self._base._apply(fn)
             self._factors = mapped(fn, self._factors)
             if self._statistics is not None:
@@ -503,7 +519,7 @@ class DecomposedNet(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
 
 
 def _with_dense_weight(module: nn.Module, weight: nn.Parameter) -> nn.Module:

@@ -31,7 +31,7 @@ class Progress(str):
     ('training: epoch 3/10, 90 s left', 'training', 0.25, 90)
     """
 
-    task: str
+    task: str  # empty while things are made ready
     detail: str
     fraction: float | None  # of the work that is done, 0 to 1; None where nobody knows
     seconds_left: float | None
@@ -42,7 +42,7 @@ class Progress(str):
         """Put the line together."""
         left = "" if seconds_left is None else f"{as_duration(seconds_left)} left"
         rest = ", ".join(part for part in (detail, left) if part)
-        line = super().__new__(cls, f"{task}: {rest}" if rest else task)
+        line = super().__new__(cls, ": ".join(part for part in (task, rest) if part))
         line.task, line.detail, line.fraction, line.seconds_left = task, detail, fraction, seconds_left
         return line
 
@@ -61,6 +61,15 @@ class Progress(str):
         """The same, as a part of something larger."""
         detail = ": ".join(part for part in (self.task, self.detail) if part)
         return Progress(task, detail, fraction=self.fraction, seconds_left=self.seconds_left)
+
+    def cut(self, width: int) -> str:
+        """No more than so many letters; the time left is the last thing to go.
+
+        >>> Progress("training", "epoch 3/10, loss 0.123", seconds_left=90).cut(32)
+        'training: epoch 3/10 … 90 s left'
+        """
+        tail = "" if self.seconds_left is None else f" … {as_duration(self.seconds_left)} left"
+        return self if len(self) <= width else f"{self[: max(0, width - len(tail))]}{tail}"[:width]
 
 
 def _make(task: str, detail: str, fraction: float | None, seconds_left: float | None) -> Progress:
@@ -105,6 +114,33 @@ class Tracker:
         )
 
 
+class InTurn:
+    """A report for several pieces of work, one after the other, that take about as long as each other.
+
+    The time left is that of all of them.
+
+    >>> report = InTurn(print, count=3)
+    >>> report(Progress("measuring", "0.5", seconds_left=20))
+    measuring: 0.5, 60 s left
+    """
+
+    def __init__(self, report: Report, *, count: int) -> None:
+        self.report, self.count, self.done = report, count, 0
+        self._start = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        """Tell how far the one under way is."""
+        left = progress.seconds_left
+        if left is not None:
+            each = (time.monotonic() - self._start + left) / (self.done + 1)
+            left += (self.count - self.done - 1) * each
+        self.report(Progress(progress.task, progress.detail, fraction=progress.fraction, seconds_left=left))
+
+    def next(self) -> None:
+        """The one under way is done."""
+        self.done += 1
+
+
 def time_left(seconds: float, fraction: float) -> float | None:
     """How long the rest takes if it goes on like the part that is done; None at the start, when nobody knows.
 
@@ -147,14 +183,15 @@ class ProgressLine:
         if self._is_quiet or now < self._first:
             return
         line = Progress.of(progress)
-        text = printable(line)
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
-            print(f"\r{text[:width]}\x1b[K", end="", file=sys.stderr, flush=True)
+            print(f"\r{printable(line.cut(width))}\x1b[K", end="", file=sys.stderr, flush=True)
             self._is_open = True
+        elif not line.task and not self._is_verbose:
+            return  # it has not really begun, and may be refused: one line is then enough
         elif line.task != self._task or now - self._shown_at > self._seconds_between:
             is_brief = line.task != self._task and not self._is_verbose
-            print(printable(line.task) if is_brief else text, file=sys.stderr, flush=True)
+            print(printable(line.task if is_brief else line), file=sys.stderr, flush=True)
             self._shown_at = now
         self._task = line.task
 

@@ -122,6 +122,22 @@ def clone_buffers_(root: nn.Module) -> None:
                 module._buffers[name] = clones.setdefault(id(buffer), buffer.detach().clone())
 
 
+def own_parameters_(root: nn.Module) -> None:
+    """Give the tree parameter objects of its own, of the same values: `_apply` changes them in place.
+
+    A parameter held twice stays one parameter.
+    """
+    twins: dict[nn.Parameter, nn.Parameter] = {}
+    for module in root.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                twin = twins.get(parameter)
+                if twin is None:
+                    twin = twins[parameter] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+                    twin.__dict__.update(parameter.__dict__)
+                module._parameters[name] = twin
+
+
 def deep_copy(root: nn.Module) -> nn.Module:
     """An independent copy; tensors that a forward pass left behind as plain attributes come without their graph."""
     memo = {

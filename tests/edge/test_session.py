@@ -2,9 +2,12 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -184,10 +187,12 @@ def test_one_node_where_dense_is_cheaper_and_folded_normalisation(bundle):
 
 def test_factors_are_not_copied(bundle):
     contents = read_bundle(bundle)
-    weights = build(contents, contents.selector.choose(ratio=0.3)).weights
+    plan = contents.selector.choose(ratio=0.3)
+    weights = build(contents, plan).weights
     layer = next(layer for layer in contents.layers if layer.name == "hidden")
-    first = weights.get("hidden/first", layer.first)
-    assert np.shares_memory(first, layer.first)
+    assert plan.ranks["hidden"] < layer.stored
+    kept, _ = layer.pair(plan.ranks["hidden"])
+    assert np.shares_memory(weights.get("hidden/first", kept), kept)
 
 
 def test_recent_sizes_are_kept_and_the_oldest_goes(bundle):
@@ -420,3 +425,44 @@ def test_it_runs_where_torch_is_not(bundle, expected, x, tmp_path):
     sizes = ({"macs": 1.0}, {"macs": 0.62}, {"params": 0.5}, {"ratio": 0.2})
     for found, size in zip(np.load(tmp_path / "y.npy"), sizes, strict=True):
         np.testing.assert_allclose(found, expected(**size), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_fork_while_another_thread_resizes_leaves_a_child_that_can_resize_and_run(bundle, expected, x, threads):
+    right = {size: expected(macs=size) for size in (0.8, 0.5, 0.3)}
+    session, is_over = AnySizeSession(bundle, threads=threads, keep=1), threading.Event()
+
+    def switch():
+        while not is_over.is_set():
+            for size in (0.3, 0.8):
+                session.resize(macs=size, align=1)
+
+    def use():
+        session.run(x)  # whatever is in force
+        for size in (0.5, 0.3):  # and letting go of those of the parent
+            session.resize(macs=size, align=1)
+            np.testing.assert_allclose(session.run(x), right[size], atol=1e-4)
+
+    switching = threading.Thread(target=switch)
+    switching.start()
+    try:
+        assert [forked(use) for _ in range(4)] == [0] * 4
+    finally:
+        is_over.set()
+        switching.join()
+    use()
+
+
+def forked(work):
+    """Do it in a child, which ends as those of multiprocessing do; its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)  # where it hangs
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

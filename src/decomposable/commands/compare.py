@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from decomposable.commands import trainings
 from decomposable.commands.verb import Verb, as_table, progress_line
 from decomposable.errors import InvalidArgumentError, MissingExtraError
-from decomposable.progress import ProgressLine
+from decomposable.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
     from decomposable.comparison.estimate import Estimate
@@ -39,8 +39,15 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    with progress_line(options) as line:
+        line(Progress("", "reading the recipe"))  # at once: importing PyTorch takes a while
+        _compare(options, line)
+
+
+def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable import recipes
     from decomposable.comparison import running
+    from decomposable.comparison.watching import Watchers
     from decomposable.settings import from_text
 
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
@@ -58,11 +65,12 @@ def _run(options: argparse.Namespace) -> None:
         command=options.command,
     )
     jobs = running.number_of_jobs(options.jobs, circumstances.device)
-    with progress_line(options) as line:
-        if options.dry_run:
-            _dry_run(options, comparison, circumstances, jobs, line)
-            return
-        content, failures = running.run(comparison, circumstances, jobs=jobs, progress=line, say=line.say)
+    if options.dry_run:
+        _dry_run(options, comparison, circumstances, jobs, line)
+        return
+    watchers = Watchers(progress=line, say=line.say, detail=line.detail)
+    content, failures = running.run(comparison, circumstances, jobs=jobs, watchers=watchers)
+    line.close()
     figure = _draw(options.out, content)
     if options.json:
         print(json.dumps(content))
@@ -159,6 +167,8 @@ def _draw(out: Path, content: Mapping[str, Any]) -> str:
     from decomposable.files import write_atomically
     from decomposable.report import comparison as figure
 
+    if not content["methods"]:
+        return "No figure: nothing is trained yet"
     try:
         png = figure.draw(content)
     except ImportError:
@@ -194,4 +204,5 @@ VERB = Verb(
     ),
     add_options=_options,
     run=_run,
+    if_interrupted="the same command goes on from the last checkpoints",
 )

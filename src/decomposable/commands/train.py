@@ -10,6 +10,7 @@ from typing import Any
 
 from decomposable.commands import networks, trainings
 from decomposable.commands.verb import Verb, progress_line
+from decomposable.progress import Progress, ProgressLine
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,13 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    with progress_line(options) as line:
+        if not options.dry_run:
+            line(Progress("", "reading the recipe"))  # at once: importing PyTorch takes a while
+        _train(options, line)
+
+
+def _train(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable import experiment, methods, recipes
     from decomposable.errors import InvalidArgumentError
     from decomposable.evaluation import Row
@@ -51,8 +59,8 @@ def _run(options: argparse.Namespace) -> None:
         checkpoint_seconds=options.checkpoint_seconds,
         command=options.command,
     )
-    with progress_line(options) as line:
-        record = experiment.run(job, progress=line, say=line.say)
+    record = experiment.run(job, progress=line, say=line.say)
+    line.close()
     if options.json:
         print(json.dumps(record))
         return
@@ -88,4 +96,5 @@ VERB = Verb(
     ),
     add_options=_options,
     run=_run,
+    if_interrupted="the same command with --resume goes on from the last checkpoint",
 )

@@ -24,6 +24,7 @@ class Verb:
     example: str
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], None]
+    if_interrupted: str = ""  # how to go on
 
 
 def add_showing(parser: argparse.ArgumentParser) -> None:

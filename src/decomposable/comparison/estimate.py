@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from decomposable import methods, recipes, training
+from decomposable import methods, training
 from decomposable.checkpoint import seed_everything
 from decomposable.comparison.parts import Comparison, Part
 from decomposable.comparison.running import Circumstances
@@ -88,9 +88,7 @@ class _StepClock:
     """The seconds of a step of each method, and of a test image, measured when they are first asked for."""
 
     def __init__(self, settings: Settings, circumstances: Circumstances, progress: Report) -> None:
-        recipe = circumstances.recipe
-        function = recipes.find(recipe) if isinstance(recipe, str) else recipe
-        self.task = recipes.make_task(function, circumstances.data, settings)
+        self.task = circumstances.task(settings)
         self.data: Data = self.task.load_data()
         self.device, self.progress = torch.device(circumstances.device), progress
         self._steps: dict[Any, float] = {}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,13 @@ import torch
 from decomposable import artifact, experiment, methods, recipes
 from decomposable.comparison.parts import Comparison, Part, plan
 from decomposable.comparison.results import summary
-from decomposable.comparison.workers import Worker, cores, reason_of, threads_for
+from decomposable.comparison.scheduling import Failures, one_by_one, side_by_side
+from decomposable.comparison.watching import Watch, Watchers
+from decomposable.comparison.workers import cores
 from decomposable.devices import choose_device
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import write_atomically
-from decomposable.interrupts import Interrupted, stop_signals
-from decomposable.progress import Progress, Report, as_duration, quiet, shown, within
+from decomposable.progress import Progress, Report, quiet, shown
 from decomposable.runs import RunError, RunFolder, check_same_run, held
 from decomposable.settings import Settings, with_overrides
 from decomposable.training import Say
@@ -39,7 +39,7 @@ SET_BY_ITSELF = {
 }
 """Settings that a comparison has a value of its own for in each training, and how to choose these."""
 
-Failures = dict[str, str]  # why, by the name of the part
+_NOBODY = Watchers()
 
 
 class PartsFailedError(DecomposableError):
@@ -61,6 +61,11 @@ class Circumstances:
     device: str = "cpu"
     checkpoint_seconds: float = 60.0
     command: str = ""
+
+    def task(self, settings: Settings) -> recipes.Task:
+        """What the recipe trains under these settings."""
+        function = recipes.find(self.recipe) if isinstance(self.recipe, str) else self.recipe
+        return recipes.make_task(function, self.data, settings)
 
 
 def compare(
@@ -108,7 +113,7 @@ def compare(
         overrides=settings,
     )
     with shown(progress) as report:
-        content, failures = run(comparison, circumstances, jobs=jobs, progress=report, say=say)
+        content, failures = run(comparison, circumstances, jobs=jobs, watchers=Watchers(progress=report, say=say))
     if failures:
         raise PartsFailedError(failures, len(comparison.parts))
     return content
@@ -182,8 +187,7 @@ def run(
     circumstances: Circumstances,
     *,
     jobs: int | None = None,
-    progress: Report = quiet,
-    say: Say = quiet,
+    watchers: Watchers = _NOBODY,
 ) -> tuple[dict[str, Any], Failures]:
     """Train what is missing, then write every method's record and the summary; it comes back, and what failed."""
     count = number_of_jobs(jobs, circumstances.device)
@@ -192,17 +196,24 @@ def run(
     at_once = min(count, len(missing))
     if at_once > 1:
         _check_sendable(circumstances, at_once)
+    if missing:
+        watchers.progress(Progress("", "checking recipe and data"))
+        experiment.try_out(circumstances.task(comparison.settings), comparison.settings, circumstances.device)
     for needed, name in comparison.added.items():
-        say(f"{needed} is trained as well: {name} starts from it")
+        watchers.say(f"{needed} is trained as well: {name} starts from it")
     if len(missing) < len(comparison.parts):
-        say(f"{len(comparison.parts) - len(missing)} of {len(comparison.parts)} trainings are done already")
+        watchers.say(f"{len(comparison.parts) - len(missing)} of {len(comparison.parts)} trainings are done already")
     comparison.out.mkdir(parents=True, exist_ok=True)
     with held(comparison.out):
         failures: Failures = {}
         if missing:
-            schedule = _side_by_side if at_once > 1 else _one_by_one
-            failures = schedule(missing, circumstances, at_once, progress, say)
+            schedule = partial(side_by_side, jobs=at_once) if at_once > 1 else one_by_one
+            failures = schedule(missing, partial(_train, circumstances), Watch(missing, at_once, watchers))
         return gather(comparison, circumstances, failures), failures
+
+
+def _train(circumstances: Circumstances, part: Part, progress: Report, say: Say) -> dict[str, Any]:
+    return experiment.run(job_of(part, circumstances), progress=progress, say=say)
 
 
 def number_of_jobs(jobs: int | None, device: str) -> int:
@@ -238,50 +249,6 @@ def _finished(part: Part, circumstances: Circumstances) -> dict[str, Any]:
         raise RunError(f"{what}; remove {part.path} to train it again") from error
 
 
-def _one_by_one(parts: Sequence[Part], circumstances: Circumstances, jobs: int, progress: Report, say: Say) -> Failures:
-    """In this process, one after the other; what failed comes back, with the reason."""
-    failures: Failures = {}
-    done = 0
-    for part in parts:
-        if _lacks_something(part, failures):
-            continue
-        try:
-            record = _train(circumstances, part, within(f"{part.name} ({done + 1} of {len(parts)})", progress))
-            done += 1
-            say(_line(part, record, done, len(parts)))
-        except Interrupted as error:
-            raise _stopped(len(parts) - done, len(parts)) from error
-        except Exception as error:  # whatever the code of a recipe raises
-            failures[part.name] = reason_of(error, part.folder)
-            say(f"{part.name} failed: {failures[part.name]}")
-    return failures
-
-
-def _train(circumstances: Circumstances, part: Part, progress: Report) -> dict[str, Any]:
-    return experiment.run(job_of(part, circumstances), progress=progress)
-
-
-def _stopped(left: int, total: int) -> Interrupted:
-    return Interrupted(f"stopped with {left} of {total} trainings to go; the same command goes on where they were")
-
-
-def _lacks_something(part: Part, failures: Failures) -> bool:
-    """Whether what it starts from has failed; then it has, too."""
-    absent = [path for path in part.needs if not RunFolder(path).record.exists()]
-    if absent:
-        failures[part.name] = f"{'/'.join(absent[0].parts[-2:])}, which it starts from, is not there"
-    return bool(absent)
-
-
-def _line(part: Part, record: Mapping[str, Any], number: int, count: int) -> str:
-    """What came out of one training: the best accuracy, and what it took."""
-    rows = record["sizes"]
-    best = max((row["accuracy"] for row in rows), default=float("nan"))
-    sizes = f"{len(rows)} sizes" if len(rows) > 1 else f"{rows[0]['macs_fraction']:.3f} of the MACs" if rows else ""
-    seconds = as_duration(record["training_seconds"])
-    return f"[{number}/{count}] {part.name}: {sizes}, up to {best:.2f}% ({seconds} of training)"
-
-
 def _check_sendable(circumstances: Circumstances, jobs: int) -> None:
     try:
         pickle.dumps(circumstances)
@@ -289,75 +256,6 @@ def _check_sendable(circumstances: Circumstances, jobs: int) -> None:
         raise InvalidArgumentError(
             f"jobs={jobs}: the recipe cannot be sent to another process; allowed: jobs=1, or a function of a module"
         ) from error
-
-
-def _side_by_side(
-    parts: Sequence[Part], circumstances: Circumstances, jobs: int, progress: Report, say: Say
-) -> Failures:
-    """Some at a time, each in a process with its share of the cores."""
-    failures: Failures = {}
-    waiting, done = list(parts), 0
-    make: Callable[[], Worker] = partial(Worker, partial(_train, circumstances), threads_for(jobs))
-    workers: list[Worker] = []
-    is_clean = False
-    try:
-        with stop_signals() as stop:
-            while True:
-                busy = [worker for worker in workers if worker.part is not None]
-                while not stop.is_set() and len(busy) < jobs:
-                    part = _next(waiting, [worker.part for worker in busy], failures)
-                    if part is None:
-                        break
-                    worker = next((w for w in workers if w.part is None), None) or make()
-                    workers += [] if worker in workers else [worker]
-                    worker.begin(part)
-                    busy.append(worker)
-                if not busy:
-                    break
-                if stop.is_set():
-                    for worker in busy:
-                        worker.ask_to_stop()
-                for worker in _speaking(busy):
-                    kind, content = worker.message()
-                    if kind == "line":
-                        worker.line = str(content).removeprefix("training: ")
-                        continue
-                    part, worker.part = worker.part, None
-                    if kind == "died":
-                        workers.remove(worker)
-                    if kind == "done":
-                        done += 1
-                        say(_line(part, content, done, len(parts)))
-                    elif kind != "stopped" and not stop.is_set():
-                        failures[part.name] = content
-                        say(f"{part.name} failed: {content}")
-                lines = [f"{worker.part.name} {worker.line}" for worker in busy if worker.part is not None]
-                progress(Progress("comparing", "  |  ".join([f"{done} of {len(parts)} done", *lines])))
-            is_clean = True
-            if stop.is_set():
-                raise _stopped(len(parts) - done, len(parts))
-    finally:
-        for worker in workers:
-            worker.close(at_once=not is_clean)
-    return failures
-
-
-def _speaking(workers: Sequence[Worker]) -> list[Worker]:
-    """Those that have something to say; waits half a second for one, so that a signal is seen."""
-    ready = wait([worker.connection for worker in workers], timeout=0.5)
-    return [worker for worker in workers if worker.connection in ready]
-
-
-def _next(waiting: list[Part], running: Sequence[Part], failures: Failures) -> Part | None:
-    """The first part that has what it needs; it is taken off the list."""
-    for part in list(waiting):
-        to_come = {other.path for other in (*waiting, *running)}
-        if any(path in to_come for path in part.needs):
-            continue
-        waiting.remove(part)
-        if not _lacks_something(part, failures):
-            return part
-    return None
 
 
 def gather(comparison: Comparison, circumstances: Circumstances, failures: Failures) -> dict[str, Any]:

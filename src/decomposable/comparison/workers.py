@@ -1,7 +1,7 @@
 """Processes that train one part of a comparison after the other, each with its share of the cores.
 
     parent ── ("part", what to train) ──▶ worker
-           ◀─ ("line", text) ···········
+           ◀─ ("line", progress), ("said", text) ···········
            ◀─ ("done", record) or ("failed", reason) or ("stopped", reason)
            ── ("stop",) ──▶  the training under way writes its checkpoint and ends
 
@@ -17,8 +17,8 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,11 +27,12 @@ import torch
 from decomposable.errors import DecomposableError
 from decomposable.files import write_atomically
 from decomposable.interrupts import Interrupted
+from decomposable.progress import Progress, Report
 from decomposable.runs import RunFolder
 
 SECONDS_BETWEEN_LINES = 0.5
-Train = Callable[[Any, Callable[[str], None]], dict[str, Any]]
-"""Train a part, telling how far it is; its record comes back."""
+Train = Callable[[Any, Report, Callable[[str], None]], dict[str, Any]]
+"""Train a part, telling how far it is, and what stays; its record comes back."""
 
 
 def threads_for(jobs: int) -> int:
@@ -66,15 +67,15 @@ class Worker:
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, train, os.getpid(), threads), daemon=False)
-        self.process.start()
+        with _no_interrupts():
+            self.process.start()
         theirs.close()
         self.part: Any = None
-        self.line = ""
         self._has_been_asked = False
 
     def begin(self, part: Any) -> None:
         """Train this one."""
-        self.part, self.line = part, ""
+        self.part = part
         self.connection.send(("part", part))
 
     def ask_to_stop(self) -> None:
@@ -104,11 +105,29 @@ class Worker:
             self.connection.send(message)
 
 
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """A process that is started here does not see Ctrl-C: until it has a handler, it would end with a traceback.
+
+    Here, a signal that comes meanwhile is seen afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(connection: Connection, train: Train, parent: int, threads: int) -> None:
     """The worker: take parts until there are none."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(threads)
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     telling = _Telling(connection)
@@ -122,7 +141,7 @@ def _serve(connection: Connection, train: Train, parent: int, threads: int) -> N
         part = content[0]
         try:
             (part.path / "error.txt").unlink(missing_ok=True)  # of an earlier try
-            answer: tuple[str, Any] = ("done", train(part, telling))
+            answer: tuple[str, Any] = ("done", train(part, telling, telling.say))
         except Interrupted as error:
             answer = ("stopped", str(error))
         except Exception as error:  # whatever the code of a recipe raises
@@ -139,7 +158,8 @@ class _Telling:
     def __init__(self, connection: Connection) -> None:
         self.connection, self._last = connection, 0.0
 
-    def __call__(self, text: str) -> None:
+    def __call__(self, line: Progress) -> None:
+        """Tell how far it is, now and then."""
         if time.monotonic() - self._last < SECONDS_BETWEEN_LINES:
             return
         self._last = time.monotonic()
@@ -147,9 +167,14 @@ class _Telling:
             if self.connection.poll():
                 self.connection.recv()
                 signal.raise_signal(signal.SIGTERM)  # as if it ran alone and was asked to stop
-            self.connection.send(("line", text))
+            self.connection.send(("line", line))
         except (EOFError, OSError):
             pass  # the parent is gone, which `_watch` notices
+
+    def say(self, text: str) -> None:
+        """Tell something that stays."""
+        with suppress(OSError):
+            self.connection.send(("said", text))
 
 
 def _watch(parent: int) -> None:

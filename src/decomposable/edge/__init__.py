@@ -1,6 +1,8 @@
 """For devices without PyTorch: `AnySizeSession` runs a file of `decomposable.export_any_size` at any size.
 
-container   the file's outer shape: an ONNX model with a description, arrays and a checksum
+source      the file, of which no more is read than is needed
+wire        where in it the large tensors lie
+container   its outer shape: an ONNX model with a description, arrays and a checksum
 bundle      what it holds, every claim checked
 graph       where its graph has the decomposed layers
 statistics  batch normalisation at any size

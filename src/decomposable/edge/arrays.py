@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from decomposable.edge.source import Source, Stored
+from decomposable.edge.wire import SMALL, Place
 from decomposable.storage.fields import require
 
 Array = NDArray[Any]
@@ -25,7 +27,7 @@ _TYPES: dict[int, np.dtype[Any]] = {
     TensorProto.BOOL: np.dtype("?"),
 }
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
-INLINE_BYTES = 1024
+INLINE_BYTES = SMALL
 """Larger tensors are given to the runtime as memory, smaller ones in the model: shapes have to be there."""
 
 
@@ -38,16 +40,26 @@ def type_name(code: int) -> str | None:
     return _TYPES[code].name if code in _TYPES else None
 
 
-def array_of(tensor: TensorProto, what: str) -> Array:
-    """The values of a tensor, in memory of their own that cannot be written to; `what` is its name in messages."""
+def stored_array(tensor: TensorProto, what: str, source: Source, place: Place | None) -> Array | Stored:
+    """The values of a tensor, which cannot be written to; `what` is its name in messages.
+
+    Where they lie in the file they stay; what was small enough to be read is there.
+    """
     require(tensor.data_type in _TYPES, f"{what} has the type {tensor.data_type}")
     dtype, shape = _TYPES[tensor.data_type], tuple(tensor.dims)
     is_here = tensor.data_location == TensorProto.DEFAULT and not tensor.external_data
     require(is_here, f"{what} has its values in another file")
-    raw = tensor.raw_data
-    is_whole = all(0 <= size <= 1 << 40 for size in shape) and math.prod(shape) * dtype.itemsize == len(raw)
-    require(is_whole, f"{what} of shape {shape!s:.80} and type {dtype.name} has {len(raw):,} bytes")
-    return np.frombuffer(raw, dtype).reshape(shape)
+    count = len(tensor.raw_data) if place is None else place[1]
+    is_whole = all(0 <= size <= 1 << 40 for size in shape) and math.prod(shape) * dtype.itemsize == count
+    require(is_whole, f"{what} of shape {shape!s:.80} and type {dtype.name} has {count:,} bytes")
+    if place is None:
+        return np.frombuffer(tensor.raw_data, dtype).reshape(shape)
+    return Stored(source, place[0], shape, dtype)
+
+
+def in_memory(array: Array | Stored) -> Array:
+    """All values of an array."""
+    return array.all() if isinstance(array, Stored) else array
 
 
 def tensor_of(name: str, array: Array) -> TensorProto:
@@ -57,7 +69,7 @@ def tensor_of(name: str, array: Array) -> TensorProto:
     return tensor
 
 
-def header_of(name: str, array: Array) -> TensorProto:
+def header_of(name: str, array: Array | Stored) -> TensorProto:
     """A tensor that says where its values are not: the runtime is given them as memory."""
     tensor = _header(name, array)
     tensor.data_location = TensorProto.EXTERNAL
@@ -65,5 +77,5 @@ def header_of(name: str, array: Array) -> TensorProto:
     return tensor
 
 
-def _header(name: str, array: Array) -> TensorProto:
+def _header(name: str, array: Array | Stored) -> TensorProto:
     return TensorProto(name=name, data_type=_CODES[array.dtype.newbyteorder("<")], dims=array.shape)

@@ -18,10 +18,11 @@ import onnx
 from numpy.typing import NDArray
 
 from decomposable.cost import LayerCost, dense_size, factor_sizes
-from decomposable.edge.arrays import Array, array_of, type_name
-from decomposable.edge.container import unseal
+from decomposable.edge.arrays import Array, in_memory, type_name
+from decomposable.edge.container import Unsealed, unseal
 from decomposable.edge.factors import LayerWeights, factor_shapes, full_rank
 from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, first_of, second_of
+from decomposable.edge.source import Stored
 from decomposable.edge.statistics import Statistics
 from decomposable.errors import ArtifactError
 from decomposable.ranks import RankSelector
@@ -84,21 +85,22 @@ class Bundle:
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     """The content of a file of `export_any_size`; raises `ArtifactError` for anything else."""
     try:
-        return _parse(Path(path), *unseal(path))
+        return _parse(Path(path), unseal(path))
     except (Damaged, RecursionError) as error:
         raise ArtifactError(f"{path}: {one_line(error)}") from error
 
 
-def _parse(path: Path, model: onnx.ModelProto, description: dict[str, Any], arrays: dict[str, Array]) -> Bundle:
-    top = Fields(description, "the description")
+def _parse(path: Path, found: Unsealed) -> Bundle:
+    top, model = Fields(found.description, "the description"), found.model
     require(top.text("kind") == "any-size", f"it holds {top.text('kind')!r:.40}, not an any-size network")
-    tensors = _take_tensors(model.graph)
+    weights = dict(found.weights)
     records = top.record_list("layers")
-    layers = tuple(_read_layer(record, tensors) for record in records)
+    layers = tuple(_read_layer(record, weights) for record in records)
+    tensors = {name: in_memory(array) for name, array in weights.items()}  # every size has them
     names = [layer.name for layer in layers]
     require(bool(layers) and len(set(names)) == len(names), "there is no layer, or one is there twice")
     wiring = Wiring(model.graph)
-    unused = dict(arrays)
+    unused = dict(found.arrays)
     selector = _read_selector(top, layers, records, unused)
     statistics = _read_statistics(top, selector, tensors, unused)
     require(not unused, f"array '{next(iter(unused), ''):.60}' belongs to nothing")
@@ -145,19 +147,7 @@ def _with_values(port: Port, top: Fields) -> Port:
     return replace(port, values=(found[0], found[1]))
 
 
-def _take_tensors(graph: onnx.GraphProto) -> dict[str, Array]:
-    """The weights of the graph, which is left without them."""
-    tensors: dict[str, Array] = {}
-    for tensor in graph.initializer:
-        require(tensor.name not in tensors, f"tensor '{tensor.name:.60}' is there twice")
-        tensors[tensor.name] = array_of(tensor, f"tensor '{tensor.name:.60}'")
-        tensor.ClearField("raw_data")  # the array has a copy
-    del graph.initializer[:]
-    del graph.value_info[:]
-    return tensors
-
-
-def _read_layer(record: Fields, tensors: dict[str, Array]) -> LayerWeights:
+def _read_layer(record: Fields, tensors: dict[str, Array | Stored]) -> LayerWeights:
     name, form, shape = record.text("name"), record.text("form"), tuple(record.integers("shape"))
     require(len(shape) in (2, 4) and all(0 < size < 1 << 31 for size in shape), f"layer '{name:.60}' has a wrong shape")
     forms = ("channel",) if all(size == 1 for size in shape[2:]) else ("channel", "spatial")
@@ -192,7 +182,7 @@ def _uses(wiring: Wiring, layer: LayerWeights) -> tuple[Use, ...]:
 
 
 def _read_selector(
-    top: Fields, layers: Sequence[LayerWeights], records: Sequence[Fields], unused: dict[str, Array]
+    top: Fields, layers: Sequence[LayerWeights], records: Sequence[Fields], unused: dict[str, Array | Stored]
 ) -> RankSelector:
     costs = tuple(
         LayerCost(
@@ -207,11 +197,11 @@ def _read_selector(
     )
     full, stored = (np.array(v, np.int64) for v in ([c.full_rank for c in costs], [x.stored for x in layers]))
     _check_total(full)
-    scores = np.split(_take(unused, "scores", "f8", (int(full.sum()),)), np.cumsum(full)[:-1])
+    scores = np.split(_read(unused, "scores", "f8", (int(full.sum()),)), np.cumsum(full)[:-1])
     for layer, score in zip(layers, scores, strict=True):
         in_order = bool(np.isfinite(score).all() and (np.diff(score) <= 0).all())
         require(in_order, f"the scores of layer '{layer.name:.60}' are not in order")
-    lower, upper = (_take(unused, f"limits/{end}", "i8", full.shape) for end in ("lower", "upper"))
+    lower, upper = (_read(unused, f"limits/{end}", "i8", full.shape) for end in ("lower", "upper"))
     require(bool(((lower >= 1) & (lower <= upper) & (upper <= stored)).all()), "the limits of the ranks are wrong")
     fixed_macs = None if top.get("fixed_macs") is None else top.integer("fixed_macs")
     fixed_params = top.integer("fixed_params")
@@ -233,7 +223,7 @@ def _check_total(full: NDArray[np.int64]) -> None:
 
 
 def _read_statistics(
-    top: Fields, selector: RankSelector, tensors: Mapping[str, Array], unused: dict[str, Array]
+    top: Fields, selector: RankSelector, tensors: Mapping[str, Array], unused: dict[str, Array | Stored]
 ) -> Statistics | None:
     feeders, count = top.texts_by_name("feeders"), len(selector.costs)
     known = {cost.name for cost in selector.costs}
@@ -250,11 +240,11 @@ def _read_statistics(
             require(tensor is None or tensor.shape == (size,), f"statistics of '{name:.60}' have the wrong shape")
     rows, total = unused.get("statistics/ranks", np.zeros(0)).size // count - 1, sum(channels)  # the last is the end
     require(rows > 0 and rows * count < MOST_VALUES, f"statistics are of {max(rows, 0):,} sizes")
-    ranks = _take(unused, "statistics/ranks", "i8", (rows + 1, count))
-    dense = _take(unused, "statistics/dense", "?", (rows + 1, count))
+    ranks = _read(unused, "statistics/ranks", "i8", (rows + 1, count))
+    dense = _read(unused, "statistics/dense", "?", (rows + 1, count))
     require(bool(((ranks >= 1) & (ranks <= selector.full_ranks)).all()), "statistics are of ranks that cannot be")
     require(bool((dense | (ranks != selector.full_ranks)).all()), "statistics are of a full rank that is not dense")
-    places = _take(unused, "statistics/positions", "f8", (rows,))
+    places = _read(unused, "statistics/positions", "f8", (rows,))
     require(bool(np.isfinite(places).all() and (np.diff(places) >= 0).all()), "statistics are not in order")
     plans = [plan_of(selector, r, d) for r, d in zip(ranks, dense, strict=True)]
     return Statistics(
@@ -269,11 +259,16 @@ def _read_statistics(
         full_plan=plans[-1],
         alignments=alignments_from(record),
         grids=grids_from(record),
-        original=(_take(unused, "original/mean", "f", (total,)), _take(unused, "original/var", "f", (total,))),
+        original=(_read(unused, "original/mean", "f", (total,)), _read(unused, "original/var", "f", (total,))),
     )
 
 
-def _take(arrays: dict[str, Array], name: str, kind: str, shape: tuple[int, ...]) -> Array:
+def _read(arrays: dict[str, Array | Stored], name: str, kind: str, shape: tuple[int, ...]) -> Array:
+    """The values of an array of this kind."""
+    return in_memory(_take(arrays, name, kind, shape))
+
+
+def _take(arrays: dict[str, Array | Stored], name: str, kind: str, shape: tuple[int, ...]) -> Array | Stored:
     """An array of this kind: a numpy type, or "f" for any with fractions."""
     require(name in arrays, f"array '{name}' is missing")
     array = arrays.pop(name)

@@ -38,13 +38,13 @@ from decomposable.ranks import RankPlan
 from decomposable.rounding import described
 from decomposable.text import printable
 
-OK, FAILED, CALLED_WRONG = 0, 1, 2
+OK, FAILED, CALLED_WRONG, INTERRUPTED = 0, 1, 2, 130
 PROGRAM = "decomposable-edge"
 _LEAST = 1e-9  # of the bases: the size that takes least time to open
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code comes back: 0 it worked, 1 it failed, 2 it was called wrong."""
+    """Run one command; the exit code comes back: 0 it worked, 1 it failed, 2 it was called wrong, 130 interrupted."""
     try:
         options = _parser().parse_args(argv)
     except SystemExit as done:  # --help and --version end here too
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DecomposableError as error:
         return _fail(options, error, FAILED)
     except KeyboardInterrupt:
-        return _fail(options, "interrupted", FAILED)
+        sys.stderr.write(f"{PROGRAM} {options.verb}: interrupted\n")
+        return INTERRUPTED
     return OK
 
 

@@ -16,16 +16,17 @@ import hashlib
 import json
 import math
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from decomposable.edge.arrays import Array, array_of, tensor_of
+from decomposable.edge.arrays import Array, stored_array, tensor_of
+from decomposable.edge.source import Source, Stored
+from decomposable.edge.wire import FUNCTIONS, GRAPH, Key, Place, outline
 from decomposable.storage.fields import Damaged, parse_json, require
 
 FORMAT = 1
@@ -58,35 +59,42 @@ def _before_digits() -> bytes:
     return entry.SerializeToString()[:-_DIGITS]
 
 
-def unseal(path: str | os.PathLike[str]) -> tuple[onnx.ModelProto, dict[str, Any], dict[str, Array]]:
-    """Model, description and arrays of a file whose checksum is right; raises `Damaged` otherwise.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Unsealed:
+    """A file whose checksum is right.
 
-    The model comes without what makes it a bundle: the description and the function.
+    Attributes:
+        model: the ONNX model without its weights, and without what makes it a bundle: the description, the function.
+        weights: those of the graph, by name; the large ones are read when they are needed.
+        arrays: those of the function, in the same way.
     """
-    content = _read(path)
-    begin = _before_digits()
-    stated, body = content[-_DIGITS:], memoryview(content)[:-_DIGITS]
-    require(bytes(body[-len(begin) :]) == begin, "not a whole any-size bundle: it does not end with a checksum")
-    digest = hashlib.sha256(body).hexdigest().encode()
-    require(digest == stated, "its checksum is wrong: it was damaged or changed")
+
+    model: onnx.ModelProto
+    description: dict[str, Any]
+    weights: dict[str, Array | Stored]
+    arrays: dict[str, Array | Stored]
+
+
+def unseal(path: str | os.PathLike[str]) -> Unsealed:
+    """Open a file and take it apart; raises `Damaged` where its checksum is wrong, or it is none of ours."""
+    source = Source(path, most=MOST_BYTES, without=_DIGITS)
+    begin, size = _before_digits(), source.size
+    is_sealed = size > len(begin) + _DIGITS and source.read(size - _DIGITS - len(begin), len(begin)) == begin
+    require(is_sealed, "not a whole any-size bundle: it does not end with a checksum")
+    stated = source.read(size - _DIGITS, _DIGITS)
+    require(source.digest.encode() == stated, "its checksum is wrong: it was damaged or changed")
+    light, places = outline(source)
     try:
-        model = onnx.ModelProto.FromString(content)
+        model = onnx.ModelProto.FromString(light)
     except Exception as error:  # protobuf's own, and those of text that is none
         raise Damaged("not an ONNX model") from error
-    del content, body
+    del light
     _check_text(model)
     description = _description(model)
-    arrays = _take_arrays(model)
+    arrays = _take_arrays(model, source, places)
+    weights = _take_weights(model.graph, source, places)
     _check_plain(model)
-    return model, description, arrays
-
-
-def _read(path: str | os.PathLike[str]) -> bytes:
-    found = os.stat(path)
-    require(stat.S_ISREG(found.st_mode), "not an ordinary file")  # a pipe would be waited for
-    require(found.st_size <= MOST_BYTES, f"it has {found.st_size:,} bytes; allowed: {MOST_BYTES:,}")
-    with Path(path).open("rb") as file:
-        return file.read(found.st_size)
+    return Unsealed(model=model, description=description, weights=weights, arrays=arrays)
 
 
 def _check_text(message: Any) -> None:
@@ -115,17 +123,29 @@ def _description(model: onnx.ModelProto) -> dict[str, Any]:
     return description
 
 
-def _take_arrays(model: onnx.ModelProto) -> dict[str, Array]:
+def _take_weights(graph: onnx.GraphProto, source: Source, places: Mapping[Key, Place]) -> dict[str, Array | Stored]:
+    """The weights of the graph, which is left without them."""
+    weights: dict[str, Array | Stored] = {}
+    for i, tensor in enumerate(graph.initializer):
+        require(tensor.name not in weights, f"tensor '{tensor.name:.60}' is there twice")
+        weights[tensor.name] = stored_array(tensor, f"tensor '{tensor.name:.60}'", source, places.get((GRAPH, i)))
+    del graph.initializer[:]
+    del graph.value_info[:]
+    return weights
+
+
+def _take_arrays(model: onnx.ModelProto, source: Source, places: Mapping[Key, Place]) -> dict[str, Array | Stored]:
     """The constants of the one function, which is taken out."""
     is_one = len(model.functions) == 1 and (model.functions[0].domain, model.functions[0].name) == (DOMAIN, _PLAN)
     require(is_one, "it has not exactly the one function decomposable::plan")
-    arrays = {}
-    for node in model.functions[0].node:
+    arrays: dict[str, Array | Stored] = {}
+    for i, node in enumerate(model.functions[0].node):
         is_constant = (node.op_type, node.domain, len(node.output), len(node.attribute)) == ("Constant", "", 1, 1)
         require(is_constant and node.attribute[0].HasField("t"), "its function decomposable::plan has other nodes")
         name = node.output[0]
         require(name not in arrays, f"array '{name:.60}' is there twice")
-        arrays[name] = array_of(node.attribute[0].t, f"array '{name:.60}'")
+        place = places.get((FUNCTIONS, 0, i, 0))
+        arrays[name] = stored_array(node.attribute[0].t, f"array '{name:.60}'", source, place)
     del model.functions[:]
     for i in reversed(range(len(model.opset_import))):
         if model.opset_import[i].domain == DOMAIN:
@@ -151,7 +171,7 @@ def _check_plain(model: onnx.ModelProto) -> None:
                 require(not is_sparse, f"node '{node.name:.60}' has sparse values")
                 for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
                     check_here(tensor, f"node '{node.name:.60}'")
-        for tensor in graph.initializer:
+        for tensor in graph.initializer:  # of inner graphs
             check_here(tensor, f"tensor '{tensor.name:.60}'")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,8 @@ import numpy as np
 
 from decomposable.cost import factor_sizes
 from decomposable.edge.arrays import Array
+from decomposable.edge.source import Stored
+from decomposable.locks import ForkLock
 
 
 def factor_shapes(shape: Sequence[int], form: str, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -45,19 +46,21 @@ def dense_weight(first: Array, second: Array, form: str) -> Array:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerWeights:
-    """All bases of one layer; the dense weight is computed when it is first needed, and kept.
+    """All bases of one layer, which lie in the file; those of the largest size that was taken are in memory.
 
-    A layer that only training uses has shapes, which say how many bases there are, but no weights.
+    The dense weight is computed when it is first needed, and kept. A layer that only training uses has shapes, which
+    say how many bases there are, but no weights.
     """
 
     name: str
     form: str
     shape: tuple[int, ...]
-    first: Array
-    second: Array
+    first: Array | Stored
+    second: Array | Stored
     is_used: bool = True
+    _read: list[tuple[Array, Array]] = field(default_factory=list)
     _kept: dict[int, Array] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: ForkLock = field(default_factory=ForkLock)
 
     @property
     def stored(self) -> int:
@@ -65,15 +68,22 @@ class LayerWeights:
         return len(self.first)
 
     def pair(self, rank: int) -> tuple[Array, Array]:
-        """The first r bases, as views."""
-        return self.first[:rank], self.second[:, :rank]
+        """The first r bases, as views of those that are in memory; more are read where these are too few."""
+        with self._lock:
+            if not self._read or len(self._read[0][0]) < rank:
+                self._read.clear()  # before the larger ones are read
+                self._read.append((self.first[:rank], self.second[:, :rank]))
+            first, second = self._read[0]
+        return first[:rank], second[:, :rank]
 
     def dense(self, rank: int, *, keep: bool) -> Array:
         """W̃ of the first r bases; with `keep`, it is there at once the next time."""
         with self._lock:
             if rank in self._kept:
                 return self._kept[rank]
-            weight = dense_weight(*self.pair(rank), self.form)
+            is_read = bool(self._read) and len(self._read[0][0]) >= rank
+            pair = self.pair(rank) if is_read else (self.first[:rank], self.second[:, :rank])  # not needed any more
+            weight = dense_weight(*pair, self.form)
             if keep:
                 self._kept.clear()  # one per layer: memory is scarce where this runs
                 self._kept[rank] = weight

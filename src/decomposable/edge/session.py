@@ -9,13 +9,13 @@ with, so a request that is under way ends at that size, whatever happens in othe
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from decomposable.edge.arrays import Array
 from decomposable.edge.building import build
@@ -26,6 +26,7 @@ from decomposable.edge.options import RuntimeOptions, check_count, check_measuri
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.interpolation import NOT_CALIBRATED
 from decomposable.latency import LatencyProfile, choose_timed
+from decomposable.locks import ForkLock
 from decomposable.onnx_runtime import onnx_runtime
 from decomposable.ranks import RankPlan, RankSelector
 from decomposable.shrunk import check_plan
@@ -44,6 +45,25 @@ class _Size:
     plan: RankPlan
     runtime: Any
     weights: Mapping[str, Array]
+    process: int = field(default_factory=os.getpid)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it was made in this process: of one from before a fork, the runtime's threads are not here."""
+        return self.process == os.getpid()
+
+
+_made: WeakSet[_Size] = WeakSet()
+_left_behind: list[_Size] = []
+
+
+def _leave_behind() -> None:
+    """In the child of a fork: keep what the parent has made for ever, as letting go of it waits for threads."""
+    _left_behind.extend(_made)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_behind)
 
 
 class AnySizeSession:
@@ -93,7 +113,7 @@ class AnySizeSession:
         self._bundle: Bundle = read_bundle(path)
         self._latency: LatencyProfile | None = None
         self._kept: OrderedDict[Any, _Size] = OrderedDict()
-        self._lock = threading.Lock()  # one resize at a time; runs take no lock
+        self._lock = ForkLock()  # one resize at a time; runs take no lock
         given = {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks, "latency_ms": latency_ms}
         is_given = any(value is not None for value in (*given.values(), batch)) or align not in (None, "auto")
         plan = self._choose(given, align, batch) if is_given else self.selector.full_plan()
@@ -237,6 +257,8 @@ class AnySizeSession:
         Inputs are given by name, as a dict of arrays; where there is one, the array alone will do.
         """
         size = self._in_force  # once: the whole request is of this size
+        if not size.is_here:
+            size = self._made_again()
         feeds = feeds_of(self.inputs, x)
         try:
             results = size.runtime.run(None, feeds)
@@ -292,10 +314,20 @@ class AnySizeSession:
             self._has_warned = True
             warnings.warn(f"{text}, and export again", stacklevel=4)
 
+    def _made_again(self) -> _Size:
+        """The size in force, after a fork, in the child."""
+        with self._lock:
+            if not self._in_force.is_here:
+                self._in_force = self._size_of(self._in_force.plan)
+            return self._in_force
+
     def _size_of(self, plan: RankPlan) -> _Size:
         """The size of a plan: one that is kept, or made now."""
         key = plan.ranks, plan.dense
-        size = self._kept.pop(key, None) or self._make(plan, self._options.made())
+        size = self._kept.pop(key, None)
+        if size is None or not size.is_here:
+            size = self._make(plan, self._options.made())
+            _made.add(size)
         self._kept[key] = size
         while len(self._kept) > self._keep:
             self._kept.popitem(last=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decomposable.edge.arrays import Array
+from decomposable.edge.source import Stored
 from decomposable.interpolation import CalibratedSizes
 from decomposable.ranks import RankPlan
 
@@ -15,8 +16,8 @@ from decomposable.ranks import RankPlan
 class Statistics(CalibratedSizes):
     """Mean and variance of all batch normalisation channels, laid end to end, for calibrated sizes, smallest first."""
 
-    mean_SC: Array
-    var_SC: Array
+    mean_SC: Array | Stored  # a row of each is needed at a time
+    var_SC: Array | Stored
     original: tuple[Array, Array]
 
     def at(self, plan: RankPlan) -> dict[str, Array]:
