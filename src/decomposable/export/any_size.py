@@ -39,6 +39,7 @@ from decomposable.parts import InputSpec
 from decomposable.ranks import RankPlan, RankSelector
 from decomposable.storage.container import as_json
 from decomposable.storage.contents import Artifact
+from decomposable.storage.fields import left_alone_records
 
 if TYPE_CHECKING:
     import onnx
@@ -166,6 +167,7 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, *, lacks_statistics: boo
         "layers": _layer_records(model, artifact),
         "fixed_macs": selector.fixed_macs,
         "fixed_params": selector.fixed_params,
+        "left_alone": left_alone_records(selector.left_alone),
         "feeders": dict(artifact.feeders),
         "statistics": None,
         "lacks_statistics": lacks_statistics,

@@ -18,6 +18,7 @@ from decomposable.calibration import Statistics
 from decomposable.parts import Parts, mapped
 from decomposable.ranks import RankPlan
 from decomposable.storage.container import as_json, write_container
+from decomposable.storage.fields import left_alone_records
 from decomposable.storage.skeleton import Skeleton, name_in_size
 
 
@@ -82,6 +83,7 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
         "plan": [[artifact.plan.ranks[layer.name], layer.name in artifact.plan.dense] for layer in layers],
         "feeders": dict(artifact.feeders),
         "skipped": dict(artifact.skipped),
+        "left_alone": left_alone_records(selector.left_alone),
         "not_counted": dict(artifact.not_counted),
         "input": None if artifact.input is None else {"shape": artifact.input.shape, "dtype": artifact.input.dtype},
         "statistics": None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
+
+from decomposable.cost import LeftAlone
 
 MOST = 1 << 62
 """Of a count, so that what is computed from it stays within 64 bits."""
@@ -149,3 +152,17 @@ def alignments_from(record: Fields) -> tuple[int, ...]:
     is_right = 0 < len(found) <= _MOST_ALIGNMENTS and all(align >= 1 for align in found)
     require(is_right, f"'alignments' of {record.where} is {found!r:.60}, not a list of multiples")
     return tuple(found)
+
+
+def left_alone_from(top: Fields) -> tuple[LeftAlone, ...]:
+    """What the largest parts are that no size makes smaller; files of older versions do not say."""
+    records = top.record_list("left_alone") if top.has("left_alone") else []
+    return tuple(
+        LeftAlone(name=one_line(r.text("name"), 200), macs=r.integer("macs"), params=r.integer("params"))
+        for r in records
+    )
+
+
+def left_alone_records(parts: Iterable[LeftAlone]) -> list[dict[str, Any]]:
+    """The same to be stored."""
+    return [{"name": part.name, "macs": part.macs, "params": part.params} for part in parts]
