@@ -337,7 +337,8 @@ class RankSelector:
             return f"{rounded_up:.6f} of the original ({cost:,} of {total:,} {unit})"
 
         smallest, unaligned = self.smallest_cost(measure, align), self.smallest_cost(measure)
-        blocking = self._blocking(measure)
+        parts = self.largest_left_alone(measure)
+        blocking = f"; largest parts left alone: {parts}" if parts else ""
         if align == 1 or smallest == unaligned:
             return f"{measure}={value!r} is too small: the smallest possible is {stated(smallest)}{blocking}"
         return (
@@ -345,14 +346,12 @@ class RankSelector:
             f"without align, {stated(unaligned)}{blocking}"
         )
 
-    def _blocking(self, measure: Measure) -> str:
-        """The largest parts that no size makes smaller, for a message."""
+    def largest_left_alone(self, measure: Measure) -> str:
+        """The largest parts that no size makes smaller, with their share of the whole; empty where there are none."""
         total = self.full_cost(measure)
         parts = [(part.macs if measure == "macs" else part.params, part.name) for part in self.left_alone]
-        large = [(cost, name) for cost, name in sorted(parts, reverse=True)[:_MOST_BLOCKING] if cost >= 0.001 * total]
-        if not large:
-            return ""
-        return "; largest parts left alone: " + ", ".join(f"'{name}' {cost / total:.1%}" for cost, name in large)
+        largest = sorted(parts, key=lambda part: -part[0])[:_MOST_BLOCKING]
+        return ", ".join(f"'{name}' {cost / total:.1%}" for cost, name in largest if cost >= 0.001 * total)
 
     def _literal(self, ranks: Ints) -> RankPlan:
         """Exactly these ranks; a layer whose factors would cost more than dense holds its truncated W̃ densely."""
