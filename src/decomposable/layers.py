@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -167,19 +167,18 @@ class TwoFactors:
     def __post_init__(self) -> None:
         module = self.module
         shells = _linear_shells(module) if isinstance(module, nn.Linear) else _conv_shells(module, self.form)
-        object.__setattr__(self, "_shells", shells)
-        object.__setattr__(self, "_pair", stand_in_for(module, self.form))
+        object.__setattr__(self, "_shells", tuple(map(_Shell.of, (stand_in_for(module, self.form), *shells))))
 
     def build(self, first: Tensor, second: Tensor) -> StandIn:
         """The pair with these weights, which are used as they are: parameters, views or results of a computation."""
-        reduce, expand = self._shells  # type: ignore[attr-defined]
+        around, reduce, expand = self._shells  # type: ignore[attr-defined]
         rank, bias = first.shape[0], self.module.bias
         out_name, in_name = ("out_features", "in_features") if first.dim() == 2 else ("out_channels", "in_channels")
         parts = (
             _with_weight(reduce, first, None, {out_name: rank}),
             _with_weight(expand, second, bias, {in_name: rank}),
         )
-        pair = cast(StandIn, _copied(self._pair))  # type: ignore[attr-defined]
+        pair = cast(StandIn, around.copied())
         pair._modules.update(zip("01", parts, strict=True))
         for part in (pair, *parts):
             part.training = self.module.training
@@ -233,9 +232,30 @@ def _conv_shells(conv: nn.Conv2d, form: Form) -> tuple[nn.Conv2d, nn.Conv2d]:
     return shell((conv.in_channels, 1), first_axes, False), shell((1, conv.out_channels), second_axes, has_bias)
 
 
-def _with_weight(shell: nn.Module, weight: Tensor, bias: Tensor | None, sizes: dict[str, int]) -> nn.Module:
+class _Shell(NamedTuple):
+    """A module to be copied often, and which of its attributes a copy has for itself."""
+
+    module: nn.Module
+    own: tuple[str, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Shell:
+        containers = (dict, OrderedDict, set)
+        return cls(module, tuple(name for name, value in vars(module).items() if type(value) in containers))
+
+    def copied(self) -> nn.Module:
+        """Made from its attributes: a constructor would take ten times as long."""
+        module = object.__new__(type(self.module))
+        attributes = module.__dict__
+        attributes.update(vars(self.module))
+        for name in self.own:
+            attributes[name] = attributes[name].copy()
+        return module
+
+
+def _with_weight(shell: _Shell, weight: Tensor, bias: Tensor | None, sizes: dict[str, int]) -> nn.Module:
     """A copy of the shell with this weight."""
-    module = _copied(shell)
+    module = shell.copied()
     module.__dict__.update(sizes)
     module._parameters["bias"] = cast(nn.Parameter | None, bias)
     if isinstance(weight, nn.Parameter):
@@ -243,14 +263,6 @@ def _with_weight(shell: nn.Module, weight: Tensor, bias: Tensor | None, sizes: d
     else:
         del module._parameters["weight"]
         module.__dict__["weight"] = weight
-    return module
-
-
-def _copied(shell: nn.Module) -> nn.Module:
-    """Made from its attributes: a constructor would take ten times as long."""
-    module = object.__new__(type(shell))
-    containers = (dict, OrderedDict, set)
-    module.__dict__.update({k: v.copy() if type(v) in containers else v for k, v in vars(shell).items()})
     return module
 
 
