@@ -3,9 +3,11 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import decomposable as dn
 from decomposable import cli
@@ -46,8 +48,7 @@ def test_what_was_extracted_and_saved_is_loaded_again(tmp_path):
     assert (tmp_path / "small.pt").stat().st_size > 0
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_python_of_a_page_runs(path):
+def run_python_of(path):
     """The blocks one after the other, as a reader would type them; ```python notest is for what cannot run here."""
     text = path.read_text(encoding="utf-8")
     namespace = {"__name__": "page"}
@@ -55,6 +56,31 @@ def test_python_of_a_page_runs(path):
         first_line = text.count("\n", 0, block.start(1))
         code = compile("\n" * first_line + block[1], str(path), "exec")  # so that an error names the page's line
         exec(code, namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_python_of_a_page_runs(path):
+    run_python_of(path)
+
+
+def test_python_of_the_readme_runs_as_printed_from_imports_to_output(tmp_path, monkeypatch, capsys):
+    """Without a warning, and what it prints is what the page shows, up to what another processor rounds otherwise."""
+    readme = CHECKOUT / "README.md"
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", module="decomposable")
+        namespace = run_python_of(readme)
+    shown = re.search(r"^```text\n(.*?)^```$", readme.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)[1]
+    printed = capsys.readouterr().out
+    number = r"[\d.]+(?=%)"
+    assert re.sub(number, "", printed) == re.sub(number, "", shown)
+    for got, wanted in zip(re.findall(number, printed), re.findall(number, shown), strict=True):
+        assert float(got) == pytest.approx(float(wanted), abs=2)
+    net, images = namespace["net"], namespace["images"]
+    assert not net.training
+    assert torch.allclose(net(images[:1]), net(images)[:1], atol=1e-4)  # an image alone as one of many
+    assert (torch.from_numpy(namespace["y"]).argmax(1) == net(images).argmax(1)).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("path", [p for p in PAGES if "```sh" in p.read_text(encoding="utf-8")], ids=lambda p: p.name)

@@ -672,10 +672,45 @@ class ReadsWeight(nn.Module):
         return F.linear(self.a(x), self.b.weight)
 
 
-def test_a_layer_whose_weight_is_used_directly_is_warned_about_by_name():
-    objective = JointObjective(ReadsWeight(), ratio=RATIO)
-    with pytest.warns(UserWarning, match="layer 'b'.*filter_fn"):
-        objective.backward(loss_on(vectors(torch.float32)))
+class Calls(ReadsWeight):
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+def test_a_weight_that_the_model_takes_from_its_layer_is_truncated_as_where_the_layer_is_called():
+    """The full weight in the low-rank pass would train another network."""
+    reading, calling = ReadsWeight().double(), Calls().double()
+    calling.b.bias = None
+    calling.load_state_dict(reading.state_dict(), strict=False)
+    losses = []
+    for model in (reading, calling):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            losses.append(JointObjective(model, ratio=RATIO).backward(loss_on(vectors())))
+    torch.testing.assert_close(losses[0].low, losses[1].low)
+    assert not torch.isclose(losses[0].low, losses[0].full)
+    for name, parameter in calling.named_parameters():
+        torch.testing.assert_close(reading.get_parameter(name).grad, parameter.grad)
+
+
+def test_the_low_rank_layer_answers_for_the_layer():
+    """Sizes, options, the weight's type and shape; and the values of the weight are W̃."""
+    seen = {}
+
+    class Asks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.Linear(6, 6)
+
+        def forward(self, x):
+            weight = self.l.weight
+            seen[type(self.l).__name__] = (self.l.in_features, weight.dtype, weight.shape, weight.device)
+            seen["rank"] = int(torch.linalg.matrix_rank(weight))
+            return self.l(x.to(self.l.weight.dtype))
+
+    JointObjective(Asks(), ratio=0.3).backward(lambda net: net(torch.randn(4, 6)).square().sum())
+    assert seen["Linear"] == seen["LowRankLayer"] == (6, torch.float32, (6, 6), torch.device("cpu"))
+    assert seen["rank"] == 2
 
 
 class Returns(nn.Module):

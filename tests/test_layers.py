@@ -12,6 +12,7 @@ from torch.nn.utils import prune
 from decomposable.errors import InvalidArgumentError
 from decomposable.forms import form_for, to_matrix
 from decomposable.layers import TwoFactors, avoid_fast_paths_, find_layers, require_layers
+from decomposable.standin import StandIn
 from decomposable.svd import svd
 from decomposable.tree import rewire
 
@@ -24,7 +25,7 @@ def seed():
     torch.manual_seed(0)
 
 
-def at_full_rank(module: nn.Conv2d | nn.Linear, form: str) -> nn.Sequential:
+def at_full_rank(module: nn.Conv2d | nn.Linear, form: str) -> StandIn:
     """The two layers that hold all of the layer's SVD."""
     form = form_for(module.weight.shape, form)
     u, s, v = svd({"layer": to_matrix(module.weight.detach(), form)})["layer"]
@@ -150,6 +151,9 @@ def test_gradients_flow_to_weights_that_are_results_of_a_computation():
 
 
 # Which layers are decomposed
+
+
+ONLY = "only Conv2d and Linear are decomposed"
 
 
 def names(model: nn.Module, form: str = "spatial", **options) -> list[str]:
@@ -280,7 +284,7 @@ def test_a_weight_shared_by_two_layers_is_one_layer_under_the_first_name():
 def test_a_linear_layer_tied_to_an_embedding_is_left_alone():
     model = tied(nn.Embedding(9, 4), nn.Linear(4, 9))
     assert names(model) == []
-    assert reasons(model) == {"1": "weight tied to embedding '0'"}
+    assert reasons(model) == {"0": f"Embedding: {ONLY}", "1": "weight tied to embedding '0'"}
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -299,7 +303,8 @@ def test_a_weight_that_a_module_of_another_kind_holds_too_is_left_alone():
             self.matrix = weight
 
     linear = nn.Linear(4, 4)
-    assert reasons(nn.Sequential(linear, Own(linear.weight))) == {"0": "weight tied to Own '1'"}
+    skipped = reasons(nn.Sequential(linear, Own(linear.weight)))
+    assert skipped == {"0": "weight tied to Own '1'", "1": f"Own: {ONLY}"}
 
 
 def test_a_module_used_in_two_places_is_one_layer():
@@ -314,8 +319,40 @@ def test_compiled_children_keep_their_plain_names():
     assert list(reasons(model)) == ["1"]
 
 
-def test_other_modules_are_not_listed():
-    assert reasons(nn.Sequential(nn.Embedding(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.Bilinear(2, 2, 2))) == {}
+class Own(nn.Module):
+    def __init__(self, *shape):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.zeros(shape))
+
+
+def test_every_other_module_with_weights_of_its_own_is_listed():
+    model = nn.Sequential(
+        nn.Embedding(3, 4), nn.LSTM(4, 4), nn.ReLU(), nn.GRUCell(4, 4), nn.Bilinear(2, 2, 2), Own(3, 3)
+    )
+    kinds = {"0": "Embedding", "1": "LSTM", "3": "GRUCell", "4": "Bilinear", "5": "Own"}
+    assert reasons(model) == {name: f"{kind}: {ONLY}" for name, kind in kinds.items()}
+
+
+def test_scales_and_shifts_are_listed_only_where_they_are_many():
+    few = nn.Sequential(nn.Linear(30, 30), nn.LayerNorm(10), nn.BatchNorm2d(9), Own(1, 20))
+    assert reasons(few) == {}
+    many = nn.Sequential(nn.Linear(10, 10), nn.LayerNorm(50), nn.PReLU())
+    assert reasons(many) == {"1": f"LayerNorm: {ONLY}"}
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "module"])
+def test_a_layer_that_holds_more_than_weight_and_bias_is_left_alone(kind):
+    """The two factors would not have it."""
+    linear = nn.Linear(4, 4)
+    if kind == "parameter":
+        linear.scale = nn.Parameter(torch.ones(4))
+    elif kind == "buffer":
+        linear.register_buffer("scale", torch.ones(4))
+    else:
+        linear.scale = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 4), linear)
+    assert names(model) == ["0"]
+    assert reasons(model) == {"1": "it holds more than weight and bias ('scale')"}
 
 
 def test_nothing_to_decompose_is_an_error_that_says_why():

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from decomposable import RankPlan, Taylor, decompose, load, models
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable.latency import LatencyProfile, TimedSize, timed_now
+from decomposable.standin import StandIn
 from decomposable.timing import Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
@@ -270,19 +271,32 @@ def test_decompose_draws_no_random_numbers():
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_training_mode_is_kept(is_training):
-    net = decompose(cnn().train(is_training), torch.randn(IMAGE))
-    assert all(module.training == is_training for module in net.modules())
+@pytest.mark.parametrize("has_example", [True, False])
+def test_decompose_returns_an_evaluating_network(is_training, has_example):
+    model = cnn().train(is_training)
+    model[1].train(not is_training)
+    flags = [module.training for module in model.modules()]
+    net = decompose(model, torch.randn(IMAGE) if has_example else None)
+    assert net.training is False
+    for size in (1.0, 0.4):
+        net.resize_(params=size)
+        assert not any(module.training for module in [*net.modules(), *net.extract().modules()])
+    assert [module.training for module in model.modules()] == flags
 
 
-def test_a_layer_that_was_in_eval_mode_on_its_own_stays_so():
-    model = cnn().train()
-    model[1].eval()
-    net = decompose(model, torch.randn(IMAGE))
+def test_one_image_alone_is_classified_as_in_a_batch():
+    """In training mode, batch normalisation would take the statistics of whatever the batch is."""
+    model, x = with_statistics_(cnn()).train(), torch.randn(IMAGE)
+    net = decompose(model, x)
+    for size in (1.0, 0.4):
+        net.resize_(macs=size)
+        torch.testing.assert_close(net(x[:1]), net(x)[:1])
+
+
+def test_train_works_on_what_decompose_returns():
+    net = decompose(cnn().eval(), torch.randn(IMAGE)).train()
     net.resize_(macs=0.4)
-    assert net.training
-    assert net.module[3].training
-    assert not net.module[1].training
+    assert all(module.training for module in [*net.modules(), *net.extract().modules()])
 
 
 def test_it_starts_at_full_size():
@@ -314,7 +328,7 @@ def test_the_channel_form_on_request():
         ("mlp", {}),
         ("depthwise", {"1": "depthwise", "3": "grouped", "4": "transposed"}),
         ("attention", {"attention": "packed attention", "attention.out_proj": "packed attention"}),
-        ("tied embedding", {"head": "tied to embedding 'embedding'"}),
+        ("tied embedding", {"embedding": "Embedding: only Conv2d", "head": "tied to embedding 'embedding'"}),
     ],
 )
 def test_layers_left_alone_are_listed_with_the_reason(kind, skipped):
@@ -405,7 +419,7 @@ def test_transformer_encoders_in_eval_and_train_mode(is_training, nested):
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).train(is_training)
     x, mask = torch.randn(3, 5, 16), torch.zeros(3, 5, dtype=torch.bool)
     mask[0, 3:] = True
-    net = decompose(model, x)
+    net = decompose(model, x).train(is_training)
 
     def output(network):
         torch.manual_seed(1)  # the same dropout masks
@@ -860,7 +874,7 @@ def test_extract_computes_what_the_network_does_in_plain_layers(size):
     net, x = reduced(**size)
     small = net.extract()
     torch.testing.assert_close(small(x), net(x), atol=1e-6, rtol=0)
-    plain = {nn.Sequential, nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.ReLU, nn.Dropout, nn.Flatten}
+    plain = {nn.Sequential, StandIn, nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.ReLU, nn.Dropout, nn.Flatten}
     assert {type(module) for module in small.modules()} <= plain
     assert all(type(p) is nn.Parameter for p in small.parameters())
 
@@ -1255,7 +1269,10 @@ def test_a_lazy_layer_needs_an_input():
     model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
     with pytest.raises(InvalidArgumentError, match=r"'1.weight' is lazy and has seen no input"):
         decompose(model)
-    assert "lazy layer" in decompose(model, example_input=torch.zeros(1, 4)).skipped["1"]
+    net = decompose(model, example_input=torch.zeros(1, 4))
+    assert "lazy layer" in net.skipped["1"]
+    net.resize_(ratio=0.5)
+    assert net(torch.zeros(3, 4)).shape == net.extract()(torch.zeros(3, 4)).shape == (3, 2)
 
 
 # Ranks that the hardware likes, and times

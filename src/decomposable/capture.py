@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +53,8 @@ class Watch:
     """A ``forward(net, batch)`` that calls another one and sees how that calls the network."""
 
     def __init__(self, forward: Forward) -> None:
-        self._forward = forward
+        self._is_default = forward is call_with_first
+        self._forward = partial(call_with_first, name="example_input") if self._is_default else forward
         self._batch: Any = None
         self._calls: list[Call | Unclear] = []
 
@@ -63,7 +65,7 @@ class Watch:
 
     def captured(self, net: nn.Module) -> Captured:
         """How the network was called, which has run once by now."""
-        if self._forward is call_with_first:
+        if self._is_default:
             return first_captured(net, self._batch)
         try:
             call = self._only_call()

@@ -40,6 +40,15 @@ class LayerCost:
         return self.dense_params if dense else rank * self.params_per_rank
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeftAlone:
+    """What a part of the network that is not decomposed costs at every size."""
+
+    name: str
+    macs: int
+    params: int
+
+
 def factor_sizes(shape: Sequence[int], form: str) -> tuple[int, int]:
     """Weights per basis of the first and of the second factor.
 

@@ -26,18 +26,18 @@ class Factors:
 
 def factors_in_order(
     base: nn.Module, layers: Sequence[Layer], decompositions: Mapping[str, SVD], criterion: Criterion | Taylor
-) -> tuple[dict[str, Factors], tuple[np.ndarray, ...]]:
+) -> tuple[dict[str, Factors], dict[str, np.ndarray]]:
     """Every layer's factors and scores, sorted by score: the criterion may order bases otherwise than σ does."""
     if isinstance(criterion, Taylor):
         all_scores = criterion.scores(base, layers, decompositions)
     else:
         sigmas = {name: d.s.double().cpu().numpy() for name, d in decompositions.items()}
         all_scores = {name: score(criterion, name, sigma) for name, sigma in sigmas.items()}
-    factors, ordered_scores = {}, []
+    factors, ordered_scores = {}, {}
     for layer in layers:
         u_MK, s_K, v_NK = decompositions[layer.name]
         order = np.argsort(-all_scores[layer.name], kind="stable")
-        ordered_scores.append(all_scores[layer.name][order])
+        ordered_scores[layer.name] = all_scores[layer.name][order]
         index = torch.from_numpy(order).to(s_K.device)
         root_K = s_K[index].sqrt()
         p_MK, q_KN = u_MK[:, index] * root_K, root_K[:, None] * v_NK[:, index].mT
@@ -47,7 +47,7 @@ def factors_in_order(
             first_weight(p_MK, layer.shape, layer.form).to(dtype).contiguous(memory_format=format_),
             second_weight(q_KN, layer.shape, layer.form).to(dtype).contiguous(memory_format=format_),
         )
-    return factors, tuple(ordered_scores)
+    return factors, ordered_scores
 
 
 def memory_format_of(weight: Tensor) -> torch.memory_format:

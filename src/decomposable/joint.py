@@ -30,6 +30,7 @@ from decomposable.layers import (
     TwoFactors,
     avoid_fast_paths_,
     find_layers,
+    parameter_of,
     require_layers,
 )
 from decomposable.lowrank import LowRankLayer
@@ -242,13 +243,13 @@ class JointObjective:
                 stacklevel=4,
             )
             return
-        missed = [one.name for one in low_rank if not one.has_run and full_gradient.get(one.weight) is not None]
+        not_run = {one.name: parameter_of(one.pair.module) for one in low_rank if not one.has_run}
+        missed = [name for name, weight in not_run.items() if full_gradient.get(weight) is not None]
         if missed:
             self._has_warned = True
             warnings.warn(
                 f"layer '{missed[0]}' ({len(missed)} in all) ran in the full-rank pass but not in the low-rank one: "
-                "the model reaches it by a reference that is not a submodule, or uses its weight directly; "
-                "leave it out with filter_fn",
+                "the model reaches it by a reference that is not a submodule; leave it out with filter_fn",
                 stacklevel=4,
             )
 

@@ -1,23 +1,26 @@
-"""Which layers are decomposed, and the two plain layers that stand in for one of them."""
+"""Which layers are decomposed, and how the two plain layers that stand in for one of them are made."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from decomposable.errors import InvalidArgumentError
 from decomposable.forms import Form, first_weight, form_for, matrix_shape, second_weight
+from decomposable.standin import StandIn, stand_in_for
 from decomposable.tree import plain_name
 
 Decomposable = nn.Conv2d | nn.Linear
 FilterFn = Callable[[nn.Module, str], bool]
 
+_LARGE_VECTORS = 0.05  # of a model's parameters: scales and shifts that are fewer need no mention
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -51,7 +54,10 @@ def parameter_of(module: Decomposable) -> nn.Parameter:
 def find_layers(
     model: nn.Module, form: Form, filter_fn: FilterFn | None = None
 ) -> tuple[tuple[Layer, ...], dict[str, str]]:
-    """The layers to decompose, and for every other convolution, linear or attention layer the reason why not."""
+    """The layers to decompose, and for every other module with weights of its own the reason why not.
+
+    Modules with nothing but vectors, such as normalisation layers, are named only where these are many.
+    """
     skipped: dict[str, str] = {}
     sharing: dict[nn.Parameter, list[tuple[str, Decomposable]]] = defaultdict(list)
     inside_attention: set[nn.Module] = set()
@@ -75,7 +81,29 @@ def find_layers(
     for weight, members in sharing.items():
         shape = tuple(weight.shape)
         layers.append(Layer(members[0][0], tuple(m for _, m in members), form_for(shape, form), shape))
-    return tuple(layers), skipped
+    skipped |= _other_modules(model, {*skipped, *(name for members in sharing.values() for name, _ in members)})
+    return tuple(layers), in_order_of(model, skipped)
+
+
+def in_order_of(model: nn.Module, skipped: dict[str, str]) -> dict[str, str]:
+    """The reasons in the order of the model's modules."""
+    names = (plain_name(name) for name, _ in model.named_modules())
+    return {name: skipped[name] for name in names if name in skipped}
+
+
+def _other_modules(model: nn.Module, known: set[str]) -> dict[str, str]:
+    """Modules of other kinds that have weights of their own."""
+    total = sum(p.numel() for p in model.parameters() if not is_lazy(p))
+    found = {}
+    for full_name, module in model.named_modules():
+        own = [p for p in module._parameters.values() if p is not None]
+        name = plain_name(full_name)
+        if not own or name in known:
+            continue
+        has_matrix = any(is_lazy(p) or sum(size > 1 for size in p.shape) > 1 for p in own)
+        if has_matrix or sum(p.numel() for p in own) >= _LARGE_VECTORS * total:
+            found[name] = f"{type(module).__name__}: only Conv2d and Linear are decomposed"
+    return found
 
 
 def require_layers(layers: tuple[Layer, ...], skipped: dict[str, str]) -> None:
@@ -106,6 +134,9 @@ def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | 
     is_patched = any(method in vars(module) for method in methods)
     if is_patched or any(getattr(type(module), method) is not getattr(plain, method) for method in methods):
         return f"{type(module).__name__} has a forward of its own"
+    more = {*module._parameters, *module._buffers, *module._modules} - {"weight", "bias"}
+    if more:
+        return f"it holds more than weight and bias ('{min(more)}')"
     if module.weight.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         return f"weight of dtype {module.weight.dtype}"
     if module.weight.numel() == 0:
@@ -136,19 +167,18 @@ class TwoFactors:
     def __post_init__(self) -> None:
         module = self.module
         shells = _linear_shells(module) if isinstance(module, nn.Linear) else _conv_shells(module, self.form)
-        object.__setattr__(self, "_shells", shells)
-        object.__setattr__(self, "_pair", nn.Sequential())
+        object.__setattr__(self, "_shells", tuple(map(_Shell.of, (stand_in_for(module, self.form), *shells))))
 
-    def build(self, first: Tensor, second: Tensor) -> nn.Sequential:
+    def build(self, first: Tensor, second: Tensor) -> StandIn:
         """The pair with these weights, which are used as they are: parameters, views or results of a computation."""
-        reduce, expand = self._shells  # type: ignore[attr-defined]
+        around, reduce, expand = self._shells  # type: ignore[attr-defined]
         rank, bias = first.shape[0], self.module.bias
         out_name, in_name = ("out_features", "in_features") if first.dim() == 2 else ("out_channels", "in_channels")
         parts = (
             _with_weight(reduce, first, None, {out_name: rank}),
             _with_weight(expand, second, bias, {in_name: rank}),
         )
-        pair = cast(nn.Sequential, _copied(self._pair))  # type: ignore[attr-defined]
+        pair = cast(StandIn, around.copied())
         pair._modules.update(zip("01", parts, strict=True))
         for part in (pair, *parts):
             part.training = self.module.training
@@ -156,7 +186,7 @@ class TwoFactors:
 
     def from_factors(
         self, p_MR: Tensor, q_RN: Tensor, memory_format: torch.memory_format = torch.contiguous_format
-    ) -> nn.Sequential:
+    ) -> StandIn:
         """The pair for W̃ = P Q, its weights laid out as asked for."""
         shape = self.module.weight.shape
         weights = first_weight(p_MR, shape, self.form), second_weight(q_RN, shape, self.form)
@@ -202,9 +232,30 @@ def _conv_shells(conv: nn.Conv2d, form: Form) -> tuple[nn.Conv2d, nn.Conv2d]:
     return shell((conv.in_channels, 1), first_axes, False), shell((1, conv.out_channels), second_axes, has_bias)
 
 
-def _with_weight(shell: nn.Module, weight: Tensor, bias: Tensor | None, sizes: dict[str, int]) -> nn.Module:
+class _Shell(NamedTuple):
+    """A module to be copied often, and which of its attributes a copy has for itself."""
+
+    module: nn.Module
+    own: tuple[str, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Shell:
+        containers = (dict, OrderedDict, set)
+        return cls(module, tuple(name for name, value in vars(module).items() if type(value) in containers))
+
+    def copied(self) -> nn.Module:
+        """Made from its attributes: a constructor would take ten times as long."""
+        module = object.__new__(type(self.module))
+        attributes = module.__dict__
+        attributes.update(vars(self.module))
+        for name in self.own:
+            attributes[name] = attributes[name].copy()
+        return module
+
+
+def _with_weight(shell: _Shell, weight: Tensor, bias: Tensor | None, sizes: dict[str, int]) -> nn.Module:
     """A copy of the shell with this weight."""
-    module = _copied(shell)
+    module = shell.copied()
     module.__dict__.update(sizes)
     module._parameters["bias"] = cast(nn.Parameter | None, bias)
     if isinstance(weight, nn.Parameter):
@@ -212,14 +263,6 @@ def _with_weight(shell: nn.Module, weight: Tensor, bias: Tensor | None, sizes: d
     else:
         del module._parameters["weight"]
         module.__dict__["weight"] = weight
-    return module
-
-
-def _copied(shell: nn.Module) -> nn.Module:
-    """Made from its attributes: a constructor would take ten times as long."""
-    module = object.__new__(type(shell))
-    containers = (dict, OrderedDict, set)
-    module.__dict__.update({k: v.copy() if type(v) in containers else v for k, v in vars(shell).items()})
     return module
 
 

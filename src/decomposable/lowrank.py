@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.cost import two_factors_are_faster
-from decomposable.forms import to_weight
+from decomposable.forms import first_weight, second_weight, to_weight
 from decomposable.layers import Layer, TwoFactors, laid_out
+from decomposable.standin import factored_weight
 
 
 class LowRankLayer(nn.Module):
@@ -24,10 +25,21 @@ class LowRankLayer(nn.Module):
         memory_format: torch.memory_format,
     ) -> None:
         super().__init__()
-        self.name, self.weight, self.bias = layer.name, layer.weight, pair.module.bias
+        self._parameters["weight"] = layer.weight  # by the name that the model knows it
+        self.name, self.bias = layer.name, pair.module.bias
         self.training = pair.module.training
         self.pair, self.factors, self.memory_format = pair, factors, memory_format
         self.has_run = False
+
+    @property
+    def weight(self) -> Tensor:
+        """W̃ for a model that takes it from the layer: computed when its values are used, with gradients to W."""
+        module, form = self.pair.module, self.pair.form
+        self.has_run = True
+        if self.factors is None:
+            return module.weight
+        (p_MR, q_RN), shape = self.factors, module.weight.shape
+        return factored_weight(first_weight(p_MR, shape, form), second_weight(q_RN, shape, form), shape, form)
 
     def __getattr__(self, name: str) -> Any:
         """Sizes and options are the layer's own: a model may ask for `in_features` or `stride`."""
@@ -47,7 +59,7 @@ class LowRankLayer(nn.Module):
         p_MR, q_RN = self.factors
         if _is_faster_factored(module, form, p_MR.shape[1], input):
             return self.pair.from_factors(p_MR, q_RN, self.memory_format).forward(input)  # hooks: this layer has them
-        return _apply(module, input, laid_out(to_weight(p_MR @ q_RN, self.weight.shape, form), self.memory_format))
+        return _apply(module, input, laid_out(to_weight(p_MR @ q_RN, module.weight.shape, form), self.memory_format))
 
 
 def _apply(module: nn.Conv2d | nn.Linear, input: Tensor, weight: Tensor) -> Tensor:

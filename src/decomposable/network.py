@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 from warnings import warn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -36,11 +37,13 @@ from decomposable.layers import (
     TwoFactors,
     avoid_fast_paths_,
     find_layers,
-    laid_out,
+    in_order_of,
     require_layers,
 )
+from decomposable.leftalone import parts_left_alone, reasons_with_shares
 from decomposable.locks import ForkLock
 from decomposable.parts import InputSpec, Parts, mapped, sliced, stored_ranks, truncated
+from decomposable.probing import Trial, undisturbed, weights_used_elsewhere
 from decomposable.progress import Report, shown
 from decomposable.ranks import Limits, RankPlan, RankSelector, rank_limits
 from decomposable.rounding import AUTO_NEEDS_NONE
@@ -59,7 +62,7 @@ from decomposable.tracing import (
     other_macs,
     trace,
 )
-from decomposable.tree import clone_buffers_, deep_copy, own_parameters_, rewire, unwrap
+from decomposable.tree import clone_buffers_, deep_copy, own_parameters_, rewire, settle_lazy_, unwrap
 
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained after extract()
@@ -77,9 +80,10 @@ def decompose(
     """Decompose every convolution and linear layer of a copy of the model; the model itself stays as it is.
 
     Args:
-        model: any module. The result keeps its training mode and starts at full size.
-        example_input: a tensor, or a batch whose first entry is the input. One pass with it tells the sizes of the
-            feature maps; without it, sizes in MACs cannot be asked for.
+        model: any module. The result is in eval mode, whatever the model is in, and starts at full size.
+        example_input: a tensor, or a batch whose first entry is the input. A pass of the full network with it tells the
+            sizes of the feature maps, one of the smallest whether the model runs with two factors in the place of its
+            layers. Without it, sizes in MACs cannot be asked for, and nothing is tried.
         form: how convolution weights become matrices, "spatial" or "channel".
         criterion: which bases go first: "singular_value", "energy", "uniform", `Taylor(...)` or a function.
         filter_fn: ``filter_fn(module, name)`` says which layers take part; `net.skipped` names the others.
@@ -97,46 +101,77 @@ def decompose(
     checked_form = check_form(form)
     if not isinstance(criterion, Taylor):
         criterion = find_criterion(criterion)
-    base = deep_copy(rewire(unwrap(model), {}))
+    base = deep_copy(rewire(unwrap(model), {})).eval()
     layers, skipped = find_layers(base, checked_form, filter_fn)
     require_layers(layers, skipped)
-    forward = forward or call_with_first
-    full_ranks = [layer.full_rank for layer in layers]
-    lower, upper = rank_limits([layer.name for layer in layers], full_ranks, min_rank, limits)
-    watch = Watch(forward)
-    seen = Trace() if example_input is None else trace(base, on_device_of(base, example_input), watch)
-    captured = Captured() if example_input is None else watch.captured(base)
+    bounds = _bounds(layers, min_rank, limits)
+    call, has_example = forward or call_with_first, example_input is not None
+    batch, seen, captured = on_device_of(base, example_input), Trace(), Captured()
+    if has_example:
+        watch = Watch(call)
+        with undisturbed(base), weights_used_elsewhere(layers) as used:
+            seen = trace(base, batch, watch)
+        settle_lazy_(base)
+        captured = watch.captured(base)
+        layers, skipped = _without(base, layers, skipped, used)
+    _require_no_lazy(base)
+    decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in layers})
+    factors, scores = factors_in_order(base, layers, decompositions, criterion)
+    if has_example:
+        smallest = {name: lower for name, (lower, _) in bounds.items()}
+        trial = Trial(base=base, layers=layers, factors=factors, ranks=smallest, example=batch, forward=call)
+        factors, unfit = trial.judge(seen.outputs)
+        layers, skipped = _without(base, layers, skipped, unfit)
+    lower, upper = (np.array(ends, dtype=np.int64) for ends in zip(*(bounds[x.name] for x in layers), strict=True))
+    selector = RankSelector(
+        costs=layer_costs(layers, seen),
+        scores=tuple(scores[layer.name] for layer in layers),
+        fixed_macs=other_macs(base, layers, seen) if has_example else None,
+        fixed_params=sum(p.numel() for p in base.parameters()) - sum(layer.weight.numel() for layer in layers),
+        lower=lower,
+        upper=upper,
+        left_alone=parts_left_alone(base, skipped, seen),
+    )
+    uncounted = not_counted(base, seen) if has_example else {}
+    parts = Parts(
+        factors={layer.name: factors[layer.name] for layer in layers},
+        selector=selector,
+        plan=selector.full_plan(),
+        feeders=_named_feeders(base, layers, seen),
+        skipped=reasons_with_shares(skipped, selector, uncounted),
+        not_counted=uncounted,
+        call=captured.call,
+        unclear=captured.unclear,
+    )
+    net = DecomposedNet(base=base, layers=layers, parts=parts, forward=call)
+    net._rows = captured.kept()
+    return net
+
+
+def _bounds(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> dict[str, tuple[int, int]]:
+    """The smallest and largest rank of every layer."""
+    names = [layer.name for layer in layers]
+    lower, upper = rank_limits(names, [layer.full_rank for layer in layers], min_rank, limits)
+    return dict(zip(names, zip(lower.tolist(), upper.tolist(), strict=True), strict=True))
+
+
+def _without(
+    base: nn.Module, layers: tuple[Layer, ...], skipped: dict[str, str], reasons: Mapping[str, str]
+) -> tuple[tuple[Layer, ...], dict[str, str]]:
+    """The layers without those that there is a reason for, which is listed for every module that has the weight."""
+    out = {module: reasons[layer.name] for layer in layers if layer.name in reasons for module in layer.modules}
+    skipped = skipped | {name: out[module] for name, module in base.named_modules() if module in out}
+    layers, skipped = tuple(x for x in layers if x.name not in reasons), in_order_of(base, skipped)
+    require_layers(layers, skipped)
+    return layers, skipped
+
+
+def _require_no_lazy(base: nn.Module) -> None:
     lazy = next((name for name, p in base.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
         raise InvalidArgumentError(
             f"model: '{lazy}' is lazy and has seen no input; allowed: a model that has run once, or an example_input"
         )
-    decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in layers})
-    factors, scores = factors_in_order(base, layers, decompositions, criterion)
-    decomposed_params = sum(layer.weight.numel() for layer in layers)
-    selector = RankSelector(
-        costs=layer_costs(layers, seen),
-        scores=scores,
-        fixed_macs=None if example_input is None else other_macs(base, layers, seen),
-        fixed_params=sum(p.numel() for p in base.parameters()) - decomposed_params,
-        lower=lower,
-        upper=upper,
-    )
-    parts = Parts(
-        factors=factors,
-        selector=selector,
-        plan=selector.full_plan(),
-        feeders=_named_feeders(base, layers, seen),
-        skipped=skipped,
-        not_counted={} if example_input is None else not_counted(base, seen),
-        call=captured.call,
-        unclear=captured.unclear,
-    )
-    net = DecomposedNet(base=base, layers=layers, parts=parts, forward=forward)
-    net._rows = captured.kept()
-    if example_input is not None:
-        net._prefer_channels_last(on_device_of(base, example_input))
-    return net
 
 
 def _named_feeders(base: nn.Module, layers: Sequence[Layer], seen: Trace) -> dict[str, str]:
@@ -164,7 +199,8 @@ class DecomposedNet(nn.Module):
     parameters are not trainable, because they are shared by all sizes: to train one size further, `extract` it.
 
     Attributes:
-        skipped: the convolution, linear and attention layers left alone, each with the reason.
+        skipped: the layers and other parts with weights that are left alone, each with the reason and its share of the
+            network.
         not_counted: modules with weights of their own that no MAC formula counts, with their type.
         call: how it is called, where an example input has told; `inputs` are what it takes, by name.
         unclear: why an export cannot know what it takes, where that is so.
@@ -482,21 +518,6 @@ class DecomposedNet(nn.Module):
         for name in self._norms:
             clone_buffers_(network.get_submodule(name))  # a pass in training mode writes to them
         return network
-
-    def _prefer_channels_last(self, example_input: Any) -> None:
-        """On a CPU, thin convolutions are faster with channels last: lay the factors out so, if the model can run it.
-
-        It cannot where it calls `.view` on a feature map. The smallest size shows that: all its layers are factored.
-        """
-        if next(self._base.parameters()).device.type != "cpu":
-            return
-        as_they_were = self._factors
-        self._factors = mapped(lambda weight: laid_out(weight, torch.channels_last), as_they_were)
-        try:
-            with torch.no_grad():
-                self._forward(self._build(self.selector.smallest_plan()).eval(), example_input)
-        except Exception:  # in whatever words a model refuses a layout
-            self._factors = as_they_were
 
     def _apply(self, fn: Any, recurse: bool = True) -> DecomposedNet:
         """Move or cast: the original and the factors, then the size in force is made anew from them.

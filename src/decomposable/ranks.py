@@ -19,13 +19,15 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.cost import LayerCost
+from decomposable.cost import LayerCost, LeftAlone
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.rounding import Align, Ints, described, rounded_ranks
 from decomposable.text import printable
 
 Measure = Literal["macs", "params"]
 Limits = Mapping[str, tuple[int | None, int | None]]
+
+_MOST_BLOCKING = 3  # parts of a network that a message names
 
 
 class FrozenDict(dict[str, int]):
@@ -163,7 +165,8 @@ class RankSelector:
     """Everything that a choice of size depends on; `choose` makes the plan.
 
     `scores` holds, for each layer of `costs`, its bases' scores in descending order. `fixed_macs` and `fixed_params`
-    are what the network costs besides these layers; `fixed_macs` is None where MACs are not known.
+    are what the network costs besides these layers; `fixed_macs` is None where MACs are not known. `left_alone` says
+    what the largest parts of that are.
     """
 
     costs: tuple[LayerCost, ...]
@@ -172,6 +175,7 @@ class RankSelector:
     fixed_params: int
     lower: Ints
     upper: Ints
+    left_alone: tuple[LeftAlone, ...] = ()
 
     @cached_property
     def full_ranks(self) -> Ints:
@@ -330,12 +334,21 @@ class RankSelector:
             return f"{rounded_up:.6f} of the original ({cost:,} of {total:,} {unit})"
 
         smallest, unaligned = self.smallest_cost(measure, align), self.smallest_cost(measure)
+        parts = self.largest_left_alone(measure)
+        blocking = f"; largest parts left alone: {parts}" if parts else ""
         if align == 1 or smallest == unaligned:
-            return f"{measure}={value!r} is too small: the smallest possible is {stated(smallest)}"
+            return f"{measure}={value!r} is too small: the smallest possible is {stated(smallest)}{blocking}"
         return (
             f"{measure}={value!r} is too small with align={align}: the smallest possible is {stated(smallest)}; "
-            f"without align, {stated(unaligned)}"
+            f"without align, {stated(unaligned)}{blocking}"
         )
+
+    def largest_left_alone(self, measure: Measure) -> str:
+        """The largest parts that no size makes smaller, with their share of the whole; empty where there are none."""
+        total = self.full_cost(measure)
+        parts = [(part.macs if measure == "macs" else part.params, part.name) for part in self.left_alone]
+        largest = sorted(parts, key=lambda part: -part[0])[:_MOST_BLOCKING]
+        return ", ".join(f"'{name}' {cost / total:.1%}" for cost, name in largest if cost >= 0.001 * total)
 
     def _literal(self, ranks: Ints) -> RankPlan:
         """Exactly these ranks; a layer whose factors would cost more than dense holds its truncated W̃ densely."""

@@ -41,6 +41,7 @@ def with_stored(selector: RankSelector, stored: Ints) -> RankSelector:
         fixed_params=selector.fixed_params,
         lower=selector.lower,
         upper=selector.upper,
+        left_alone=selector.left_alone,
         stored=stored,
     )
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.cost import LayerCost, dense_size, factor_sizes
+from decomposable.errors import InvalidArgumentError
 from decomposable.layers import Layer
 from decomposable.tree import plain_name
 
@@ -28,9 +29,32 @@ _WITHOUT_COST = (
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def call_with_first(net: nn.Module, batch: Any) -> Any:
-    """Call `net` with a batch: a tensor, or a tuple, list or dict whose first entry is the input."""
-    return net(first_entry(batch))
+def call_with_first(net: nn.Module, batch: Any, name: str = "batch") -> Any:
+    """Call `net` with a batch: a tensor, or a tuple, list or dict whose first entry is the input.
+
+    `name` is what messages call the batch.
+    """
+    try:
+        return net(first_entry(batch))
+    except Exception as error:
+        advice = _advice(batch, error)
+        if advice is None:
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InvalidArgumentError(
+            f"{name}: {advice[0]}; its first entry alone was passed and the model refused it ({reason:.300}); "
+            f"allowed: forward=lambda net, batch: {advice[1]}"
+        ) from error
+
+
+def _advice(batch: Any, error: Exception) -> tuple[str, str] | None:
+    """What a batch is of which the model wants more than the first entry, and how it is called with all."""
+    if isinstance(batch, Mapping) and len(batch) > 1:
+        return f"a dict of {', '.join(map(str, batch))}", "net(**batch)"
+    is_missing = isinstance(error, TypeError) and "missing" in str(error)
+    if isinstance(batch, tuple | list) and len(batch) > 1 and is_missing:
+        return f"a {type(batch).__name__} of {len(batch)} entries", "net(*batch)"
+    return None
 
 
 def first_entry(batch: Any) -> Any:
@@ -194,13 +218,17 @@ def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
 def other_macs(model: nn.Module, layers: Sequence[Layer], seen: Trace) -> int:
     """MACs of everything that is not decomposed."""
     decomposed = {module for layer in layers for module in layer.modules}
-    total = sum(seen.other_macs.values())
+    return seen.per_sample(sum(macs for module, macs in macs_left_alone(seen).items() if module not in decomposed))
+
+
+def macs_left_alone(seen: Trace) -> dict[nn.Module, int]:
+    """By module, the MACs of its own weights as they are, for the whole batch."""
+    macs = dict(seen.other_macs)
     for module, positions in seen.outputs.items():
-        if module not in decomposed:
-            weight = module.weight
-            assert isinstance(weight, Tensor)
-            total += weight.numel() * positions
-    return seen.per_sample(total)
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        macs[module] = macs.get(module, 0) + weight.numel() * positions
+    return macs
 
 
 def not_counted(model: nn.Module, seen: Trace) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from decomposable.errors import UnsupportedModelError
 
@@ -74,6 +75,9 @@ def rewire(root: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.M
     for module, replacement in replacements.items():
         for hooks in _HOOKS:  # the replaced module's, turned to the copy
             getattr(replacement, hooks).update(_follow(getattr(module, hooks), twins, 0))
+        attributes = replacement.__dict__
+        for name in attributes.get("_references", ()):  # of a stand-in: what the replaced module knew of others
+            attributes[name] = _follow(attributes[name], twins, 0)
     for module in originals:
         # __dict__ and not setattr: a module's own __setattr__ may do anything.
         attributes = twins[module].__dict__
@@ -150,3 +154,15 @@ def deep_copy(root: nn.Module) -> nn.Module:
         return copy.deepcopy(root, memo)
     except Exception as error:
         raise UnsupportedModelError(f"model: {type(root).__name__} cannot be copied: {error}") from error
+
+
+def settle_lazy_(root: nn.Module) -> None:
+    """Take from layers that were lazy, and have seen an input since, the hook that waits for one: in a copy they cannot
+    do so themselves.
+    """
+    for module in root.modules():
+        hooks = module._forward_pre_hooks
+        for key, hook in list(hooks.items()):
+            if getattr(hook, "__name__", "") == "_infer_parameters" and not isinstance(module, LazyModuleMixin):
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)

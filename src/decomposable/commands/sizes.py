@@ -173,7 +173,10 @@ def _closing(contents: Artifact) -> str:
     recipe = recipe_in(contents.info)
     trained = f"; trained with {one_line(recipe, 80)}" if recipe is not None else ""
     layers = f"{len(contents.selector.costs)} layers decomposed"
-    return f"\nAny size between the first and the last can be taken. {layers}; {statistics}{trained}."
+    measure = contents.selector.measure
+    parts, unit = contents.selector.largest_left_alone(measure), "MACs" if measure == "macs" else "parameters"
+    left_alone = f" Left alone: {parts} of the {unit}." if parts else ""
+    return f"\nAny size between the first and the last can be taken. {layers}; {statistics}{trained}.{left_alone}"
 
 
 VERB = Verb(

@@ -27,7 +27,16 @@ from decomposable.edge.statistics import Statistics
 from decomposable.errors import ArtifactError
 from decomposable.ranks import RankSelector
 from decomposable.shrunk import plan_of, with_stored
-from decomposable.storage.fields import MOST, MOST_VALUES, Damaged, Fields, alignments_from, grids_from, require
+from decomposable.storage.fields import (
+    MOST,
+    MOST_VALUES,
+    Damaged,
+    Fields,
+    alignments_from,
+    grids_from,
+    left_alone_from,
+    require,
+)
 from decomposable.text import one_line
 
 _MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory for a claim
@@ -211,7 +220,7 @@ def _read_selector(
     is_free = fixed_macs is not None and fixed_macs + sum(c.dense_macs for c in costs) == 0
     require(params > 0 and not is_free, "the network has no MACs or no parameters")  # sizes are parts of that
     parts: dict[str, Any] = {"costs": costs, "scores": tuple(scores), "fixed_macs": fixed_macs}
-    parts |= {"fixed_params": fixed_params, "lower": lower, "upper": upper}
+    parts |= {"fixed_params": fixed_params, "lower": lower, "upper": upper, "left_alone": left_alone_from(top)}
     selector = with_stored(RankSelector(**parts), stored)
     selector.prepare()
     return selector

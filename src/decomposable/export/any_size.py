@@ -42,6 +42,7 @@ from decomposable.network import DecomposedNet
 from decomposable.ranks import RankPlan, RankSelector
 from decomposable.storage.container import as_json
 from decomposable.storage.contents import Artifact
+from decomposable.storage.fields import left_alone_records
 from decomposable.tracing import Forward
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *,
         "layers": _layer_records(model, artifact),
         "fixed_macs": selector.fixed_macs,
         "fixed_params": selector.fixed_params,
+        "left_alone": left_alone_records(selector.left_alone),
         "feeders": dict(artifact.feeders),
         "statistics": None,
         "lacks_statistics": lacks_statistics,

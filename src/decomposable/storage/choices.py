@@ -16,7 +16,15 @@ from decomposable.parts import stored_ranks
 from decomposable.ranks import Ints, RankPlan, RankSelector
 from decomposable.shrunk import plan_of, with_stored
 from decomposable.storage.container import FLOATS, Container
-from decomposable.storage.fields import MOST, MOST_VALUES, Fields, alignments_from, grids_from, require
+from decomposable.storage.fields import (
+    MOST,
+    MOST_VALUES,
+    Fields,
+    alignments_from,
+    grids_from,
+    left_alone_from,
+    require,
+)
 from decomposable.storage.skeleton import StoredLayer, join
 
 
@@ -81,6 +89,7 @@ def read_selector(
         fixed_params=fixed_params,
         lower=lower,
         upper=upper,
+        left_alone=left_alone_from(top),
     )
     return with_stored(selector, stored)
 

@@ -20,6 +20,7 @@ from decomposable.parts import Parts, mapped
 from decomposable.ranks import Measure, RankPlan
 from decomposable.rounding import Align
 from decomposable.storage.container import as_json, write_container
+from decomposable.storage.fields import left_alone_records
 from decomposable.storage.inputs import call_entries
 from decomposable.storage.skeleton import Skeleton, name_in_size
 
@@ -90,6 +91,7 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
         "plan": [[artifact.plan.ranks[layer.name], layer.name in artifact.plan.dense] for layer in layers],
         "feeders": dict(artifact.feeders),
         "skipped": dict(artifact.skipped),
+        "left_alone": left_alone_records(selector.left_alone),
         "not_counted": dict(artifact.not_counted),
         **call_entries(artifact.call, artifact.unclear),
         "statistics": None

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
+
+from decomposable.cost import LeftAlone
+from decomposable.text import one_line
 
 MOST = 1 << 62
 """Of a count, so that what is computed from it stays within 64 bits."""
@@ -167,3 +171,17 @@ def grids_from(record: Fields) -> tuple[int, ...]:
     found = tuple(record.integers("grids"))
     require(set(found) <= set(alignments_from(record)), f"'grids' of {record.where} is {found!r:.60}, not calibrated")
     return found
+
+
+def left_alone_from(top: Fields) -> tuple[LeftAlone, ...]:
+    """What the largest parts are that no size makes smaller; files of older versions do not say."""
+    records = top.record_list("left_alone") if top.has("left_alone") else []
+    return tuple(
+        LeftAlone(name=one_line(r.text("name"), 200), macs=r.integer("macs"), params=r.integer("params"))
+        for r in records
+    )
+
+
+def left_alone_records(parts: Iterable[LeftAlone]) -> list[dict[str, Any]]:
+    """The same to be stored."""
+    return [{"name": part.name, "macs": part.macs, "params": part.params} for part in parts]
