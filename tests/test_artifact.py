@@ -311,11 +311,11 @@ def test_channels_last_comes_back(tmp_path):
 
 
 def test_modes_and_frozen_parameters_come_back(tmp_path):
-    model = cnn().train()
-    model[1].eval()
+    model = cnn()
     model[1].requires_grad_(False)
     model[4].weight.requires_grad_(False)
-    net = decompose(model, example_input=batch("cnn"))
+    net = decompose(model, example_input=batch("cnn")).train()
+    net._base[1].eval()
     loaded = saved(net, tmp_path)
     assert loaded.training
     assert not loaded.module[1].training

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+import decomposable as dn
 from decomposable import decompose
 from decomposable.errors import InvalidArgumentError
 from decomposable.forms import first_weight, matrix_shape, second_weight
@@ -164,6 +165,8 @@ def test_type_device_and_shape_of_the_weight_cost_nothing(monkeypatch):
     assert weight.requires_grad
     assert (weight.data.dtype, weight.detach().device.type) == (torch.float64, "cpu")
     assert not weight.detach().requires_grad
+    assert weight.new_zeros(3).dtype == torch.zeros_like(weight).dtype == torch.float64
+    assert torch.zeros_like(weight).is_contiguous()
     with pytest.raises(AssertionError, match="W̃ was made"):
         weight + 1
 
@@ -222,6 +225,48 @@ def test_writing_to_the_weight_is_refused(write):
     assert all(torch.equal(before[name], value) for name, value in stand_in.state_dict().items())
 
 
+# Models that ask
+
+
+class Padded(nn.Module):
+    """As MobileNetV2 and T5 in the transformers library: pads by the stride, casts to the weight's type."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 24, 3, stride=2), nn.Linear(24, 24)
+
+    def forward(self, x):
+        (stride, _), (height, _) = self.conv.stride, self.conv.kernel_size
+        x = F.pad(x, (0, height - stride, 0, height - stride))
+        y = self.conv(x.to(self.conv.weight.dtype)).mean((2, 3))
+        return self.head(y.to(self.head.weight.dtype)) + self.head.weight.new_zeros(self.head.out_features)
+
+
+def test_a_model_that_reads_its_layers_runs_at_every_size_and_extracted():
+    model, x = Padded().eval(), torch.randn(2, 3, 9, 9)
+    net = decompose(model, x)
+    assert net.skipped == {}
+    torch.testing.assert_close(net(x), model(x))
+    for size in (0.9, 0.6, 0.4, 0.2, 0.15):
+        net.resize_(macs=size)
+        torch.testing.assert_close(net.extract()(x), net(x))
+    small = net.extract().double()
+    assert small(x).dtype == torch.float64
+    small(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in small.parameters())
+
+
+def test_a_model_that_reads_its_layers_is_exported(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    x = torch.randn(2, 3, 9, 9)
+    net = decompose(Padded().eval(), x)
+    dn.export_onnx(net, tmp_path / "small.onnx", macs=0.2)
+    dn.export_any_size(net, tmp_path / "any.onnx")
+    net.resize_(macs=0.2)
+    (y,) = runtime.InferenceSession(tmp_path / "small.onnx").run(None, {"input": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), net(x), rtol=1e-4, atol=1e-4)
+
+
 # Copies, files, threads, and those who look at the code
 
 
@@ -276,6 +321,28 @@ def test_an_exported_program_holds_the_two_layers_and_no_dense_weight():
     called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert [name for name in called if "matmul" in name or "mm" in name] == []
     assert called.count("aten.linear.default") == 2
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda layer, x: F.linear(x, layer.weight, layer.bias),
+        lambda layer, x: layer(x) + layer.weight.data.sum(),
+        lambda layer, x: x @ layer.weight.T + layer.weight.new_ones(5),
+    ],
+)
+def test_an_exported_program_computes_the_values_where_they_are_used(use):
+    class Uses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = stand_in_of(nn.Linear(6, 5), "channel")
+
+        def forward(self, x):
+            return use(self.layer, x)
+
+    model, x = Uses().eval(), torch.randn(3, 6)
+    program = torch.export.export(model, (x,), strict=False)
+    torch.testing.assert_close(program.module()(x), model(x))
 
 
 @pytest.mark.parametrize("how", ["trace", "script", "compile", "vmap", "functional_call", "inference_mode"])

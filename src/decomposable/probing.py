@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from decomposable.factors import Factors
 from decomposable.layers import Layer, TwoFactors, avoid_fast_paths_, laid_out
 from decomposable.parts import mapped, sliced
+from decomposable.standin import WITHOUT_VALUES
 from decomposable.tracing import Forward
 from decomposable.tree import clone_buffers_, rewire
 
@@ -89,10 +90,11 @@ class _Watch(TorchDispatchMode):
         return run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in tree_leaves((args, kwargs)):
+        uses_values = getattr(func, "overloadpacket", None) not in WITHOUT_VALUES
+        for value in tree_leaves((args, kwargs)) if uses_values else ():
             pointer = _pointer(value)
             if pointer in self._names and pointer not in self._running:
-                name = func.name().split("::")[-1].split(".")[0]
+                name = str(func).split(".")[1] if "." in str(func) else str(func)
                 self.used.setdefault(self._names[pointer], f"its weight is used other than by calling it ({name})")
         return func(*args, **(kwargs or {}))
 

@@ -24,6 +24,21 @@ _INTERNAL = frozenset(vars(nn.Module()))  # hooks, parameters, flags: every modu
 _LEAVES = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
+_aten = torch.ops.aten
+_OF_VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # properties that are more than an answer
+_ANSWERS = frozenset(
+    {"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "get_device", "__len__"}
+    | {"is_floating_point", "is_complex", "is_contiguous"}
+)
+WITHOUT_VALUES = frozenset(
+    {
+        *(_aten.detach, _aten.new_empty, _aten.new_empty_strided, _aten.new_zeros, _aten.new_ones, _aten.new_full),
+        *(_aten.empty_like, _aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.rand_like, _aten.randn_like),
+    }
+)
+"""Operations on a tensor that use its type, device and shape, but not its values."""
+
+
 class FactoredWeight(Tensor):
     """W̃ = P Q as a tensor without memory: any operation on it computes W̃ first. It cannot be written to."""
 
@@ -38,24 +53,42 @@ class FactoredWeight(Tensor):
         weight.first, weight.second, weight.form = first, second, form
         return weight
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Where `torch.export` records, W̃ is computed up here, from its tensors; nothing below would be recorded."""
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling() and not _asks_only(func):
+            if func in (Tensor.detach, Tensor.data.__get__):  # type: ignore[attr-defined]
+                return args[0]  # a recorded program has no gradient
+            args, kwargs = tree_map_only(FactoredWeight, FactoredWeight._recorded, (args, kwargs))
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """The operation on W̃ itself; autograd stands above this and leads the gradient on to the factors."""
-        if func is torch.ops.aten.detach.default:
+        if func.overloadpacket is _aten.detach:
             (weight,) = args
             return FactoredWeight(weight.first, weight.second, weight.shape, weight.form)
         for place, argument in enumerate(func._schema.arguments):
             value = args[place] if place < len(args) else (kwargs or {}).get(argument.name)
             if isinstance(value, FactoredWeight) and argument.alias_info is not None and argument.alias_info.is_write:
                 raise _refusal(func._schema.name)
-        args, kwargs = tree_map_only(FactoredWeight, FactoredWeight.dense, (args, kwargs or {}))
+        made = FactoredWeight._blank if func.overloadpacket in WITHOUT_VALUES else FactoredWeight.dense
+        args, kwargs = tree_map_only(FactoredWeight, made, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def dense(self) -> Tensor:
         """W̃ as an ordinary tensor, without a gradient."""
         return product(self.first.detach(), self.second.detach(), self.shape, self.form)
+
+    def _blank(self) -> Tensor:
+        """A tensor of the same type, device and shape, whose values take no memory and say nothing."""
+        return self.first.new_empty(()).expand(self.shape)
+
+    def _recorded(self) -> Tensor:
+        return product(self.first, self.second, self.size(), self.form)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise _refusal("an assignment")
@@ -82,6 +115,12 @@ class FactoredWeight(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"FactoredWeight(rank={len(self.first)}, {self.dense()!r})"
+
+
+def _asks_only(func: Any) -> bool:
+    """Whether a function of tensors answers with what is known without the values."""
+    name = getattr(func, "__name__", "")
+    return getattr(func.__self__, "__name__", "") not in _OF_VALUES if name == "__get__" else name in _ANSWERS
 
 
 def _refusal(what: str) -> InvalidArgumentError:
@@ -131,6 +170,8 @@ def factored_weight(first: Tensor, second: Tensor, shape: Sequence[int], form: F
     is_recorded = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()
     if is_recorded or torch._C._functorch.peek_interpreter_stack() is not None:
         return product(first, second, shape, form)
+    if torch.compiler.is_compiling():  # by torch.export
+        return FactoredWeight(first, second, shape, form)
     weight: Tensor = _Product.apply(first, second, tuple(shape), form)
     return weight
 
