@@ -582,8 +582,8 @@ def test_ranks_rounded_as_nothing_that_was_calibrated_warn_once():
 
 def test_auto_needs_no_statistics_of_its_own():
     """It takes those of unrounded sizes, which are close to its own; and none can be made for it."""
-    layers = [nn.Linear(120, 160), nn.BatchNorm1d(160), nn.Linear(160, 160), nn.BatchNorm1d(160), nn.Linear(160, 8)]
-    batches = [torch.randn(64, 120)]
+    layers = [nn.Linear(300, 400), nn.BatchNorm1d(400), nn.Linear(400, 300), nn.BatchNorm1d(300), nn.Linear(300, 8)]
+    batches = [torch.randn(64, 300)]
     net = decompose(nn.Sequential(*layers).eval(), batches[0])
     net.calibrate_(batches)
     with warnings.catch_warnings():

@@ -46,9 +46,9 @@ def session(bundle):
 def wide_bundle(tmp_path):
     """A network whose ranks "auto" rounds, and its file."""
     torch.manual_seed(0)
-    layers = [nn.Linear(120, 160), nn.BatchNorm1d(160), nn.Linear(160, 160), nn.ReLU(), nn.Linear(160, 8)]
-    net = dn.decompose(nn.Sequential(*layers).eval(), example_input=torch.randn(8, 120))
-    net.calibrate_([torch.randn(64, 120)])
+    layers = [nn.Linear(300, 400), nn.BatchNorm1d(400), nn.Linear(400, 300), nn.ReLU(), nn.Linear(300, 8)]
+    net = dn.decompose(nn.Sequential(*layers).eval(), example_input=torch.randn(8, 300))
+    net.calibrate_([torch.randn(64, 300)])
     dn.export_any_size(net, tmp_path / "wide.onnx")
     return tmp_path / "wide.onnx", net
 
