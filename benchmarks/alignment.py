@@ -52,9 +52,8 @@ def main() -> None:
         verdict("auto: largest loss against unrounded ranks, in points", worst, f"at most {WITHIN}", worst <= WITHIN)
     if args.held_out is None:
         rows = [{"macs": macs, "align": align, **figures} for (macs, align), figures in found.items()]
-        record(
-            "alignment", {"images": args.images, "auto_percent": AUTO_PERCENT, "auto_wide": AUTO_WIDE, "sizes": rows}
-        )
+        auto = {"percent": AUTO_PERCENT, "wide": AUTO_WIDE}
+        record("alignment", {"images": args.images, "auto": auto, "sizes": rows})
 
 
 def evaluated_on(args: argparse.Namespace) -> tuple[Tensor, Tensor]:

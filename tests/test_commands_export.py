@@ -58,7 +58,7 @@ def test_a_size_as_onnx_and_what_is_said_about_it(net, file, call, tmp_path):
     plan = net.selector.choose(macs=0.25, align="auto")
     lines = out.splitlines()
     assert lines[0].startswith(
-        "size: macs=0.25, align=auto (ranks of wide layers rounded to multiples of 16, 8 or 4 where"
+        "size: macs=0.25, align=auto (wide layers' ranks rounded to multiples of 16, 8 or 4 where"
     )
     assert lines[1].startswith(f"MACs: {plan.macs:,} (0.2")
     assert lines[2].startswith(f"parameters: {plan.params:,} (")

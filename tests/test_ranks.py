@@ -437,41 +437,41 @@ def drawn_budget(chooser, measure, data):
 @pytest.mark.parametrize("measure", ["macs", "params"])
 @some_networks
 @given(chooser=wide_networks(), data=st.data())
-@narrow_counts_as_wide
 def test_an_auto_plan_is_the_longest_prefix_that_fits_when_rounded(measure, chooser, data):
-    budget = drawn_budget(chooser, measure, data)
-    limits = list(zip(chooser.lower.tolist(), chooser.upper.tolist(), chooser.full_ranks.tolist(), strict=True))
-    prefixes = [[auto(k, *limit) for k, limit in zip(ks, limits, strict=True)] for ks in every_prefix(chooser)]
-    longest = [ranks for ranks in prefixes if network_price(chooser, ranks, measure) <= budget][-1]
-    plan = chooser.choose(**{measure: budget}, align="auto")
-    assert plan.align == "auto"
-    assert getattr(plan, measure) == network_price(chooser, longest, measure) <= budget
-    for i, cost in enumerate(chooser.costs):
-        is_dense = price(cost, longest[i], measure)[1]
-        assert plan.ranks[cost.name] == (chooser.upper[i] if is_dense else longest[i])
+    with narrow_counts_as_wide:
+        budget = drawn_budget(chooser, measure, data)
+        limits = list(zip(chooser.lower.tolist(), chooser.upper.tolist(), chooser.full_ranks.tolist(), strict=True))
+        prefixes = [[auto(k, *limit) for k, limit in zip(ks, limits, strict=True)] for ks in every_prefix(chooser)]
+        longest = [ranks for ranks in prefixes if network_price(chooser, ranks, measure) <= budget][-1]
+        plan = chooser.choose(**{measure: budget}, align="auto")
+        assert plan.align == "auto"
+        assert getattr(plan, measure) == network_price(chooser, longest, measure) <= budget
+        for i, cost in enumerate(chooser.costs):
+            is_dense = price(cost, longest[i], measure)[1]
+            assert plan.ranks[cost.name] == (chooser.upper[i] if is_dense else longest[i])
 
 
 @pytest.mark.parametrize("measure", ["macs", "params"])
 @some_networks
 @given(chooser=wide_networks(), data=st.data())
-@narrow_counts_as_wide
 def test_auto_plans_are_nested_and_possible_wherever_unrounded_ones_are(measure, chooser, data):
-    small, large = sorted(drawn_budget(chooser, measure, data) for _ in range(2))
-    inner, outer = (chooser.choose(**{measure: budget}, align="auto") for budget in (small, large))
-    assert all(inner.ranks[name] <= outer.ranks[name] for name in inner.ranks)
-    assert chooser.smallest_cost(measure, "auto") == chooser.smallest_cost(measure)
-    whole = chooser.full_cost(measure)
-    assert chooser.choose(**{measure: whole}, align="auto") == chooser.choose(**{measure: whole})
+    with narrow_counts_as_wide:
+        small, large = sorted(drawn_budget(chooser, measure, data) for _ in range(2))
+        inner, outer = (chooser.choose(**{measure: budget}, align="auto") for budget in (small, large))
+        assert all(inner.ranks[name] <= outer.ranks[name] for name in inner.ranks)
+        assert chooser.smallest_cost(measure, "auto") == chooser.smallest_cost(measure)
+        whole = chooser.full_cost(measure)
+        assert chooser.choose(**{measure: whole}, align="auto") == chooser.choose(**{measure: whole})
 
 
 @some_networks
 @given(chooser=wide_networks(), ratio=st.floats(0.01, 1))
-@narrow_counts_as_wide
 def test_a_ratio_with_auto_is_the_prefix_with_each_rank_rounded(chooser, ratio):
-    exact, rounded = chooser.choose(ratio=ratio).ranks, chooser.choose(ratio=ratio, align="auto").ranks
-    limits = zip(chooser.lower.tolist(), chooser.upper.tolist(), chooser.full_ranks.tolist(), strict=True)
-    expected = [auto(rank, *limit) for rank, limit in zip(exact.values(), limits, strict=True)]
-    assert list(rounded.values()) == expected
+    with narrow_counts_as_wide:
+        exact, rounded = chooser.choose(ratio=ratio).ranks, chooser.choose(ratio=ratio, align="auto").ranks
+        limits = zip(chooser.lower.tolist(), chooser.upper.tolist(), chooser.full_ranks.tolist(), strict=True)
+        expected = [auto(rank, *limit) for rank, limit in zip(exact.values(), limits, strict=True)]
+        assert list(rounded.values()) == expected
 
 
 def test_given_ranks_stay_as_they_are_with_auto():

@@ -4,8 +4,8 @@ A rule gives, for every number of bases that a layer keeps, the rank that it tak
 number grows: `ranks` builds on this.
 
 One multiple for the whole network (`aligned_ranks`) makes every layer fast and costs a narrow one much: with 16, rank
-23 becomes 16. `auto_ranks` takes for each rank of a wide layer the largest of 16, 8 and 4 that moves it by a few percent
-at most, so that wide layers are fast; narrow ones keep their ranks.
+23 becomes 16. `auto_ranks` takes for each rank of a wide layer the largest of 16, 8 and 4 that moves it by a few
+percent at most, so that wide layers are fast; narrow ones keep their ranks.
 
 That it never falls: say that k < k' went to m > m'. What a coarser multiple allows, a finer one allows too. If m lies
 beyond k', it is a smaller move from there, so k' has m's multiple or a coarser one; if m' lies below k, then k has that
@@ -84,9 +84,7 @@ def described(align: Align) -> str:
     ('ranks not rounded', 'ranks rounded to multiples of 8')
     """
     if align == "auto":
-        return (
-            f"ranks of wide layers rounded to multiples of 16, 8 or 4 where that moves them by at most {AUTO_PERCENT}%"
-        )
+        return f"wide layers' ranks rounded to multiples of 16, 8 or 4 where that moves them by at most {AUTO_PERCENT}%"
     return "ranks not rounded" if align == 1 else f"ranks rounded to multiples of {align}"
 
 
