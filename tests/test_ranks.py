@@ -408,7 +408,7 @@ def test_auto_leaves_narrow_layers_alone_and_rounds_wide_ones():
     ranks = auto_ranks(1, 2000, 2000)
     assert auto_ranks(1, 255, 255).tolist() == [1, *range(1, 256)]
     assert ranks[:16].tolist() == [1, *range(1, 16)]
-    assert ranks[[17, 18, 31, 33, 35, 39, 49]].tolist() == [17, 18, 31, 33, 36, 40, 48]
+    assert ranks[[17, 18, 31, 33, 35, 39, 49]].tolist() == [17, 18, 32, 32, 36, 40, 48]
     for multiple in (4, 8, 16):  # half of it is few percent of the rank
         assert (ranks[-(-50 * multiple // AUTO_PERCENT) : -16] % multiple == 0).all()
 
@@ -488,7 +488,7 @@ def test_the_largest_size_of_a_network_that_lost_bases_stays_what_it_is_with_aut
 
 def test_a_plan_says_what_its_ranks_were_rounded_to():
     chooser = selector(layer("a", 300, 300))
-    assert "16, 8 or 4 where that moves them by at most 3%" in str(chooser.choose(macs=0.8, align="auto"))
+    assert "16, 8 or 4 where that moves them by at most 5%" in str(chooser.choose(macs=0.8, align="auto"))
     assert "multiples of 8" in str(chooser.choose(macs=0.8, align=8))
     assert "rounded" not in str(chooser.choose(macs=0.8, align=1))
 

@@ -26,7 +26,7 @@ Align = int | Literal["auto"]
 Ints = NDArray[np.int64]
 
 AUTO_MULTIPLES = (4, 8, 16)
-AUTO_PERCENT = 3
+AUTO_PERCENT = 5
 """How far "auto" may move a rank at most."""
 
 AUTO_WIDE = 256
@@ -62,7 +62,7 @@ def auto_ranks(lower: int, upper: int, full: int, percent: int = AUTO_PERCENT) -
     are allowed as well: the smallest and the largest size stay what they are. A narrow layer keeps its ranks.
 
     >>> auto_ranks(1, 300, 300)[[9, 23, 39, 78, 101, 103, 150, 178, 299]].tolist()
-    [9, 23, 40, 80, 104, 104, 152, 176, 300]
+    [9, 24, 40, 80, 96, 104, 144, 176, 300]
     """
     kept = np.clip(np.arange(full + 1), lower, upper).astype(np.int64)
     ranks = kept

@@ -83,6 +83,7 @@ def test_auto_is_the_default_and_1_is_exactly_the_plan_of_pytorch(wide_bundle):
     assert AnySizeSession(path, align="auto").plan.is_full
 
 
+@pytest.mark.filterwarnings("ignore:batch normalisation has statistics of ranks")
 def test_measuring_takes_auto_and_times_of_any_rounding_can_be_asked_for(wide_bundle):
     path, net = wide_bundle
     session = AnySizeSession(path, threads=1)
