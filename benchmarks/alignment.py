@@ -24,7 +24,7 @@ from torch.optim.swa_utils import update_bn
 import decomposable as dn
 from decomposable.commands.verb import rounding
 from decomposable.network import DecomposedNet
-from decomposable.rounding import AUTO_PERCENT, Align
+from decomposable.rounding import AUTO_PERCENT, AUTO_WIDE, Align
 
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1)
 WITHIN = 0.3  # points
@@ -52,7 +52,8 @@ def main() -> None:
         verdict("auto: largest loss against unrounded ranks, in points", worst, f"at most {WITHIN}", worst <= WITHIN)
     if args.held_out is None:
         rows = [{"macs": macs, "align": align, **figures} for (macs, align), figures in found.items()]
-        record("alignment", {"images": args.images, "auto_percent": AUTO_PERCENT, "sizes": rows})
+        auto = {"percent": AUTO_PERCENT, "wide": AUTO_WIDE}
+        record("alignment", {"images": args.images, "auto": auto, "sizes": rows})
 
 
 def evaluated_on(args: argparse.Namespace) -> tuple[Tensor, Tensor]:

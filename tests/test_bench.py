@@ -336,7 +336,7 @@ def test_bench_prints_the_times_and_keeps_them_beside_the_file(file, net, call):
     assert found.entry(runtime="torch", batch=2).sizes[-1].size == 1.0
     assert f"{file}.latency.json" in out
     assert found.entry(runtime="torch", batch=2).align == "auto"  # the default, and it says what that is
-    assert "torch: align=auto: ranks rounded to multiples of 16, 8 or 4 where that moves them by at most" in out
+    assert "torch: align=auto: wide layers' ranks rounded to multiples of 16, 8 or 4 where that moves them by at" in out
 
 
 def test_what_was_measured_is_known_to_a_network_that_is_loaded(file, call):

@@ -1303,6 +1303,28 @@ def test_ranks_are_rounded_to_multiples(size):
     assert [net.module.get_submodule(name)[0].out_channels for name in factored if name == "4"] == [plan.ranks["4"]]
 
 
+def test_auto_is_within_nothing_of_unrounded_on_a_resnet20_at_every_size():
+    """Its layers are narrow, and keep their ranks: the accuracy is the same because the network is."""
+    net = decompose(models.resnet20(num_classes=10).eval(), torch.zeros(1, 3, 32, 32))
+    for macs in np.arange(0.05, 1.001, 0.01).clip(max=1.0).tolist():
+        plan = net.selector.choose(macs=macs, align="auto")
+        assert (plan, plan.align) == (net.selector.choose(macs=macs), "auto")
+
+
+def test_auto_rounds_the_ranks_of_wide_layers_and_resize_does_so_only_when_told_to():
+    torch.manual_seed(0)
+    x = torch.randn(1, 300)
+    net = decompose(nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 20)), x)
+    plain, auto = net.selector.choose(macs=0.6), net.selector.choose(macs=0.6, align="auto")
+    assert net.resize_(macs=0.6) == net.resize_(macs=0.6, align=1) == plain
+    assert net.resize_(macs=0.6, align="auto") == auto
+    assert plain.ranks["0"] % 4 != 0
+    assert auto.ranks["0"] % 4 == 0
+    assert abs(auto.ranks["0"] - plain.ranks["0"]) <= 0.05 * plain.ranks["0"] + 1  # and one that the budget may cost
+    assert auto.macs <= 0.6 * auto.full_macs
+    assert flops_per_sample(net, x) == 2 * auto.macs
+
+
 def test_an_aligned_size_holds_the_best_approximation_of_its_ranks():
     model, x = make("cnn")
     net = decompose(model, x)

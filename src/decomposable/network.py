@@ -278,8 +278,8 @@ class DecomposedNet(nn.Module):
         plan, which prints as a table.
 
         `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "auto" rounds
-        each rank to 16, 8 or 4 where that moves it by a few percent at most; "measured" takes what was found to be the
-        fastest here. `batch` says which of several measured batches counts for that; by default the smallest.
+        those of wide layers to 16, 8 or 4 where that moves them by a few percent at most; "measured" takes what was
+        found to be the fastest here. `batch` says which of several measured batches counts; by default the smallest.
         """
         plan = self.choose(
             macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch

@@ -81,7 +81,7 @@ def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(file, call
     code, out, err = call("bench", file, "--sizes", "0.5", "--seconds", "0", "--threads", "1")
     assert code == 0
     assert err.startswith(f"decomposable-edge bench: warning: {beside}: it was damaged (it is not JSON)")
-    assert "align=auto: ranks rounded to multiples of 16, 8 or 4 where that moves them by at most" in out
+    assert "align=auto: wide layers' ranks rounded to multiples of 16, 8 or 4 where that moves them by at most" in out
     [entry] = LatencyProfile.load(beside).entries
     assert entry.align == "auto"
 
@@ -122,7 +122,7 @@ def test_run_writes_the_output_of_a_size(file, call, tmp_path):
     code, out, _ = call("run", file, tmp_path / "x.npy", "-o", tmp_path / "y.npy", "--macs", "50%", "--threads", "1")
     assert code == 0
     assert "2 × 6, float32" in out
-    assert "ranks rounded to multiples of 16, 8 or 4 where" in out
+    assert "wide layers' ranks rounded to multiples of 16, 8 or 4 where" in out
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), AnySizeSession(file, macs=0.5, threads=1).run(x))
     arguments = ["--macs", "50%", "--threads", "1", "--align", "1"]
     code, out, _ = call("run", file, tmp_path / "x.npy", "-o", tmp_path / "y.npy", *arguments)

@@ -47,7 +47,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=alignment,
         default="auto",
-        help="round ranks to multiples of 8, 16 …; 1: not at all; auto: each to 16, 8 or 4 where that moves it little; "
+        help="round ranks to multiples of 8, 16 …; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
         "measured: try which is best (default: auto)",
     )
     parser.add_argument("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")

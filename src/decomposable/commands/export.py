@@ -31,7 +31,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--align",
         metavar="N",
         type=opening.alignment,
-        help="round ranks to multiples: 8, 16 …; 1: not at all; auto: each to 16, 8 or 4 where that moves it little; "
+        help="round ranks to multiples: 8, 16 …; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
         "measured: what bench found to be best (default: auto)",
     )
     parser.add_argument("--any-size", action="store_true", help="all sizes in one ONNX file, for decomposable.edge")

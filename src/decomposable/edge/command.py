@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             type=alignment,
             default="auto",
-            help="round ranks to multiples of N; 1: not at all; auto: each to 16, 8 or 4 where that moves it little; "
+            help="round ranks to multiples of N; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
             f"measured: {best} (default: auto)",
         )
     for one in (sizes, bench):

@@ -235,10 +235,10 @@ class AnySizeSession:
         int above 1 a count); `ratio`, the part of all bases to keep; `ranks`, a rank by layer name (others stay full);
         `latency_ms`, the time that a request may take here, after `measure`, with ranks rounded as they were then.
 
-        `align` says what ranks are rounded to, within the budget: "auto", each to 16, 8 or 4 where that moves it by a
-        few percent at most, which ONNX Runtime runs faster; a number, all to its multiples; 1 (or None), none, as
-        PyTorch's ``resize_`` by default; "measured", as was found to be the fastest. Given `ranks` stay as they are.
-        `batch` says which of several measured batches counts; by default the smallest.
+        `align` says what ranks are rounded to, within the budget: "auto", those of wide layers to 16, 8 or 4 where that
+        moves them by a few percent at most, which ONNX Runtime runs faster; a number, all to its multiples; 1 (or
+        None), none, as PyTorch's ``resize_`` by default; "measured", as was found to be the fastest. Given `ranks` stay
+        as they are. `batch` says which of several measured batches counts; by default the smallest.
         """
         given = {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks, "latency_ms": latency_ms}
         return self.set_plan(self._choose(given, align, batch))
