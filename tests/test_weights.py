@@ -179,7 +179,8 @@ DTYPES = [getattr(torch, name) for name in NAMES.split()]
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "old"])
 def test_every_kind_of_tensor_is_read_as_torch_reads_it(tmp_path, is_zip):
     shared = torch.randn(4, 6)
-    state = OrderedDict({str(dtype): torch.randn(3, 2).to(dtype) for dtype in DTYPES})
+    dtypes = DTYPES if is_zip else DTYPES[:-2]  # the newest types have no old files
+    state = OrderedDict({str(dtype): torch.randn(3, 2).to(dtype) for dtype in dtypes})
     state |= {"part": shared[1:3, ::2], "turned": shared.t(), "one": torch.tensor(3.0), "none": torch.zeros(0, 7)}
     state["parameter"] = nn.Parameter(torch.randn(2), requires_grad=False)
     state["last"] = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)

@@ -130,7 +130,7 @@ def showing_warnings(program: str) -> Iterator[None]:
         warnings.simplefilter("always")
         yield
     for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught):
-        print(f"{program}: warning: {text}", file=sys.stderr)
+        print(f"{program}: warning: {printable(text)}", file=sys.stderr)
 
 
 def as_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
