@@ -102,7 +102,8 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
     require(bool(inputs) and bool(outputs), "it has no input or no output")
     made = {*wiring.makers, *(port.name for port in inputs)}
     require(not shapes.keys() & made, "a weight is an input, or a node makes it")
-    small = {name: in_memory(a) if a.nbytes <= INLINE_BYTES else a for name, a in (tensors | factors).items()}
+    known: dict[str, Any] = tensors | factors
+    small = {name: in_memory(array) if array.nbytes <= INLINE_BYTES else array for name, array in known.items()}
     check_extents(model, small)
     return Bundle(
         path=path,

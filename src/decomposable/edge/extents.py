@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import onnx
 
-from decomposable.edge.arrays import INLINE_BYTES, header_of, tensor_of
+from decomposable.edge.arrays import INLINE_BYTES, Array, header_of, tensor_of
 from decomposable.edge.container import graphs_of
 from decomposable.edge.shapes import fold_shapes_, known_shape
 from decomposable.storage.fields import Damaged, require
@@ -26,7 +25,7 @@ GROWING = {
 _MOST_PASSES = 50
 
 
-def check_extents(model: onnx.ModelProto, tensors: Mapping[str, Any]) -> None:
+def check_extents(model: onnx.ModelProto, tensors: Mapping[str, Array]) -> None:
     """Refuse a graph in which an array is absurdly large, or may be: all is found out without running it.
 
     Where an operator's result is as large as some computed shape says, the shape is computed, for one sample.
