@@ -8,6 +8,7 @@ from pathlib import Path
 
 from decomposable.commands.verb import Verb, progress_line
 from decomposable.errors import how_to_install
+from decomposable.progress import Progress, ProgressLine
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +24,19 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    with progress_line(options) as line:
+        line(Progress("", "starting"))  # at once: importing PyTorch takes a while
+        _demonstrate(options, line)
+
+
+def _demonstrate(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable import demo
 
     settings = demo.Settings(seed=options.seed, runs=options.runs)
     demo.require_extra()
     options.out.mkdir(parents=True, exist_ok=True)  # where it cannot be written, say so before a minute's work
-    with progress_line(options) as line:
-        record = {"command": options.command, **demo.run(settings, line)}
+    record = {"command": options.command, **demo.run(settings, line)}
+    line.close()
     figure, data = demo.save(record, options.out)
     if options.json:
         print(json.dumps(record))
