@@ -10,15 +10,19 @@ import torch
 from torch import Tensor
 
 from decomposable.errors import InvalidArgumentError
+from decomposable.tracing import first_entry
 
 MOST_KEPT = 1 << 29
 """Bytes of batches that are kept, beyond the first one: 512 MiB."""
+
+_FEWEST = 32  # samples that statistics are still worth something of
 
 
 class Kept:
     """The batches of a loader, which is gone through once; as many of the first ones as memory allows are kept.
 
-    `inputs_of(batch)` is what the network sees of a batch, which must hold no NaN.
+    `inputs_of(batch)` is what the network sees of a batch, which must hold no NaN; `first_entry` says that it takes no
+    more than that.
     """
 
     def __init__(self, loader: Iterable[Any], inputs_of: Callable[[Any], Any]) -> None:
@@ -48,9 +52,30 @@ class Kept:
         """How many there will be in all, as far as one can know."""
         return max(self.count, len(self._loader) if isinstance(self._loader, Sized) else 0)
 
-    def part(self, share: float) -> list[Any]:
-        """The first batches, at least such a share of all, or as many as there was memory for."""
-        return self._first[: math.ceil(share * self.count)]
+    def part(self, share: float) -> tuple[list[Any], float]:
+        """The first batches, at least such a share of all or as many as there was memory for; and how many they are.
+
+        Of large ones, a part of the first one will do where it is known what the network sees of it.
+        """
+        wanted = share * self.count
+        if wanted < 1:
+            head, part = self.head(max(_FEWEST, math.ceil(wanted * self._samples)))
+            return [head], part
+        found = self._first[: math.ceil(wanted)]
+        return found, float(len(found))
+
+    def head(self, samples: int) -> tuple[Any, float]:
+        """So many samples of the first batch where they can be told apart, else all; and which part of it they are."""
+        inputs = self._inputs_of(self._first[0])
+        if self._inputs_of is not first_entry or not isinstance(inputs, Tensor) or not 0 < samples < self._samples:
+            return self._first[0], 1.0
+        return inputs[:samples], samples / self._samples
+
+    @property
+    def _samples(self) -> int:
+        """How many the first batch has; 0 where nobody knows."""
+        inputs = self._inputs_of(self._first[0])
+        return len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 0
 
     def again(self) -> Iterable[Any]:
         """All of them, to be gone through many times."""

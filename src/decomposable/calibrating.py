@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence, Sized
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from decomposable.batches import Kept
 from decomposable.calibration import CalibrationReport, Ran, Statistics, Subject, measured, measured_exactly
 from decomposable.errors import InvalidArgumentError
-from decomposable.grid import COMPARED, calibrated_grid, check_passes
+from decomposable.grid import calibrated_grid, check_passes
 from decomposable.interpolation import position
 from decomposable.progress import Progress, Report, Tracker
 from decomposable.ranks import RankPlan, RankSelector
@@ -49,11 +49,8 @@ def calibrate_grid(
 ) -> tuple[Statistics, CalibrationReport]:
     """The statistics of a grid of sizes, and what they cost."""
     start = time.perf_counter()
-    head_of = _head if subject.forward is call_with_first else _whole
     batches, subject = _seen(subject, loader)
-    grid = calibrated_grid(
-        subject, selector, batches, align=align, passes=check_passes(passes), head_of=head_of, report=report
-    )
+    grid = calibrated_grid(subject, selector, batches, align=align, passes=check_passes(passes), report=report)
     return grid.statistics, _report(grid.statistics, batches, start, grid.passes, grid.is_settled)
 
 
@@ -67,18 +64,6 @@ def _seen(subject: Subject, loader: Iterable[Any]) -> tuple[Kept, Subject]:
     # Of other ways to run a network nobody knows what they use of a batch.
     inputs_of = first_entry if forward is call_with_first else lambda batch: batch
     return Kept(loader, inputs_of), replace(subject, forward=on_its_device)
-
-
-def _head(batch: Any) -> tuple[Any, float]:
-    """The first samples of a batch, and which part of it they are."""
-    samples = first_entry(batch)
-    if not isinstance(samples, Tensor) or samples.dim() < 2 or len(samples) <= COMPARED:
-        return batch, 1.0
-    return samples[:COMPARED], COMPARED / len(samples)
-
-
-def _whole(batch: Any) -> tuple[Any, float]:
-    return batch, 1.0
 
 
 def _counter(batches: Kept, loader: Iterable[Any], passes: float, report: Report) -> Ran:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -36,10 +36,9 @@ PASSES = 60.0
 """How many passes of the full network a grid may cost, unless something else is asked for."""
 
 _COARSE = (1.5, 2.0, 4.0, math.inf)  # how far apart sizes of the coarse grid are; the first that the effort allows
-_PART = 0.25  # of the batches, that refined sizes are measured on
-_TOLERANCE = 0.06  # of the outputs' spread: what interpolation may change
-COMPARED = 32
-"""Samples that outputs are compared on."""
+_PART = 0.125  # of the batches, that refined sizes are measured on
+_TOLERANCE = 0.045  # of the outputs' spread: what interpolation may change
+_COMPARED = 32  # samples that outputs are compared on
 
 Named = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -68,13 +67,9 @@ def calibrated_grid(
     *,
     align: int,
     passes: float,
-    head_of: Callable[[Any], tuple[Any, float]],
     report: Report,
 ) -> Grid:
-    """Statistics from the smallest size to the largest one, for `passes` passes of the full network at most.
-
-    `head_of(batch)` is what outputs are compared on, and which part of the batch that is.
-    """
+    """Statistics from the smallest size to the largest one, for `passes` passes of the full network at most."""
     costs = selector.all_costs(align)
 
     def plan_of(index: int) -> RankPlan:
@@ -83,10 +78,12 @@ def calibrated_grid(
     effort = _Effort(batches, passes, report)
     coarse = _coarse(costs, selector.full_cost(selector.measure), passes)
     plans = [plan_of(index) for index in coarse]
-    whole = measured(subject, plans, batches, effort.ran)
-    part = batches.part(_PART)
-    some = measured(subject, plans, part, effort.ran) if len(part) < batches.count else whole
-    head, share = head_of(part[0])
+    whole = some = measured(subject, plans, batches, effort.ran)
+    part, length = batches.part(_PART)
+    head, share = batches.head(_COMPARED)
+    effort.weight = length / len(part)
+    if length < batches.count:
+        some = measured(subject, plans, part, effort.ran)
     judge = _Judge(subject, head)
     effort.spend(share)
     between = [(-math.inf, low, high) for low, high in pairwise(coarse)]  # a heap: the largest difference is next
@@ -96,7 +93,7 @@ def calibrated_grid(
             continue
         middle = _middle(costs, low, high)
         plan = plan_of(middle)
-        if not effort.allows(position(plan) * (len(part) + 2 * share)):
+        if not effort.allows(position(plan) * (length + 2 * share)):
             return Grid(statistics=replace(whole, grids=(align,)), passes=effort.spent, is_settled=False)
         newer = measured(subject, [plan], part, effort.ran)
         refined = _corrected(whole, some, newer, plan)
@@ -194,7 +191,7 @@ class _Effort:
         self._batches, self._passes = batches, passes
         self._tracker = Tracker(report, "calibrating", total=passes, unit="passes at most")
         self._spent = 0.0  # in passes over one batch
-        self._runs = 0
+        self.weight = 1.0  # of what is run: a whole batch, or a part of one
 
     @property
     def spent(self) -> float:
@@ -202,8 +199,8 @@ class _Effort:
         return self._spent / max(1, self._batches.expected)
 
     def ran(self, plan: RankPlan) -> None:
-        """A network has run one batch."""
-        self.spend(position(plan))
+        """A network has run a batch, or such a part of one as `weight` says."""
+        self.spend(self.weight * position(plan))
 
     def spend(self, batch_passes: float) -> None:
         """So many passes of the full network over one batch."""
