@@ -61,7 +61,6 @@ SETTINGS = dn.Settings(
     batch_size=32,
     schedule="cosine",
     calibration_images=256,
-    calibrated_sizes=(0.25, 0.5),
     sizes=(1, 0.5, 0.25),
 )
 

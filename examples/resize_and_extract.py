@@ -28,9 +28,9 @@ def main(folder: Path) -> None:
     print("full size: largest difference to the original", f"{(net(x) - model(x)).abs().max():.1e}")
 
     # Batch normalisation needs statistics for every size. Yours would be training images, augmented as in training;
-    # `net.calibrate_(loader)` alone calibrates a dense grid, after which any size can be had.
+    # the grid is as dense as the network needs, after which any size can be had.
     images = [torch.randn(32, 3, 32, 32) for _ in range(2)]
-    report = net.calibrate_(images, sizes=[0.125, 0.25, 0.5, 0.75])
+    report = net.calibrate_(images, passes=20)
     print(f"calibrated {report.sizes} sizes in {report.seconds:.1f} s, {report.bytes / 1024:.0f} KiB")
 
     # Now sizes go up and down, in milliseconds, with no data.

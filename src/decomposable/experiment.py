@@ -34,7 +34,7 @@ from decomposable.text import one_line
 from decomposable.training import Say, Watchers
 from decomposable.weights import load_weights_, sha256
 
-OF_THE_CALIBRATION = ("calibrated_sizes", "calibrated_alignments", "calibration_images")
+OF_THE_CALIBRATION = ("calibrated_sizes", "calibrated_alignments", "calibration_images", "calibration_passes")
 """Settings of the statistics: where they have changed, a finished run is calibrated anew, and not trained."""
 OF_THE_SIZES = ("sizes", *OF_THE_CALIBRATION)
 """Settings that change what is measured at the end, and nothing of the training."""

@@ -85,7 +85,8 @@ class Settings:
 
     evaluate_every: int = 1  # epochs from one test to the next
     calibration_images: int = 1000  # for the batch normalisation statistics of all sizes
-    calibrated_sizes: tuple[float, ...] = ()  # empty: a dense grid from the smallest size to the full one
+    calibration_passes: float = 60.0  # of the full network over those images: what a grid of sizes may cost
+    calibrated_sizes: tuple[float, ...] = ()  # in place of a grid from the smallest size to the full one
     calibrated_alignments: tuple[int, ...] = ()  # sizes with ranks rounded to these multiples, besides
     sizes: tuple[float, ...] = (
         1.0,
@@ -151,6 +152,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
     (("milestones",), "parts of the training, as in 0.3,0.6,0.8", lambda v: all(0 < m < 1 for m in v)),
     (("mean",), "finite numbers", lambda v: all(map(math.isfinite, v))),
     (("std",), "numbers above 0", lambda v: all(0 < s < float("inf") for s in v)),
+    (("calibration_passes",), "a number of at least 3", lambda v: 3 <= v < float("inf")),
     (("calibrated_sizes",), "parts of the MACs, as in 0.25,0.5,1", lambda v: all(0 < s <= 1 for s in v)),
     (("calibrated_alignments",), "multiples, as in 8,16", lambda v: all(a >= 1 for a in v)),
     (("sizes",), "parts of the MACs, as in 0.25,0.5,1", lambda v: v and all(0 < s <= 1 for s in v)),

@@ -36,6 +36,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--images", metavar="N", type=int, help="training images (default: as many as its training had)"
     )
+    parser.add_argument(
+        "--passes", metavar="N", type=float, help="of the full network over the images: the most that a grid may cost"
+    )
     parser.add_argument("--seed", metavar="N", type=int, help="of which images, and how augmented (default: its own)")
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, help="the file to write (default: FILE itself)")
     parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
@@ -92,7 +95,11 @@ def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
     """The settings of the file's training, with what was asked for besides."""
     from decomposable.settings import with_overrides
 
-    given = {"calibration_images": ("--images", options.images), "seed": ("--seed", options.seed)}
+    given = {
+        "calibration_images": ("--images", options.images),
+        "calibration_passes": ("--passes", options.passes),
+        "seed": ("--seed", options.seed),
+    }
     for name, (option, value) in given.items():
         if value is not None:
             try:
@@ -138,7 +145,7 @@ def _calibrated(
     except Exception as error:  # whatever a model of somebody else raises
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise WrongDataError(f"the network cannot run a batch of shape {tuple(x.shape)}: {reason}") from error
-    report = net.calibrate_(batches, sizes, align=align, progress=progress)
+    report = net.calibrate_(batches, sizes, align=align, passes=settings.calibration_passes, progress=progress)
     return report, report.batches * len(x)
 
 
@@ -186,6 +193,8 @@ def _show(
             "batches": report.batches,
             "images": images,
             "seconds": report.seconds,
+            "passes": report.passes,
+            "is_settled": report.is_settled,
             "calibrated_sizes": len(statistics.plans),
             "calibrated_alignments": list(statistics.alignments),
             "accuracies_dropped": dropped,
@@ -197,6 +206,8 @@ def _show(
     batches = f"{report.batches} batch{'es' if report.batches > 1 else ''}"
     seen = f"{images:,} images in {batches}, {report.seconds:.1f} s"
     print(f"{report.sizes} sizes calibrated, {described(options.align or 1)}: {seen}")
+    if not report.is_settled:
+        print(f"stopped at {report.passes:.3g} passes: statistics between some sizes are less exact (--passes)")
     alignments = ", ".join("not rounded" if align == 1 else f"multiples of {align}" for align in statistics.alignments)
     print(f"{out}: written; it has statistics for {len(statistics.plans)} sizes; ranks: {alignments}")
     if dropped:

@@ -43,7 +43,13 @@ def calibrate_(net: DecomposedNet, material: Material, settings: Settings) -> No
         smallest = net.selector.smallest_cost(net.selector.measure, align or 1)
         least = smallest / net.selector.full_cost(net.selector.measure)
         sizes = [size for size in settings.calibrated_sizes if size >= least] or None
-        net.calibrate_(material.calibration, sizes=sizes, align=align, progress=material.progress)
+        net.calibrate_(
+            material.calibration,
+            sizes=sizes,
+            align=align,
+            passes=settings.calibration_passes,
+            progress=material.progress,
+        )
 
 
 def calibrate_anew_(net: DecomposedNet, material: Material, settings: Settings, before: Settings) -> None:
