@@ -1,5 +1,7 @@
 """The session on a device: the same numbers as PyTorch at any size, without PyTorch."""
 
+import copy
+import itertools
 import os
 import shutil
 import signal
@@ -467,3 +469,40 @@ def forked(work):
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture(scope="module")
+def sparse(net, tmp_path_factory):
+    """A bundle with statistics of few sizes: what one of those costs, and the next size above it that is not near."""
+    costs = net.selector.all_costs().tolist()
+    pairs = [(a, b) for a, b in itertools.pairwise(costs) if 1.02 < b / a < 1.1]
+    below, here = pairs[len(pairs) // 2]
+    twin = copy.deepcopy(net)
+    twin.forget_statistics_()
+    twin.calibrate_([torch.randn(16, 3, 12, 12)], sizes=[below, 1.0])
+    path = tmp_path_factory.mktemp("sparse") / "sparse.onnx"
+    dn.export_any_size(twin, path)
+    return path, below, here, min(costs)
+
+
+def test_a_size_far_from_every_calibrated_one_steps_down_on_the_device_too(sparse):
+    path, below, here, _ = sparse
+    session = AnySizeSession(path)
+    plan = session.resize(macs=here, align=1)  # without a warning, which would be an error here
+    assert plan.macs == below
+    assert plan.instead_of == here / plan.full_macs
+    assert "the nearest calibrated size below" in str(plan)
+
+
+def test_or_it_warns_on_the_device_too(sparse):
+    path, _, _, smallest = sparse
+    session = AnySizeSession(path)
+    with pytest.warns(UserWarning, match=r"too far from this size of .*x to know its statistics.*export again"):
+        session.resize(macs=smallest)
+    session.resize(macs=0.9)  # once
+
+
+def test_no_size_of_a_grid_warns_or_steps_down_on_the_device(bundle):
+    session = AnySizeSession(bundle)
+    for size in (0.9, 0.71, 0.5, 0.33, 0.21):
+        assert session.resize(macs=size).instead_of is None
