@@ -85,9 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--network", type=Path, help="a file of `decomposable train cifar10-resnet20`, jointly trained")
-    parser.add_argument(
-        "--held-out", type=int, metavar="N", help="N training images, not the test set; no record"
-    )
+    parser.add_argument("--held-out", type=int, metavar="N", help="N training images, not the test set; no record")
     args = parser.parse_args()
     if args.held_out:
         images, labels = load_cifar10(args.data, "train")

@@ -24,7 +24,7 @@ from decomposable.errors import ArtifactError, BudgetError, DecomposableError, I
 from decomposable.storage import container
 from decomposable.storage.fields import values_in
 
-pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)")
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 

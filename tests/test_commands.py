@@ -16,6 +16,9 @@ from decomposable.commands.verb import as_table, parse_size, parse_sizes
 from decomposable.errors import InvalidArgumentError
 from decomposable.recipes import small
 
+# Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
+
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 SETTINGS = ["epochs=2", "train_images=300", "calibration_images=100", "calibrated_sizes=0.3,0.5", "sizes=1,0.5,0.3,0.2"]
 

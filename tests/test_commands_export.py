@@ -15,6 +15,9 @@ from decomposable import artifact, cli, methods, models, recipes
 from decomposable.errors import how_to_install
 from decomposable.settings import Settings
 
+# Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
+
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

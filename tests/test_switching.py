@@ -19,7 +19,7 @@ from decomposable import locks, network
 from decomposable.errors import BudgetError
 from decomposable.layers import TwoFactors
 
-pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|has statistics)")
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|has statistics|was calibrated)")
 
 SIZES = [
     {"macs": 1.0},

@@ -36,7 +36,7 @@ PASSES = 60.0
 """How many passes of the full network a grid may cost, unless something else is asked for."""
 
 _COARSE = (1.5, 2.0, 4.0, math.inf)  # how far apart sizes of the coarse grid are; the first that the effort allows
-_PART = 0.125  # of the batches, that refined sizes are measured on
+_PART = 0.2  # of the batches, that refined sizes are measured on
 _TOLERANCE = 0.045  # of the outputs' spread: what interpolation may change
 _COMPARED = 32  # samples that outputs are compared on
 

@@ -219,7 +219,7 @@ def choose_timed(
     selector: RankSelector,
     profile: Callable[[], LatencyProfile | None],
     *,
-    calibrated: CalibratedSizes | None,
+    calibrated: CalibratedSizes | None = None,
     runtime: str,
     threads: int,
     latency_ms: float | None,

@@ -16,6 +16,9 @@ from decomposable.export.interface import MOST_BATCH, MOST_NUMBERS, Interface, i
 from decomposable.export.program import ExportError, to_program
 from decomposable.export.trials import trials_of
 
+# Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
+
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -18,6 +18,9 @@ from decomposable.latency import LatencyProfile, TimedSize, timed_now
 from decomposable.methods.sized import Size, SizedNet
 from decomposable.widths import Widths
 
+# Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
+
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

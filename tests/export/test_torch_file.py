@@ -12,6 +12,9 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.export import torch_file
 from decomposable.export.program import ExportError
 
+# Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
+
 
 @pytest.fixture(scope="module", params=["spatial", "channel"])
 def net(request):

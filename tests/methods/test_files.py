@@ -16,6 +16,9 @@ from decomposable.recipes import cross_entropy
 from decomposable.settings import Settings
 from decomposable.storage.container import read_container, write_container
 
+# Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
+
 NAMES = ("width", "scratch", "tucker", "slimmable", "us-net")
 SETTINGS = Settings(sizes=(1.0, 0.5, 0.2), width=0.5, ranks=(9, 12, 10), tuning_epochs=1)
 

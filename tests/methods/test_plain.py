@@ -18,7 +18,7 @@ from decomposable.settings import Settings, with_overrides
 SETTINGS = Settings(method="plain", calibrated_sizes=(0.3, 0.6))
 VARIANTS = METHOD.trainings(SETTINGS)[0].variants
 
-pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)")
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,9 @@ from decomposable.methods.trp.truncation import selected_layers, truncate_networ
 from decomposable.settings import Settings
 from decomposable.tree import deep_copy
 
+# Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
+
 SETTINGS = Settings(method="trp", trp_energy=0.9, trp_strength=0.01)
 FORMS = ["spatial", "channel"]
 # Rounding of a float32 weight, times a few for the products that make it: a part of the largest singular value.
