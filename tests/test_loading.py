@@ -20,6 +20,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import artifact, decompose, methods, models
 from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
+from decomposable.interpolation import choose_calibrated
 from decomposable.latency import Entry, LatencyProfile, TimedSize
 from decomposable.methods import Material
 from decomposable.models.origin import built_by
@@ -150,7 +151,8 @@ def test_a_size_that_is_loaded_is_the_size_that_is_resized_to(folder, file, size
 def test_a_size_that_is_read_is_what_shrink_makes_of_the_whole(folder, file, size, tmp_path):
     path, size = folder / file, asked(folder / file, size)
     whole = artifact.read(path)
-    expected, part = artifact.shrink(whole, whole.selector.choose(**size)), artifact.read(path, **size)
+    plan = choose_calibrated(whole.selector, whole.statistics, **size)
+    expected, part = artifact.shrink(whole, plan), artifact.read(path, **size)
     assert part.plan == expected.plan
     assert_same_tensors(expected.state, part.state)
     assert aliases(expected.state) == aliases(part.state)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decomposable.ranks import Measure, RankPlan, RankSelector, absolute_budget
+from decomposable.rounding import AUTO_PERCENT
 
 _ROUNDING = 1e-9  # distances that are closer to each other than this may be the same
 
@@ -85,9 +86,14 @@ class CalibratedSizes:
         return is_beside or below < above <= (1 + CLOSE_NEIGHBOURS) * below
 
     def _has(self, plan: RankPlan) -> bool:
-        return bool((self._ranks == self._ranks_of(plan)).all(axis=1).any())
+        """Whether this very size was calibrated; of "auto", one whose ranks it moves by a few percent."""
+        ranks = np.array(self._ranks_of(plan))
+        if plan.align == "auto":
+            moved = np.abs(self._ranks - ranks) / self._ranks
+            return bool((moved.mean(axis=1) <= AUTO_PERCENT / 100).any())
+        return bool((self._ranks == ranks).all(axis=1).any())
 
-    def stepped_down(self, plan: RankPlan, selector: RankSelector, measure: str, budget: float) -> RankPlan:
+    def stepped_down(self, plan: RankPlan, selector: RankSelector, measure: Measure, budget: int) -> RankPlan:
         """Of a plan that is not near, the nearest calibrated one below, where that keeps most of the budget."""
         if self.is_near(plan):
             return plan
@@ -193,13 +199,11 @@ def choose_calibrated(
 ) -> RankPlan:
     """The plan of ``selector.choose``, or the nearest calibrated one below where its statistics would be a guess.
 
-    Given ranks are taken as they are.
+    A ratio and given ranks are no budgets, and are taken literally.
     """
     plan = selector.choose(macs=macs, params=params, ratio=ratio, ranks=ranks, align=align)
-    if calibrated is None or ranks is not None:
+    if calibrated is None or ranks is not None or ratio is not None:
         return plan
-    if ratio is not None:
-        return calibrated.stepped_down(plan, selector, "ratio", ratio)
     measure: Measure = "macs" if macs is not None else "params"
     value = macs if macs is not None else params
     assert value is not None

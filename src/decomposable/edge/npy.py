@@ -36,6 +36,8 @@ def _several(path: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
+        if not entries:
+            raise ValueError("it is an archive of nothing")
         # Compressed, a small file could claim any memory; and so could many entries for the same bytes.
         if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
             raise ValueError("it is compressed")
