@@ -5,10 +5,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint format demo bench clean
+.PHONY: help install test test-all lint format demo bench clean
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
 	@echo
 	@echo "Another Python: make test PYTHON=python3.12"
 
@@ -23,8 +23,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 # Three for two cores: some tests wait for other processes.
-test: lint ## ruff, mypy, then all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+
+test: lint ## ruff, mypy, then all tests but the slow ones
+	$(PYTEST) -m 'not slow'
+
+test-all: lint ## the same with the slow ones
+	$(PYTEST)
 
 lint: $(STAMP) ## ruff and mypy only
 	$(BIN)/ruff check .

@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     # Batch normalisation needs statistics for every size. Yours would be training images, augmented as in training;
     # the grid is as dense as the network needs, after which any size can be had.
     images = [torch.randn(32, 3, 32, 32) for _ in range(2)]
-    report = net.calibrate_(images, passes=20)
+    report = net.calibrate_(images, passes=5)
     print(f"calibrated {report.sizes} sizes in {report.seconds:.1f} s, {report.bytes / 1024:.0f} KiB")
 
     # Now sizes go up and down, in milliseconds, with no data.

@@ -175,7 +175,7 @@ def test_other_settings_in_the_same_folder_are_refused(everything):
     assert contents(out) == before
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_comparison_that_is_stopped_goes_on_to_the_same_numbers(tmp_path, jobs):
     names, settings = "us-net,slimmable", [*AS_TEXT, "epochs=6", "sizes=1,0.5"]
     whole = run(tmp_path / "whole", "--jobs", jobs, names=names, settings=settings)
@@ -272,7 +272,11 @@ def troubled(folder, kind, *more, settings=AS_TEXT, **how):
 
 @pytest.mark.parametrize(
     ("kind", "jobs", "reason"),
-    [("raises", "1", "out of memory"), ("raises", "2", "out of memory"), ("dies", "2", "killed")],
+    [
+        ("raises", "1", "out of memory"),
+        pytest.param("raises", "2", "out of memory", marks=pytest.mark.slow),
+        ("dies", "2", "killed"),
+    ],
 )
 def test_whatever_a_training_does_the_others_are_shown(tmp_path, kind, jobs, reason):
     process = troubled(tmp_path, kind, "--methods", "us-net,width,plain", "--jobs", jobs)

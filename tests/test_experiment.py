@@ -101,7 +101,7 @@ def test_the_artifact_gives_the_accuracies_of_the_record(whole):
     assert net.info["sizes"] == record["sizes"]
 
 
-@pytest.mark.parametrize(("method", "kills"), [("decomposable", 2), ("plain", 1)])
+@pytest.mark.parametrize(("method", "kills"), [("decomposable", 2), pytest.param("plain", 1, marks=pytest.mark.slow)])
 def test_a_run_killed_mid_epoch_ends_with_the_same_bits(tmp_path, method, kills):
     """SIGKILL gives a process no chance to tidy up. The network is compared byte by byte."""
     settings = [*QUICK, f"method={method}", "refresh=4", "epochs=10"]

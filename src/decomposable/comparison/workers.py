@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -67,6 +68,7 @@ class Worker:
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, train, os.getpid(), threads), daemon=False)
+        resource_tracker.ensure_running()  # else the first start does that, which lets signals through again
         with _no_interrupts():
             self.process.start()
         theirs.close()
