@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import decomposable as dn
 import decomposable.batches as batches_module
-from decomposable import decompose
+from decomposable import decompose, recipes
+from decomposable.cli import main
 from decomposable.errors import InvalidArgumentError
 from decomposable.grid import _coarse, _middle
 
@@ -293,3 +294,39 @@ def test_rounded_sizes_are_a_grid_of_their_own():
     net, batches = make()
     net.calibrate_(batches, sizes=[0.5], align=4)
     assert "too far" in warned(lambda: net.resize_(macs=0.8, align=4))[0]
+
+
+# On the command line
+
+
+@pytest.fixture(scope="module")
+def sparse_file(tmp_path_factory):
+    """A network of the digits' recipe, calibrated at a few sizes only."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    path = tmp_path_factory.mktemp("sparse") / "network.safetensors"
+    task = recipes.make_task(recipes.find("digits"), None, recipes.default_settings(recipes.find("digits")))
+    net = decompose(task.build_model(), task.load_data().test_batch(torch.arange(8))[0])
+    net.calibrate_([task.load_data().test_batch(torch.arange(64))[0]], sizes=[1.0, 0.9])
+    net.save(path, info={"recipe": "digits", "settings": {}})
+    return path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("resize", "--macs", "0.3", "-o", "small.safetensors"),
+        ("evaluate", "--sizes", "0.3"),
+        ("export", "--macs", "0.3", "-o", "small.pt2"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_every_verb_says_where_a_size_is_too_far_from_calibrated_ones(
+    sparse_file, arguments, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    verb, *options = arguments
+    assert main([verb, str(sparse_file), *options]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"decomposable {verb}: warning: batch normalisation was calibrated for ")
+    assert "decomposable calibrate FILE" in lines[0]

@@ -28,7 +28,10 @@ _ROUNDING = 1e-9  # distances that are closer to each other than this may be the
 # that stands alone 0.9 points were lost and 1.5% beside it 4.3; between two that are 4.5% apart, up to 1.3.
 NEAR = 0.01
 CLOSE_NEIGHBOURS = 0.04
-NOT_CALIBRATED = "batch normalisation still has the full network's statistics; run calibrate_(loader) once"
+NOT_CALIBRATED = (
+    "batch normalisation still has the full network's statistics; run calibrate_(loader) once, or: decomposable "
+    "calibrate FILE"
+)
 KEPT = 0.9  # of the budget: what stepping down to a calibrated size must keep
 
 
