@@ -271,11 +271,21 @@ def test_nan_in_labels_is_nobodys_concern():
     assert net.calibrate_([(x, torch.full((len(x),), math.nan)) for x in batches], sizes=[0.5]).batches == 3
 
 
-def test_infinite_images_are_refused_naming_the_batch():
+@pytest.mark.parametrize("exact", [True, False])
+def test_infinite_images_are_refused_naming_the_batch(exact):
     net, batches = make()
     batches[2] = torch.full_like(batches[2], math.inf)
-    with pytest.raises(InvalidArgumentError, match="batch 3 gives '1' statistics that are NaN or infinite"):
-        net.calibrate_(batches, sizes=[0.5])
+    with pytest.raises(InvalidArgumentError, match=r"batch 3 gives .*NaN or infini"):
+        net.calibrate_(batches, sizes=[0.5], exact=exact)
+
+
+def test_after_calibrating_a_size_far_away_is_warned_of_again():
+    net, batches = make()
+    with pytest.warns(UserWarning, match="still has the full network's"):
+        net.resize_(macs=0.5)
+    net.calibrate_(batches, sizes=[0.9, 0.6])
+    with pytest.warns(UserWarning, match="too far from this size"):
+        net.resize_(macs=0.2)
 
 
 # What stays as it is

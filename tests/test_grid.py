@@ -317,8 +317,10 @@ def sparse_file(tmp_path_factory):
         ("resize", "--macs", "0.3", "-o", "small.safetensors"),
         ("evaluate", "--sizes", "0.3"),
         ("export", "--macs", "0.3", "-o", "small.pt2"),
+        ("export", "--any-size", "-o", "any.onnx"),
+        ("sizes",),
     ],
-    ids=lambda arguments: arguments[0],
+    ids=" ".join,
 )
 def test_every_verb_says_where_a_size_is_too_far_from_calibrated_ones(
     sparse_file, arguments, tmp_path, monkeypatch, capsys

@@ -64,6 +64,10 @@ def test_reading_takes_no_more_memory_than_is_promised(tmp_path):
     dn.decompose(nn.Linear(900, 900)).save(tmp_path / "d.artifact")
     with zipfile.ZipFile(tmp_path / "worst.pt", "w") as archive:  # dicts, each kept in a memory cell
         archive.writestr("x/data.pkl", b"\x80\x04(" + b"}\x94" * (MOST_INSTRUCTIONS // 2 - 10) + b"t.")
+    # The largest header, in letters that take four bytes each where Python has them.
+    pairs = ",".join(f'"\U0001f600{i:09}":"\U0001f600{i:09}"' for i in range(999_900))
+    header = f'{{"__metadata__":{{{pairs}}}}}'.encode()[:32_000_000]
+    (tmp_path / "worst.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     files = sorted(tmp_path.iterdir())
     environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", READING, *map(str, files)]
@@ -71,7 +75,7 @@ def test_reading_takes_no_more_memory_than_is_promised(tmp_path):
     taken = {name: int(peak) for name, peak in map(str.split, done.stdout.splitlines())}
     for file in files:
         size = file.stat().st_size
-        assert taken[file.name] < 4 * size + 256_000_000  # what SECURITY.md says
+        assert taken[file.name] < 4 * size + 512_000_000  # what SECURITY.md says
         assert file.stem == "worst" or taken[file.name] < 2.5 * size + 16_000_000
 
 

@@ -248,13 +248,16 @@ def _data_statistics(
 ) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel of what enters one layer, over all the data."""
     assert norm.running_mean is not None
-    count = 0
+    count, number = 0, 0
     total = torch.zeros(norm.num_features, dtype=torch.float64)
     squares = torch.zeros_like(total)
 
     def see(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        nonlocal count, total, squares
+        nonlocal count, number, total, squares
+        number += 1
         channels_first = args[0].detach().transpose(0, 1).flatten(1).double() if args[0].dim() > 1 else args[0][:, None]
+        if not bool(torch.isfinite(channels_first).all()):
+            raise InvalidArgumentError(f"calibrate_: batch {number} gives NaN or infinity; allowed: finite inputs")
         count += channels_first.shape[1]
         total += channels_first.sum(1).cpu()
         squares += channels_first.square().sum(1).cpu()

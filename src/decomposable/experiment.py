@@ -217,6 +217,7 @@ def run(job: Job, *, progress: Report = quiet, say: Say = quiet) -> dict[str, An
             commit=code,
         )
         net, rows = _sizes(job, method, network, data, _stopping(progress, stop))
+        _warn_of_statistics(net, settings, say)
         origin = {"commit": code, "started": started, "identity": identity}
         record = {**_record(job, position, rows), **origin}
         net.save(job.folder.network, info=_about(record, data))
@@ -224,6 +225,17 @@ def run(job: Job, *, progress: Report = quiet, say: Say = quiet) -> dict[str, An
         write_atomically(job.folder.record, (json.dumps(record, indent=1) + "\n").encode())
         checkpoints.path.unlink(missing_ok=True)
     return record
+
+
+def _warn_of_statistics(net: methods.Sized, settings: Settings, say: Say) -> None:
+    """Say where a measured size is too far from those that were calibrated."""
+    if not isinstance(net, DecomposedNet):
+        return
+    contents = net.artifact()
+    sizes = [size for size in settings.sizes if size >= net.selector.smallest_size]
+    text = next(filter(None, (contents.complaint(contents.of_size(size)) for size in sizes)), None)
+    if text is not None:
+        say(f"warning: {text}")
 
 
 def finished(job: Job) -> dict[str, Any] | None:

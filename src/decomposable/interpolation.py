@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decomposable.ranks import Measure, RankPlan, RankSelector, absolute_budget
-from decomposable.rounding import AUTO_PERCENT
+from decomposable.rounding import AUTO_PERCENT, AUTO_WIDE
 
 _ROUNDING = 1e-9  # distances that are closer to each other than this may be the same
 
@@ -89,16 +89,17 @@ class CalibratedSizes:
         return is_beside or below < above <= (1 + CLOSE_NEIGHBOURS) * below
 
     def _has(self, plan: RankPlan) -> bool:
-        """Whether this very size was calibrated; of "auto", one whose ranks it moves by a few percent."""
-        ranks = np.array(self._ranks_of(plan))
+        """Whether this very size was calibrated; of "auto", one of which it rounds the ranks of wide layers."""
+        moved = np.abs(self._ranks - np.array(self._ranks_of(plan)))
+        is_same = moved == 0
         if plan.align == "auto":
-            moved = np.abs(self._ranks - ranks) / self._ranks
-            return bool((moved.mean(axis=1) <= AUTO_PERCENT / 100).any())
-        return bool((self._ranks == ranks).all(axis=1).any())
+            is_same |= (self._ranks[-1] >= AUTO_WIDE) & (100 * moved <= AUTO_PERCENT * self._ranks)
+        return bool(is_same.all(axis=1).any())
 
     def stepped_down(self, plan: RankPlan, selector: RankSelector, measure: Measure, budget: int) -> RankPlan:
         """Of a plan that is not near, the nearest calibrated one below, where that keeps most of the budget."""
-        if self.is_near(plan):
+        unrounded = selector.of_size(budget, measure) if plan.align == "auto" else plan
+        if self.is_near(plan) or self.is_near(unrounded):
             return plan
         for row in reversed(self.plans):
             cost = getattr(row, measure)

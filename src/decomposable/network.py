@@ -113,6 +113,11 @@ def decompose(
             seen = trace(base, batch, watch)
         settle_lazy_(base)
         captured = watch.captured(base)
+        if call is call_with_first and captured.unclear is not None:
+            warn(
+                f"example_input: {captured.unclear}; if they belong to it: forward=lambda net, batch: net(**batch)",
+                stacklevel=3,
+            )
         layers, skipped = _without(base, layers, skipped, used)
     _require_no_lazy(base)
     decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in layers})
@@ -418,13 +423,14 @@ class DecomposedNet(nn.Module):
         with self._lock:
             keep = self._statistics if sizes is not None or align is not None else None
             self._statistics = found[0] if keep is None else keep.merged(found[0])
+            self._has_warned = False  # of what was not calibrated before
             self._install(self.plan)
         return replace(found[1], bytes=self._statistics.bytes)
 
     def forget_statistics_(self) -> None:
         """Drop what `calibrate_` has stored: all sizes have the original's statistics, until it is called again."""
         with self._lock:
-            self._statistics = None
+            self._statistics, self._has_warned = None, False
             self._install(self.plan)
 
     def train(self, mode: bool = True) -> DecomposedNet:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -290,3 +291,12 @@ def test_wrong_lengths_and_values_are_refused(tiny_parts, tmp_path, call, fields
     assert (code, out) == (1, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_an_archive_of_many_entries_is_refused_before_its_directory_is_read(tiny, tmp_path, capsys):
+    path = tmp_path / "many.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(2000):
+            archive.writestr(f"{i}.npy", b"")
+    assert main(["run", str(tiny), str(path), "-o", str(tmp_path / "y.npy")]) == 2
+    assert "a directory of 2,000 entries" in capsys.readouterr().err

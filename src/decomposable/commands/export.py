@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from decomposable.commands import networks, opening
 from decomposable.commands.verb import Verb, parse_size, progress_line, showing_warnings
@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from decomposable.export.report import ExportReport
+    from decomposable.network import DecomposedNet
     from decomposable.ranks import RankPlan
 
 ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
+
+
+_USUAL = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1)  # sizes that a device may take
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -86,14 +90,19 @@ def _run(options: argparse.Namespace) -> None:
                 f"--input is needed: {options.file} does not say what the network takes; allowed: the shape of one "
                 "sample, as in --input 3x32x32"
             ) from error
+    if kind == "any-size":
+        networks.warn_of("export", networks.first_complaint(cast("DecomposedNet", net).artifact(), _USUAL))
     if options.json:
-        about = {"path": str(report.path), "input": report.input and asdict(report.input)}
-        print(json.dumps({**asdict(report), **about, "align": None if plan is None else plan.align}))
+        about: dict[str, Any] = {"path": str(report.path), "input": report.input and asdict(report.input)}
+        about |= {"align": plan and plan.align, "instead_of": plan and plan.instead_of}
+        print(json.dumps({**asdict(report), **about}))
         return
     from decomposable.rounding import described
 
     asked = ", ".join(f"{name}={value}" for name, value in size.items())
     taken = "" if plan is None else f" ({described(plan.align)})"
+    if plan is not None and plan.instead_of is not None:
+        taken += f"; the nearest calibrated size below {plan.instead_of:.3f}x, which was not calibrated"
     print(f"size: {asked or ('all' if kind == 'any-size' else 'as it was saved')}{taken}")
     print(report)
     print(f"run it with: {_how_to_run(report)}")

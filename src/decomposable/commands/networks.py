@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from decomposable.commands.verb import as_table, parse_size
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.notes import measured_rows, recipe_in
+from decomposable.text import printable
 
 if TYPE_CHECKING:
     from decomposable.evaluation import Row
     from decomposable.recipes import Task
     from decomposable.settings import Settings
+    from decomposable.storage.contents import Artifact
 
 HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks", "test accuracy")
 
@@ -44,6 +47,18 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
         metavar="RECIPE",
         help="what it was trained with, where the file does not name a built-in recipe; may be package.module:function",
     )
+
+
+def warn_of(verb: str, complaint: str | None) -> None:
+    """Say what statistics are not known, where that is so."""
+    if complaint is not None:
+        print(f"decomposable {verb}: warning: {printable(complaint)}", file=sys.stderr)
+
+
+def first_complaint(contents: Artifact, sizes: Sequence[float]) -> str | None:
+    """What to say of the first of these sizes whose statistics are not known."""
+    plans = [contents.of_size(size) for size in sizes if contents.selector.smallest_size <= size <= 1]
+    return next((text for plan in plans if (text := contents.complaint(plan)) is not None), None)
 
 
 def sized_description(path: Path) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +51,7 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidArgumentError(f"-o {options.out}: it exists; allowed: another name, or --force to replace it")
     contents = artifact.read(options.file, **size)  # no more of the file than this size
     plan = contents.plan
-    complaint = None if contents.statistics is None else contents.statistics.complaint(plan)
-    if complaint is not None:
-        print(f"decomposable resize: warning: {complaint}", file=sys.stderr)
+    networks.warn_of("resize", contents.complaint(plan))
     info = {**contents.info, "resized": asked, "sizes": _up_to(contents.info.get("sizes"), plan)}
     if options.kind == "artifact":
         contents.save(options.out, info)
@@ -69,6 +66,7 @@ def _run(options: argparse.Namespace) -> None:
                     "kind": options.kind,
                     "macs": plan.macs,
                     "params": plan.params,
+                    "instead_of": plan.instead_of,
                     "ranks": dict(plan.ranks),
                     "bytes": written,
                 }

@@ -66,6 +66,7 @@ def _run(options: argparse.Namespace) -> None:
         return
     contents = artifact.outline(options.file)
     rows = _rows(contents, measured_sizes(contents.info))
+    networks.warn_of("sizes", networks.first_complaint(contents, [row.size for row in rows]))
     if drop is not None:
         rows = [_smallest(options, contents, rows)]
     if options.json:

@@ -14,6 +14,8 @@ from numpy.lib import format as npy
 from decomposable.edge.arrays import Array
 from decomposable.errors import InvalidArgumentError
 
+_MOST_ENTRIES, _MOST_DIRECTORY = 1000, 1_000_000
+
 
 def read_arrays(path: Path) -> Array | dict[str, Array]:
     """The array of a file of ``numpy.save``, or those of ``numpy.savez`` by name."""
@@ -34,6 +36,7 @@ def read_arrays(path: Path) -> Array | dict[str, Array]:
 
 def _several(path: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
+    _check_directory(path)
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         if not entries:
@@ -47,6 +50,17 @@ def _several(path: Path) -> dict[str, Array]:
             with archive.open(entry) as file:
                 arrays[entry.filename.removesuffix(".npy")] = _one(file, entry.file_size)
     return arrays
+
+
+def _check_directory(path: Path) -> None:
+    """Refuse a directory that would take far more memory than the file: all of it is read before any entry is."""
+    with path.open("rb") as file:
+        file.seek(-min(42, path.stat().st_size), 2)
+        end = file.read()
+    is_plain = end[-22:-18] == b"PK\5\6" and end[:4] != b"PK\6\7"  # as numpy ends it, with no comment and no second one
+    count, size = int.from_bytes(end[-12:-10], "little"), int.from_bytes(end[-10:-6], "little")
+    if not is_plain or count > _MOST_ENTRIES or size > _MOST_DIRECTORY:
+        raise ValueError(f"an archive with a directory of {count:,} entries and {size:,} bytes")
 
 
 def _one(file: IO[bytes], size: int) -> Array:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from decomposable.calibration import Statistics
-from decomposable.interpolation import choose_calibrated
+from decomposable.interpolation import NOT_CALIBRATED, choose_calibrated
 from decomposable.parts import Parts, mapped
 from decomposable.ranks import Measure, RankPlan
 from decomposable.rounding import Align
@@ -39,6 +39,13 @@ class Artifact(Parts):
         """The plan that a network of this takes for a budget by a measure, by default the one that is known."""
         budget: dict[str, Any] = {measure or self.selector.measure: size}
         return choose_calibrated(self.selector, self.statistics, align=align, **budget)
+
+    def complaint(self, plan: RankPlan) -> str | None:
+        """What to say where the statistics of this size may be far from its own; None where they are not."""
+        if self.statistics is not None:
+            return self.statistics.complaint(plan)
+        has_norms = any(key.endswith("running_mean") for key in self.state)
+        return NOT_CALIBRATED if has_norms and not plan.is_full else None
 
     def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
         """Write the file, at once or not at all; `info`, if given, takes the place of the artifact's own."""
