@@ -209,3 +209,20 @@ def test_a_missing_forward_for_a_tuple_says_so_too():
 def test_other_errors_of_a_model_stay_what_they_are(batch):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         dn.decompose(nn.Linear(8, 8), batch)
+
+
+def test_an_optional_input_that_a_dict_has_besides_the_first_is_said_to_be_left_out():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x, mask=None):
+            return self.layer(x if mask is None else x * mask)
+
+    batch = {"x": torch.randn(2, 6), "mask": torch.ones(2, 6)}
+    with pytest.warns(
+        UserWarning, match=r"whose forward takes mask, too; .*forward=lambda net, batch: net\(\*\*batch\)"
+    ):
+        dn.decompose(Masked(), batch)
+    dn.decompose(Masked(), batch, forward=lambda net, b: net(**b))  # says nothing

@@ -297,6 +297,7 @@ def twice(n, b):
     return n(**b).pooled - n(**b).pooled
 
 
+@pytest.mark.filterwarnings("ignore:example_input. only the first entry")  # which decompose says already
 @pytest.mark.parametrize(
     ("forward", "more", "words"),
     [
