@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,6 +59,11 @@ class Subject:
     forward: Forward
     feeders: Mapping[str, str]
     full_plan: RankPlan
+
+    @cached_property
+    def original(self) -> dict[str, _BatchNorm]:
+        """Its normalisation layers at full size, as they are."""
+        return tracked_batch_norms(self.build(self.full_plan))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,7 +147,7 @@ def measured_exactly(subject: Subject, plans: Sequence[RankPlan], batches: Itera
 
 def _as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[Row]) -> Statistics:
     names = tuple(rows[0])
-    original = tracked_batch_norms(subject.build(subject.full_plan))
+    original = subject.original
     return Statistics(
         names=names,
         channels=tuple(len(rows[0][name][0]) for name in names),

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decomposable.batches import Kept, tensors_in
 from decomposable.calibration import Statistics, Subject, measured
@@ -132,14 +132,14 @@ def _at(statistics: Statistics, plan: RankPlan) -> Named:
 
 def _corrected(whole: Statistics, some: Statistics, newer: Statistics, plan: RankPlan) -> Statistics:
     """What interpolation gives on all batches, changed as measuring changes it on a part of them."""
-    pairs = {name: (_at(whole, plan)[name], _at(some, plan)[name]) for name in whole.names}
-    mean = torch.cat([on_all[0] - on_part[0] for on_all, on_part in pairs.values()])
-    scale = torch.cat([on_all[1] / on_part[1].clamp_min(_tiny(on_part[1])) for on_all, on_part in pairs.values()])
-    return replace(newer, mean_SC=newer.mean_SC + mean, var_SC=newer.var_SC * scale)
+    (all_mean, all_var), (part_mean, part_var) = (_laid_end_to_end(_at(each, plan)) for each in (whole, some))
+    scale = all_var / part_var.clamp_min(torch.finfo(part_var.dtype).tiny)
+    return replace(newer, mean_SC=newer.mean_SC + all_mean - part_mean, var_SC=newer.var_SC * scale)
 
 
-def _tiny(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).tiny
+def _laid_end_to_end(named: Named) -> tuple[Tensor, Tensor]:
+    means, variances = zip(*named.values(), strict=True)
+    return torch.cat(means), torch.cat(variances)
 
 
 class _Judge:
@@ -147,18 +147,18 @@ class _Judge:
 
     def __init__(self, subject: Subject, batch: Any) -> None:
         self._subject, self._batch = subject, batch
-        self._full = self._outputs(subject.full_plan, {})
+        self._full = self._outputs(subject.build(subject.full_plan).eval(), {})
 
     def __call__(self, plan: RankPlan, one: Named, other: Named) -> float:
         """As a part of the outputs' spread, and the less the less they have in common with the full network's.
 
         A size that is so small that its outputs are noise is not worth the effort: no statistics would mend it.
         """
-        pairs = zip(self._outputs(plan, one), self._outputs(plan, other), self._full, strict=True)
+        network = self._subject.build(plan).eval()
+        pairs = zip(self._outputs(network, one), self._outputs(network, other), self._full, strict=True)
         return max((_distance(a, b) * math.sqrt(_likeness(b, full)) for a, b, full in pairs), default=0.0)
 
-    def _outputs(self, plan: RankPlan, statistics: Named) -> list[Tensor]:
-        network = self._subject.build(plan).eval()
+    def _outputs(self, network: nn.Module, statistics: Named) -> list[Tensor]:
         for name, (mean, var) in statistics.items():
             network.get_submodule(name)._buffers.update(running_mean=mean, running_var=var)
         found = tensors_in(self._subject.forward(network, self._batch))
