@@ -996,6 +996,7 @@ def test_a_header_that_would_take_far_more_memory_than_the_file_is_refused(tmp_p
     assert peak < 4 * path.stat().st_size
 
 
+@pytest.mark.slow
 def test_the_largest_header_that_is_read_takes_a_stated_multiple_of_the_file(tmp_path):
     """Just as many tensors, objects and numbers as are allowed: SECURITY.md says how much memory that is at most."""
     tensors = ",".join(f'"{i:06}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(70_000))

@@ -273,7 +273,7 @@ def troubled(folder, kind, *more, settings=AS_TEXT, **how):
 @pytest.mark.parametrize(
     ("kind", "jobs", "reason"),
     [
-        ("raises", "1", "out of memory"),
+        pytest.param("raises", "1", "out of memory", marks=pytest.mark.slow),
         pytest.param("raises", "2", "out of memory", marks=pytest.mark.slow),
         ("dies", "2", "killed"),
     ],
@@ -299,6 +299,7 @@ def wait_for(condition, seconds=60):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_stopping_while_one_still_loads_its_data_costs_the_other_nothing(tmp_path):
     more = ("--methods", "plain,us-net", "--jobs", "2", "--checkpoint-seconds", "600")
     process = troubled(tmp_path, "slow", *more, settings=[*AS_TEXT, "epochs=100"])
@@ -349,6 +350,7 @@ def _target(link):
         return None
 
 
+@pytest.mark.slow
 def test_a_method_or_a_sweep_is_added_to_what_is_there(copied):
     out = copied
     before = contents(out)
@@ -386,6 +388,7 @@ def test_a_dry_run_says_which_method_cannot_train_the_model(tmp_path):
     assert "groups=4" in us_net.reason
 
 
+@pytest.mark.slow
 def test_two_comparisons_in_one_folder_are_refused(tmp_path):
     more = ("--methods", "plain", "--jobs", "1")
     first = troubled(tmp_path, "slow", *more, settings=[*AS_TEXT, "epochs=100"])
