@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from decomposable import records
-from decomposable.onnx_runtime import onnx_runtime
+from decomposable.edge.onnx_runtime import onnx_runtime
+from decomposable.machine import timestamp
+from decomposable.training import records
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "benchmarks.jsonl"
@@ -65,7 +66,7 @@ def record(name: str, figures: Mapping[str, Any]) -> None:
     """Print the figures and append them, with where they come from, to the records."""
     line = {
         "benchmark": name,
-        "date": records.now(),
+        "date": timestamp(),
         "command": " ".join(
             ["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(records.without_folders, sys.argv[1:])]
         ),

@@ -9,7 +9,7 @@ import torch
 from _common import interleave, ratio_of_medians, record
 from torch.nn import functional as F
 
-from decomposable.cost import TRAFFIC, TWO_LAYER_LOSS, two_factors_are_faster
+from decomposable.sizing.cost import TRAFFIC, TWO_LAYER_LOSS, two_factors_are_faster
 
 BATCH = 128
 LAYOUT = torch.channels_last  # that of the low-rank pass on a CPU

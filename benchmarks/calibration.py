@@ -20,7 +20,7 @@ from _common import record, verdict
 from torch import Tensor, nn
 
 import decomposable as dn
-from decomposable.network import DecomposedNet
+from decomposable.network.decomposed import DecomposedNet
 
 BUDGETS = (0.1, 0.125, 0.15, 0.17, 0.19, 0.215, 0.24, 0.265, 0.29, 0.32, 0.35, 0.4, 0.5, 0.6, 0.75, 0.9, 0.985)
 

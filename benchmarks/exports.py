@@ -13,11 +13,11 @@ from _common import record, verdict
 from torch import nn
 
 import decomposable as dn
-from decomposable.commands.verb import as_table
+from decomposable.console import as_table
+from decomposable.core.forms import FORMS
 from decomposable.export.checking import BATCHES, rounding
 from decomposable.export.subject import subject_of
-from decomposable.forms import FORMS
-from decomposable.network import DecomposedNet
+from decomposable.network.decomposed import DecomposedNet
 
 SIZES = (1.0, 0.5, 0.25, None)  # None: the smallest
 IMAGE = {"resnet50": 64}  # pixels; the others take 32, as on CIFAR

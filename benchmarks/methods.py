@@ -17,8 +17,8 @@ from _common import interleave, record, verdict
 from torch import nn
 
 from decomposable import decompose, methods, models
+from decomposable.methods.settings import Settings
 from decomposable.recipes.paper import CIFAR100
-from decomposable.settings import Settings
 
 ROUNDS = 8
 REFRESH = (1, 8, 32, 128)

@@ -13,8 +13,9 @@ from statistics import fmean, stdev
 
 from _common import record
 
-from decomposable import experiment, recipes
-from decomposable.settings import Settings, from_text
+from decomposable import recipes
+from decomposable.methods.settings import Settings, from_text
+from decomposable.training import experiment
 
 
 def trained(args: argparse.Namespace, refresh: int, seed: int) -> dict:

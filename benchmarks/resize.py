@@ -11,7 +11,7 @@ import torch
 from _common import interleave, ratio_of_medians, record, verdict
 
 import decomposable as dn
-from decomposable.network import DecomposedNet
+from decomposable.network.decomposed import DecomposedNet
 
 SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 

@@ -1,4 +1,4 @@
-"""Decomposing CIFAR ResNet-34 in channel form: `decomposable.svd.svd` against `torch.linalg.svd` layer by layer."""
+"""Decomposing CIFAR ResNet-34 in channel form: `svd` against `torch.linalg.svd` layer by layer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 from _common import interleave, ratio_of_medians, record, summary, verdict
 
 from decomposable import models
-from decomposable.forms import to_matrix
-from decomposable.layers import find_layers
-from decomposable.svd import svd
+from decomposable.core.forms import to_matrix
+from decomposable.core.layers import find_layers
+from decomposable.core.svd import svd
 
 torch.manual_seed(0)
 layers, _ = find_layers(models.resnet34(num_classes=100), "channel")

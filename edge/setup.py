@@ -1,4 +1,4 @@
-"""Which modules of ../src the device needs; nothing else of the package goes into the wheel."""
+"""Which folders of ../src the device needs; nothing else of the package goes into the wheel."""
 
 import re
 import shutil
@@ -11,21 +11,12 @@ from setuptools.command.sdist import sdist
 
 SOURCE = Path("..") / "src" / "decomposable"
 LICENSE = Path("..") / "LICENSE"
-MODULES = {
-    "decomposable": {
-        *("__init__", "cost", "errors", "files", "interpolation", "latency", "locks", "notes", "onnx_runtime"),
-        *("profiles", "progress", "ranks", "rounding", "shrunk", "text", "timing"),
-    },
-    "decomposable.bench": {"__init__", "sweep"},
-    "decomposable.commands": {"__init__", "edge", "verb"},
-    "decomposable.edge": None,  # all of them
-    "decomposable.storage": {"__init__", "fields"},
-}
+PACKAGES = ["decomposable", "decomposable.sizing", "decomposable.edge"]  # the leaves, and two rooms of their own
 ONLY_HERE = "decomposable-edge is built from a checkout, whose ../src it takes: pip wheel ./edge"
 
 
-class Selected(build_py):
-    """Builds the modules that are listed, and no others of their packages."""
+class Afresh(build_py):
+    """Builds these folders and nothing that an earlier build left."""
 
     def run(self) -> None:
         """Build into an empty folder: what an earlier build left there would go into the wheel as well."""
@@ -34,12 +25,6 @@ class Selected(build_py):
         super().run()
         if not self.editable_mode and LICENSE.is_file():
             shutil.copy(LICENSE, Path(self.build_lib) / "decomposable" / "LICENSE")
-
-    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
-        """The modules of a package that take part."""
-        wanted = MODULES[package]
-        found = super().find_package_modules(package, package_dir)
-        return [module for module in found if wanted is None or module[1] in wanted]
 
 
 class Refused(sdist):
@@ -54,8 +39,8 @@ if not (SOURCE / "__init__.py").is_file():
     sys.exit(ONLY_HERE)
 setup(
     version=re.search(r'__version__ = "(.+)"', (SOURCE / "__init__.py").read_text(encoding="utf-8"))[1],
-    packages=list(MODULES),
+    packages=PACKAGES,
     package_dir={"decomposable": SOURCE.as_posix()},
     package_data={"decomposable": ["py.typed"]},
-    cmdclass={"build_py": Selected, "sdist": Refused},
+    cmdclass={"build_py": Afresh, "sdist": Refused},
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import decomposable as dn
-from decomposable import cli
+from decomposable.commands import main as cli
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((CHECKOUT / "examples").glob("*.py"))

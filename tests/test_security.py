@@ -15,23 +15,23 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable import artifact
-from decomposable.checkpoint import CheckpointError, Checkpoints
+from decomposable.data.pickling import MOST_INSTRUCTIONS
 from decomposable.errors import ArtifactError, DecomposableError
-from decomposable.pickling import MOST_INSTRUCTIONS
-from decomposable.storage.fields import MOST_VALUES
-from decomposable.storage.header import MOST_BYTES
-from decomposable.torch_zip import MOST_DIRECTORY
-from decomposable.weights import WeightsError, read_weights
+from decomposable.fields import MOST_VALUES
+from decomposable.network import artifact
+from decomposable.network.file.header import MOST_BYTES
+from decomposable.training.checkpoint import CheckpointError, Checkpoints
+from decomposable.training.torch_zip import MOST_DIRECTORY
+from decomposable.training.weights import WeightsError, read_weights
 
 ROOT = Path(__file__).parents[1]
 READING = """
 import re, sys
 from pathlib import Path
-from decomposable import artifact
-from decomposable.checkpoint import read_checkpoint
+from decomposable.network import artifact
+from decomposable.training.checkpoint import read_checkpoint
 from decomposable.errors import DecomposableError
-from decomposable.weights import read_weights
+from decomposable.training.weights import read_weights
 
 def kilobytes(name):
     return int(re.search(name + r":\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
@@ -83,7 +83,7 @@ def test_the_numbers_in_the_text_are_those_of_the_code():
     text = " ".join((ROOT / "SECURITY.md").read_text().split())
     assert f"at most {MOST_BYTES // 10**6} MB and {MOST_VALUES:,} values" in text
     assert f"a directory has at most {MOST_DIRECTORY // 10**6} MB, a pickle {MOST_INSTRUCTIONS:,} instructions" in text
-    from decomposable.methods.files import _MOST_COMPUTED
+    from decomposable.methods.loading import _MOST_COMPUTED
 
     assert f"at most {_MOST_COMPUTED:,} numbers" in text
 
@@ -126,7 +126,7 @@ def lines_of(read, write, rounds, chance):
 
 
 def test_checkpoints_that_say_anything_are_read_or_refused_in_one_line(tmp_path):
-    from decomposable.storage.container import read_container, write_container
+    from decomposable.network.file.container import read_container, write_container
 
     path, other = tmp_path / "a.pt", tmp_path / "b.pt"
     write_checkpoint(path, {"a": torch.randn(3, 2), "n": {1: (2, None)}})

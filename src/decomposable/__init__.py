@@ -1,9 +1,11 @@
-"""Train a neural network once, then run it at any size. See README.md for the idea, `joint.py` for its heart."""
+"""Train a neural network once, then run it at any size. See README.md for the idea, `core/joint.py` for its heart."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from decomposable.moved import keep_old_paths
 
 __version__ = "0.1.0.dev0"
 
@@ -11,41 +13,42 @@ __version__ = "0.1.0.dev0"
 _HOME = {
     "ArtifactError": "errors",
     "DecomposableError": "errors",
-    "DecomposedNet": "network",
-    "JointObjective": "joint",
-    "Losses": "joint",
-    "RankPlan": "ranks",
-    "Settings": "settings",
+    "DecomposedNet": "network.decomposed",
+    "JointObjective": "core.joint",
+    "Losses": "core.joint",
+    "RankPlan": "sizing.plans",
+    "Settings": "methods.settings",
     "Task": "recipes",
-    "Taylor": "taylor",
-    "SizedNet": "methods.sized",
+    "Taylor": "core.taylor",
+    "SizedNet": "network.sized",
     "compare": "comparison",
-    "decompose": "network",
+    "decompose": "network.decompose",
     "export_any_size": "export.any_size",
     "export_onnx": "export.onnx_file",
     "export_torch": "export.torch_file",
-    "load": "loading",
+    "load": "methods.loading",
     "models": "models",
     "recipes": "recipes",
-    "train": "experiment",
+    "train": "training.experiment",
 }
 
 if TYPE_CHECKING:
     from decomposable import models, recipes
     from decomposable.comparison import compare
+    from decomposable.core.joint import JointObjective, Losses
+    from decomposable.core.taylor import Taylor
     from decomposable.errors import ArtifactError, DecomposableError
-    from decomposable.experiment import train
     from decomposable.export.any_size import export_any_size
     from decomposable.export.onnx_file import export_onnx
     from decomposable.export.torch_file import export_torch
-    from decomposable.joint import JointObjective, Losses
-    from decomposable.loading import load
-    from decomposable.methods.sized import SizedNet
-    from decomposable.network import DecomposedNet, decompose
-    from decomposable.ranks import RankPlan
+    from decomposable.methods.loading import load
+    from decomposable.methods.settings import Settings
+    from decomposable.network.decompose import decompose
+    from decomposable.network.decomposed import DecomposedNet
+    from decomposable.network.sized import SizedNet
     from decomposable.recipes import Task
-    from decomposable.settings import Settings
-    from decomposable.taylor import Taylor
+    from decomposable.sizing.plans import RankPlan
+    from decomposable.training.experiment import train
 
 __all__ = [
     "ArtifactError",
@@ -79,3 +82,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
+
+
+keep_old_paths()

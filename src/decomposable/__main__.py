@@ -1,7 +1,33 @@
-"""`python -m decomposable` is the command `decomposable`."""
+"""Where the commands begin: `python -m decomposable` is `decomposable`; `decomposable-edge` comes with both
+distributions.
+"""
 
 import sys
 
-from decomposable.cli import main
+from decomposable.console import FAILED, INTERRUPTED
+from decomposable.errors import MissingExtraError
 
-sys.exit(main())
+
+def main() -> int:
+    """`decomposable`; the exit code comes back."""
+    from decomposable.commands.main import main as run
+
+    return run()
+
+
+def edge() -> int:
+    """`decomposable-edge`; of the full distribution, the packages that it needs are an extra."""
+    try:
+        from decomposable.edge.command import main as run
+
+        return run()
+    except MissingExtraError as error:
+        sys.stderr.write(f"decomposable-edge: error: {error}\n")
+        return FAILED
+    except KeyboardInterrupt:  # while it was being imported
+        sys.stderr.write("decomposable-edge: interrupted\n")
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

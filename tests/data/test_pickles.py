@@ -250,7 +250,7 @@ def test_a_cell_of_a_huge_number_costs_nothing(load):
 
 
 def test_instructions_are_counted(load, monkeypatch):
-    monkeypatch.setattr("decomposable.pickling.MOST_INSTRUCTIONS", 1000)
+    monkeypatch.setattr("decomposable.data.pickling.MOST_INSTRUCTIONS", 1000)
     assert "more than 1,000 instructions" in refused(load, b"\x80\x02" + b"}" * 2000 + b".")
 
 

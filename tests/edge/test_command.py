@@ -16,7 +16,7 @@ from decomposable.edge.container import seal
 from decomposable.edge.measuring import example, time_sizes
 from decomposable.edge.npy import read_arrays
 from decomposable.errors import DecomposableError, InvalidArgumentError
-from decomposable.latency import LatencyProfile
+from decomposable.sizing.latency import LatencyProfile
 
 
 @pytest.fixture

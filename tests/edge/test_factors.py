@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_matrix, to_weight
+from decomposable.core.svd import svd
 from decomposable.edge.factors import LayerWeights, dense_weight, factor_shapes, full_rank
-from decomposable.forms import first_weight, matrix_shape, second_weight, to_matrix, to_weight
-from decomposable.svd import svd
 
 SHAPES = [((8, 4, 3, 5), "spatial"), ((8, 4, 3, 5), "channel"), ((6, 5, 1, 1), "channel"), ((7, 9), "channel")]
 

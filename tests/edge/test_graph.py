@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, merged_attributes
-from decomposable.storage.fields import Damaged
+from decomposable.fields import Damaged
 
 
 def wired(*nodes, outputs=("y",)):

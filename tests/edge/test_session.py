@@ -25,7 +25,7 @@ from decomposable.edge.building import build
 from decomposable.edge.bundle import read_bundle
 from decomposable.edge.options import default_threads, usable_cores
 from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, how_to_install
-from decomposable.latency import LatencyProfile
+from decomposable.sizing.latency import LatencyProfile
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 SIZES = [

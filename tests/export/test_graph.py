@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 import decomposable
 from decomposable import models
-from decomposable.calls import Call, InputSpec
 from decomposable.errors import DecomposableError, InvalidArgumentError, MissingExtraError
 from decomposable.export import graph
 from decomposable.export.interface import Interface
 from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
+from decomposable.network.calls import Call, InputSpec
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -365,7 +365,7 @@ def test_what_other_threads_print_is_not_lost(capsys):
 
 def test_it_says_nothing_in_a_process_of_its_own():
     code = (
-        "from torch import nn; from decomposable.calls import Call, InputSpec; "
+        "from torch import nn; from decomposable.network.calls import Call, InputSpec; "
         "from decomposable.export.graph import to_onnx; from decomposable.export.interface import Interface; "
         "call = Call.with_first(InputSpec(shape=(3,), dtype='float32')); "
         "to_onnx(nn.Linear(3, 2), Interface(call=call), optimize=True)"

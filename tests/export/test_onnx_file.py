@@ -14,9 +14,9 @@ from decomposable import models
 from decomposable.errors import InvalidArgumentError
 from decomposable.export import checking, onnx_file
 from decomposable.export.program import ExportError
-from decomposable.latency import LatencyProfile, TimedSize, timed_now
-from decomposable.methods.sized import Size, SizedNet
-from decomposable.widths import Widths
+from decomposable.methods.widths import Widths
+from decomposable.network.sized import Size, SizedNet
+from decomposable.sizing.latency import LatencyProfile, TimedSize, timed_now
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -138,7 +138,7 @@ def test_the_file_says_what_it_is(net, tmp_path):
     assert props["decomposable.version"] == dn.__version__
     assert int(props["decomposable.macs"]) == report.macs
     assert int(props["decomposable.full_params"]) == report.full_params
-    assert json.loads(props["decomposable.ranks"]) == dict(report.ranks)
+    assert json.loads(props["decomposable.sizing.ranks"]) == dict(report.ranks)
     assert list(tmp_path.iterdir()) == [path]
     for word in (f"{report.macs:,}", f"{report.params:,}", f"{report.bytes:,}", f"{report.largest_difference:.1e}"):
         assert word in str(report)

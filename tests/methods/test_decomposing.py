@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from decomposable import models
-from decomposable.criteria import CRITERIA
+from decomposable.core.criteria import CRITERIA
+from decomposable.core.forms import FORMS
 from decomposable.errors import InvalidArgumentError
-from decomposable.forms import FORMS
 from decomposable.methods.base import Material
 from decomposable.methods.decomposing import decomposed, each_form_and_criterion, short_name
-from decomposable.settings import Settings
+from decomposable.methods.settings import Settings
 
 
 @pytest.fixture(autouse=True)

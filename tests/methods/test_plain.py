@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from decomposable import DecomposedNet, models
 from decomposable.methods.base import Material
 from decomposable.methods.plain import METHOD
-from decomposable.settings import Settings, with_overrides
+from decomposable.methods.settings import Settings, with_overrides
 
 SETTINGS = Settings(method="plain", calibrated_sizes=(0.3, 0.6))
 VARIANTS = METHOD.trainings(SETTINGS)[0].variants

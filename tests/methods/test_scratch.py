@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import decompose, models
+from decomposable.core.standin import StandIn
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError, NonFiniteError
 from decomposable.methods.base import Material
 from decomposable.methods.scratch import METHOD
-from decomposable.methods.sized import restored
-from decomposable.settings import Settings
-from decomposable.standin import StandIn
-from decomposable.storage.container import read_container
+from decomposable.methods.settings import Settings
+from decomposable.network.file.container import read_container
+from decomposable.network.sized import restored
 
 SETTINGS = Settings(method="scratch", ranks=(9, 7, 4, 2))
 FORMS = ["spatial", "channel"]

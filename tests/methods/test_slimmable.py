@@ -5,14 +5,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from decomposable import experiment, methods, models
+from decomposable import methods, models
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Material
-from decomposable.methods.sized import restored
+from decomposable.methods.settings import Settings
 from decomposable.methods.slimmable import METHOD
-from decomposable.settings import Settings
-from decomposable.storage.container import read_container
-from decomposable.training import parameter_groups
+from decomposable.network.file.container import read_container
+from decomposable.network.sized import restored
+from decomposable.training import experiment
+from decomposable.training.loop import parameter_groups
 
 SETTINGS = Settings(method="slimmable", widths=(0.25, 0.5, 0.75, 1.0))
 EXAMPLE = torch.zeros(1, 1, 8, 8)

@@ -10,11 +10,12 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import models
+from decomposable.core.forms import form_for, to_matrix, to_weight
+from decomposable.core.standin import StandIn
 from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError, NonFiniteError
-from decomposable.forms import form_for, to_matrix, to_weight
 from decomposable.methods.base import Material
 from decomposable.methods.plain.step import PlainStep
-from decomposable.methods.sized import restored
+from decomposable.methods.settings import Settings, with_overrides
 from decomposable.methods.tucker import CIFAR_GRID, IMAGENET_GRID, METHOD
 from decomposable.methods.tucker.layers import (
     Pair,
@@ -28,10 +29,9 @@ from decomposable.methods.tucker.layers import (
 from decomposable.methods.tucker.ranks import SMALLER, LayerRanks, Positions, Structure, is_dense, structure_of
 from decomposable.methods.tucker.tensors import Tucker2, decomposed_again, possible_ranks, tucker2, unfold
 from decomposable.methods.tucker.vbmf import vbmf
-from decomposable.settings import Settings, with_overrides
-from decomposable.standin import StandIn
-from decomposable.storage.container import read_container
-from decomposable.weights import load_weights_
+from decomposable.network.file.container import read_container
+from decomposable.network.sized import restored
+from decomposable.training.weights import load_weights_
 
 FORMS = ["tucker", "channel", "spatial"]
 

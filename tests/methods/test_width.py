@@ -5,14 +5,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from decomposable import experiment, methods, models
-from decomposable.checkpoint import seed_everything
+from decomposable import methods, models
+from decomposable.core.tracing import trace
 from decomposable.methods.base import Material
-from decomposable.methods.sized import restored
+from decomposable.methods.settings import Settings
 from decomposable.methods.width import METHOD
-from decomposable.settings import Settings
-from decomposable.storage.container import read_container
-from decomposable.tracing import trace
+from decomposable.network.file.container import read_container
+from decomposable.network.sized import restored
+from decomposable.training import experiment
+from decomposable.training.checkpoint import seed_everything
 
 SETTINGS = Settings(method="width", width=0.5)
 EXAMPLE = torch.zeros(1, 1, 8, 8)

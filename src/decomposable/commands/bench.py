@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks, opening
-from decomposable.commands.verb import (
+from decomposable.console import (
     Verb,
     alignment,
     as_table,
@@ -26,7 +26,7 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from decomposable.latency import Entry, LatencyProfile
+    from decomposable.sizing.latency import Entry, LatencyProfile
 
 HEADER = ("runtime", "size", "MACs", "parameters", "median ms", "middle half", "speed-up", "repetitions")
 
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _place(options: argparse.Namespace) -> Path:
     """Where the profile goes, seen to before anything is measured."""
-    from decomposable.latency import LatencyProfile
+    from decomposable.sizing.latency import LatencyProfile
 
     beside = LatencyProfile.path_beside(options.file)
     if options.file.exists() and (options.out is None or options.file.suffix == ".onnx"):  # a session keeps it there
@@ -84,10 +84,10 @@ def _place(options: argparse.Namespace) -> Path:
 
 
 def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: ProgressLine) -> LatencyProfile:
-    from decomposable.bench.measuring import measure
-    from decomposable.latency import LatencyProfile
-    from decomposable.network import DecomposedNet
-    from decomposable.parts import InputSpec
+    from decomposable.export.measuring import measure
+    from decomposable.network.calls import InputSpec
+    from decomposable.network.decomposed import DecomposedNet
+    from decomposable.sizing.latency import LatencyProfile
 
     runtimes = _runtimes(options.runtime)
     net = opening.open_network(options)
@@ -125,7 +125,7 @@ def _threads(options: argparse.Namespace) -> int:
 
 
 def _runtimes(text: str | None) -> Sequence[str]:
-    from decomposable.latency import RUNTIMES
+    from decomposable.sizing.latency import RUNTIMES
 
     if text is None:
         return RUNTIMES if find_spec("onnxruntime") and find_spec("onnxscript") else RUNTIMES[:1]

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
-from decomposable.commands.verb import Verb, multiple, parse_sizes, progress_line, showing_warnings
+from decomposable.console import Verb, multiple, parse_sizes, progress_line, showing_warnings
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress, Report
 
 if TYPE_CHECKING:
-    from decomposable.calibration import CalibrationReport, Statistics
-    from decomposable.network import DecomposedNet
-    from decomposable.ranks import RankSelector
+    from decomposable.methods.settings import Settings
+    from decomposable.network.calibration.statistics import CalibrationReport, Statistics
+    from decomposable.network.decomposed import DecomposedNet
     from decomposable.recipes import Task
-    from decomposable.settings import Settings
+    from decomposable.sizing.ranks import RankSelector
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +47,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from decomposable import artifact
-    from decomposable.devices import choose_device
+    from decomposable.network import artifact
+    from decomposable.training.devices import choose_device
 
     out = _place(options)
     device = choose_device(options.device)
@@ -93,7 +93,7 @@ def _sizes(selector: RankSelector, options: argparse.Namespace) -> list[float] |
 
 def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
     """The settings of the file's training, with what was asked for besides."""
-    from decomposable.settings import with_overrides
+    from decomposable.methods.settings import with_overrides
 
     given = {
         "calibration_images": ("--images", options.images),
@@ -111,8 +111,8 @@ def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
 
 def _opened(file: Path, task: Task) -> DecomposedNet:
     """The network, by the model that its file knows, or else by that of the recipe."""
-    from decomposable.calibration import tracked_batch_norms
-    from decomposable.loading import load
+    from decomposable.methods.loading import load
+    from decomposable.network.calibration.statistics import tracked_batch_norms
 
     try:
         net: DecomposedNet = load(file)
@@ -134,8 +134,8 @@ def _calibrated(
     progress: Report,
 ) -> tuple[CalibrationReport, int]:
     """Calibrate with the first images of an epoch, as at the end of a training; also how many those were."""
-    from decomposable.evaluation import WrongDataError
-    from decomposable.experiment import material_for
+    from decomposable.training.evaluation import WrongDataError
+    from decomposable.training.experiment import material_for
 
     progress(Progress("reading the data"))
     batches = material_for(task.load_data(), settings, task.loss, progress).calibration
@@ -201,7 +201,7 @@ def _show(
         }
         print(json.dumps(content))
         return
-    from decomposable.rounding import described
+    from decomposable.sizing.rounding import described
 
     batches = f"{report.batches} batch{'es' if report.batches > 1 else ''}"
     seen = f"{images:,} images in {batches}, {report.seconds:.1f} s"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import trainings
-from decomposable.commands.verb import Verb, as_table, progress_line
+from decomposable.console import Verb, as_table, progress_line
 from decomposable.errors import InvalidArgumentError, MissingExtraError
 from decomposable.progress import Progress, ProgressLine
 
@@ -48,7 +48,7 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable import recipes
     from decomposable.comparison import running
     from decomposable.comparison.watching import Watchers
-    from decomposable.settings import from_text
+    from decomposable.methods.settings import from_text
 
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
     if options.out is None:
@@ -164,8 +164,8 @@ def _cell(points: list[Mapping[str, Any]], size: float) -> str:
 
 def _draw(out: Path, content: Mapping[str, Any]) -> str:
     """Write the figure, if what it takes is installed; what to say about it."""
+    from decomposable.comparison import figure
     from decomposable.files import write_atomically
-    from decomposable.report import comparison as figure
 
     if not content["methods"]:
         return "No figure: nothing is trained yet"

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from decomposable.commands.verb import Verb, progress_line
+from decomposable.console import Verb, progress_line
 from decomposable.errors import how_to_install
 from decomposable.progress import Progress, ProgressLine
 
@@ -30,7 +30,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _demonstrate(options: argparse.Namespace, line: ProgressLine) -> None:
-    from decomposable import demo
+    from decomposable.commands import demonstration as demo
 
     settings = demo.Settings(seed=options.seed, runs=options.runs)
     demo.require_extra()

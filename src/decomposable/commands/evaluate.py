@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
-from decomposable.commands.verb import Verb, parse_sizes, progress_line, rounding, showing_warnings
+from decomposable.console import Verb, parse_sizes, progress_line, rounding, showing_warnings
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Tracker
 
 if TYPE_CHECKING:
-    from decomposable.evaluation import Row
-    from decomposable.methods.sized import SizedNet
-    from decomposable.ranks import Measure, RankPlan
-    from decomposable.storage.contents import Artifact
+    from decomposable.network.file.contents import Artifact
+    from decomposable.network.sized import SizedNet
+    from decomposable.sizing.plans import RankPlan
+    from decomposable.sizing.ranks import Measure
+    from decomposable.training.evaluation import Row
 
 DEFAULT = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 
@@ -36,11 +37,11 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from dataclasses import asdict
 
-    from decomposable import artifact
-    from decomposable.devices import choose_device
-    from decomposable.evaluation import Row, accuracy
-    from decomposable.loading import load
-    from decomposable.rounding import described
+    from decomposable.methods.loading import load
+    from decomposable.network import artifact
+    from decomposable.sizing.rounding import described
+    from decomposable.training.devices import choose_device
+    from decomposable.training.evaluation import Row, accuracy
 
     device = choose_device(options.device)
     description = networks.sized_description(options.file)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from decomposable.commands import networks, opening
-from decomposable.commands.verb import Verb, parse_size, progress_line, showing_warnings
+from decomposable.console import Verb, parse_size, progress_line, showing_warnings
 from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from decomposable.export.report import ExportReport
-    from decomposable.network import DecomposedNet
-    from decomposable.ranks import RankPlan
+    from decomposable.network.decomposed import DecomposedNet
+    from decomposable.sizing.plans import RankPlan
 
 ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
 
@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace) -> None:
         about |= {"align": plan and plan.align, "instead_of": plan and plan.instead_of}
         print(json.dumps({**asdict(report), **about}))
         return
-    from decomposable.rounding import described
+    from decomposable.sizing.rounding import described
 
     asked = ", ".join(f"{name}={value}" for name, value in size.items())
     taken = "" if plan is None else f" ({described(plan.align)})"
@@ -112,7 +112,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _rounded(options: argparse.Namespace, kind: str, net: nn.Module, size: dict[str, Any]) -> RankPlan | None:
     """The plan for a size of a decomposed network, whose ranks are rounded unless `size` says how; None without one."""
-    from decomposable.network import DecomposedNet
+    from decomposable.network.decomposed import DecomposedNet
 
     if not size or not isinstance(net, DecomposedNet):
         return None
@@ -206,7 +206,7 @@ def _exported(
 
 
 def _how_to_run(report: ExportReport) -> str:
-    from decomposable.calls import INPUT
+    from decomposable.network.calls import INPUT
 
     name, names = str(report.path), list(report.inputs)
     is_default = names == [INPUT]

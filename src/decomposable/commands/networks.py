@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands.verb import as_table, parse_size
+from decomposable.console import as_table, parse_size
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.notes import measured_rows, recipe_in
 from decomposable.text import printable
 
 if TYPE_CHECKING:
-    from decomposable.evaluation import Row
+    from decomposable.methods.settings import Settings
+    from decomposable.network.file.contents import Artifact
     from decomposable.recipes import Task
-    from decomposable.settings import Settings
-    from decomposable.storage.contents import Artifact
+    from decomposable.training.evaluation import Row
 
 HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks", "test accuracy")
 
@@ -63,8 +63,8 @@ def first_complaint(contents: Artifact, sizes: Sequence[float]) -> str | None:
 
 def sized_description(path: Path) -> dict[str, Any] | None:
     """What a file says of itself that holds the sizes of a method which does not decompose; None for other files."""
-    from decomposable.storage.container import open_container
-    from decomposable.storage.parsing import kind_of
+    from decomposable.network.file.container import open_container
+    from decomposable.network.file.parsing import kind_of
 
     with open_container(path) as container:
         return container.description if kind_of(path, container.description) == "sized" else None
@@ -72,8 +72,8 @@ def sized_description(path: Path) -> dict[str, Any] | None:
 
 def sized_rows(path: Path, description: Mapping[str, Any]) -> list[tuple[str, Row]]:
     """The sizes of such a file under their own names, with the accuracies that it knows."""
-    from decomposable.evaluation import Row
-    from decomposable.methods.sized import sizes_of
+    from decomposable.network.sized import sizes_of
+    from decomposable.training.evaluation import Row
 
     known = {
         (row["macs"], row["params"]): accuracy
@@ -98,7 +98,7 @@ def task_and_settings(info: Mapping[str, Any], recipe: str | None, data: Path | 
     names would run a stranger's choice of code.
     """
     from decomposable import recipes
-    from decomposable.settings import from_plain
+    from decomposable.methods.settings import from_plain
 
     stored = recipe_in(info)
     name = recipe or stored

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
-from decomposable.commands.verb import alignment as alignment
+from decomposable.console import alignment as alignment
 from decomposable.errors import InvalidArgumentError
 from decomposable.notes import recipe_in
 
@@ -29,7 +29,7 @@ def add_code(parser: argparse.ArgumentParser) -> None:
 
 def open_network(options: argparse.Namespace) -> nn.Module:
     """What the file holds, with the model's code from wherever it is known."""
-    from decomposable.loading import load
+    from decomposable.methods.loading import load
 
     net: nn.Module
     if options.model is not None:
@@ -50,7 +50,7 @@ def open_network(options: argparse.Namespace) -> nn.Module:
 
 def _info(file: Path) -> Mapping[str, Any]:
     """What the maker of a file noted in it."""
-    from decomposable.storage.container import open_container
+    from decomposable.network.file.container import open_container
 
     with open_container(file) as container:
         info = container.description.get("info")
@@ -97,7 +97,7 @@ def example(text: str, net: nn.Module) -> Tensor:
     import torch
 
     from decomposable.export.quiet import reason
-    from decomposable.parts import InputSpec
+    from decomposable.network.calls import InputSpec
 
     shape, _, name = text.partition(":")
     sizes = [int(size) if size.isdecimal() and len(size) < 9 else 0 for size in shape.split("x")]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks, opening
-from decomposable.commands.verb import Verb
+from decomposable.console import Verb
 
 if TYPE_CHECKING:
-    from decomposable.ranks import RankPlan
+    from decomposable.sizing.plans import RankPlan
 
 KINDS = ("state-dict", "artifact")
 
@@ -35,8 +35,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from decomposable import artifact
     from decomposable.errors import InvalidArgumentError
+    from decomposable.network import artifact
 
     asked, size = networks.size_asked(options)
     if options.align is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
-from decomposable.commands.verb import Verb, progress_line
+from decomposable.console import Verb, progress_line
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.notes import measured_sizes, recipe_in
 from decomposable.progress import Tracker
@@ -20,8 +20,8 @@ from decomposable.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from decomposable.evaluation import Row
-    from decomposable.storage.contents import Artifact
+    from decomposable.network.file.contents import Artifact
+    from decomposable.training.evaluation import Row
 
 USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1)
 SEARCH_STEPS = 6
@@ -51,7 +51,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from decomposable import artifact
+    from decomposable.network import artifact
 
     drop = options.accuracy_drop
     if drop is not None and not 0 <= drop <= 100:
@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> None:
     """The sizes of a method that does not decompose: those that it has, and no others."""
-    from decomposable.evaluation import smallest_within
+    from decomposable.training.evaluation import smallest_within
 
     named, method = networks.sized_rows(options.file, description), one_line(description.get("method"), 80)
     drop = options.accuracy_drop
@@ -99,7 +99,7 @@ def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> 
 
 def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
     """The sizes whose accuracy was measured; where there are none, a list of usual ones; and the smallest possible."""
-    from decomposable.evaluation import Row
+    from decomposable.training.evaluation import Row
 
     selector = contents.selector
     by_ranks = {}  # a file that was resized has the same largest size for many budgets: the smallest of them counts
@@ -114,7 +114,7 @@ def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
 
 def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) -> Row:
     """The smallest size within the drop: of those measured or, with data, of any."""
-    from decomposable.evaluation import smallest_within
+    from decomposable.training.evaluation import smallest_within
 
     found = smallest_within(rows, options.accuracy_drop) if options.data is None and options.recipe is None else None
     if found is not None:
@@ -126,9 +126,9 @@ def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) 
 
 
 def _searched(options: argparse.Namespace, contents: Artifact) -> Row:
-    from decomposable.devices import choose_device
-    from decomposable.evaluation import Row, accuracy
-    from decomposable.loading import load
+    from decomposable.methods.loading import load
+    from decomposable.training.devices import choose_device
+    from decomposable.training.evaluation import Row, accuracy
 
     device = choose_device(options.device)
     task = networks.find_task(contents.info, options.recipe, options.data)
@@ -152,7 +152,7 @@ def search(measure: Callable[[float], Row], smallest: float, drop: float) -> Row
 
     All of the usual ones, because accuracy need not fall evenly: below a size that is not good, one may be.
     """
-    from decomposable.evaluation import smallest_within
+    from decomposable.training.evaluation import smallest_within
 
     rows = [measure(size) for size in USUAL if size >= smallest]
     good = smallest_within(rows, drop)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decomposable.commands import networks, trainings
-from decomposable.commands.verb import Verb, progress_line
+from decomposable.console import Verb, progress_line
 from decomposable.progress import Progress, ProgressLine
 
 
@@ -36,10 +36,11 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace, line: ProgressLine) -> None:
-    from decomposable import experiment, methods, recipes
+    from decomposable import methods, recipes
     from decomposable.errors import InvalidArgumentError
-    from decomposable.evaluation import Row
-    from decomposable.settings import from_text
+    from decomposable.methods.settings import from_text
+    from decomposable.training import experiment
+    from decomposable.training.evaluation import Row
 
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
     methods.find(settings.method)  # an unknown one is refused before a dry run, too

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from decomposable import methods, training
-from decomposable.checkpoint import seed_everything
+from decomposable import methods
 from decomposable.comparison.parts import Comparison, Part
 from decomposable.comparison.running import Circumstances
 from decomposable.comparison.workers import threads_for
 from decomposable.data.base import Data, TrainBatches
 from decomposable.errors import DecomposableError
-from decomposable.network import decompose
+from decomposable.methods.settings import Settings
+from decomposable.network.decompose import decompose
 from decomposable.progress import Progress, Report
-from decomposable.settings import Settings
+from decomposable.training import loop as training
+from decomposable.training.checkpoint import seed_everything
 
 TIMED_STEPS = 4
 START_SECONDS = 4.0  # of a process: python and torch
@@ -174,7 +175,7 @@ def _timed(function: Callable[[], Any], repeats: int) -> float:
 
 def _steps_made(part: Part) -> int:
     """Of a training that was cut off, as its metrics say: a checkpoint is large."""
-    from decomposable.metrics import read_metrics
+    from decomposable.training.metrics import read_metrics
 
     if not part.is_begun:
         return 0

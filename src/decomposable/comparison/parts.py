@@ -14,8 +14,8 @@ from pathlib import Path
 from decomposable import methods
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods import Training
-from decomposable.runs import RunFolder
-from decomposable.settings import Settings, with_overrides
+from decomposable.methods.settings import Settings, with_overrides
+from decomposable.training.runs import RunFolder
 
 RANKS_FROM = "decomposable"  # whose ranks a network has that is trained from scratch
 

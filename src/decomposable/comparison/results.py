@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from decomposable import methods, records
+from decomposable import methods
 from decomposable.comparison.parts import Comparison, Part
-from decomposable.runs import RunError
+from decomposable.machine import timestamp
+from decomposable.training.runs import RunError
 
 Rows = list[dict[str, Any]]
 _NUMBERS = ("size", "macs", "params", "macs_fraction", "params_fraction", "accuracy")
@@ -43,7 +44,7 @@ def summary(comparison: Comparison) -> dict[str, Any]:
         "recipe": comparison.recipe,
         "seeds": list(comparison.seeds),
         "sizes": list(comparison.settings.sizes),
-        "made": records.now(),
+        "made": timestamp(),
         "methods": {},
     }
     for name in comparison.methods:

@@ -13,19 +13,21 @@ from typing import Any
 
 import torch
 
-from decomposable import artifact, experiment, methods, recipes
+from decomposable import methods, recipes
 from decomposable.comparison.parts import Comparison, Part, plan
 from decomposable.comparison.results import summary
 from decomposable.comparison.scheduling import Failures, one_by_one, side_by_side
 from decomposable.comparison.watching import Watch, Watchers
 from decomposable.comparison.workers import cores
-from decomposable.devices import choose_device
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import write_atomically
+from decomposable.methods.settings import Settings, with_overrides
+from decomposable.network import artifact
 from decomposable.progress import Progress, Report, quiet, shown
-from decomposable.runs import RunError, RunFolder, check_same_run, held
-from decomposable.settings import Settings, with_overrides
-from decomposable.training import Say
+from decomposable.training import experiment
+from decomposable.training.devices import choose_device
+from decomposable.training.loop import Say
+from decomposable.training.runs import RunError, RunFolder, check_same_run, held
 
 MOST_JOBS = 4  # side by side unless more are asked for: each takes the memory of a training
 SET_BY_ITSELF = {

@@ -11,7 +11,7 @@ from decomposable.comparison.watching import Watch
 from decomposable.comparison.workers import Train, Worker, reason_of, threads_for
 from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.progress import Progress
-from decomposable.runs import RunFolder
+from decomposable.training.runs import RunFolder
 
 Failures = dict[str, str]  # why, by the name of the part
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from decomposable.comparison.parts import Part
 from decomposable.progress import Progress, Report, as_duration, quiet
-from decomposable.training import Say
+from decomposable.training.loop import Say
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from decomposable.errors import DecomposableError
 from decomposable.files import write_atomically
 from decomposable.interrupts import Interrupted
 from decomposable.progress import Progress, Report
-from decomposable.runs import RunFolder
+from decomposable.training.runs import RunFolder
 
 SECONDS_BETWEEN_LINES = 0.5
 Train = Callable[[Any, Report, Callable[[str], None]], dict[str, Any]]

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from decomposable.edge.source import Source, Stored
 from decomposable.edge.wire import SMALL, Place
-from decomposable.storage.fields import require
+from decomposable.fields import require
 
 Array = NDArray[Any]
 

@@ -22,7 +22,7 @@ from decomposable.edge.bundle import Bundle
 from decomposable.edge.factors import LayerWeights
 from decomposable.edge.folding import Norm, folded
 from decomposable.edge.graph import first_of, merged_attributes, number, second_of
-from decomposable.ranks import RankPlan
+from decomposable.sizing.plans import RankPlan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from decomposable.cost import LayerCost, dense_size, factor_sizes
 from decomposable.edge.arrays import Array, in_memory, type_name
 from decomposable.edge.container import Unsealed, unseal
 from decomposable.edge.factors import LayerWeights, factor_shapes, full_rank
@@ -25,18 +24,11 @@ from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, 
 from decomposable.edge.source import Stored
 from decomposable.edge.statistics import Statistics
 from decomposable.errors import ArtifactError
-from decomposable.ranks import RankSelector
-from decomposable.shrunk import plan_of, with_stored
-from decomposable.storage.fields import (
-    MOST,
-    MOST_VALUES,
-    Damaged,
-    Fields,
-    alignments_from,
-    grids_from,
-    left_alone_from,
-    require,
-)
+from decomposable.fields import MOST, MOST_VALUES, Damaged, Fields, require
+from decomposable.sizing.cost import LayerCost, dense_size, factor_sizes
+from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.record import alignments_from, grids_from, left_alone_from
+from decomposable.sizing.shrunk import plan_of, with_stored
 from decomposable.text import one_line
 
 _MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory for a claim

@@ -10,17 +10,19 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from decomposable import __version__
-from decomposable.commands.verb import (
+from decomposable.console import (
+    OneLineParser,
     alignment,
     as_table,
     batch_size,
     parse_size,
     parse_sizes,
+    run_command,
     seconds,
     showing_warnings,
     threads,
@@ -29,64 +31,37 @@ from decomposable.edge.arrays import Array
 from decomposable.edge.bundle import read_bundle
 from decomposable.edge.npy import read_arrays
 from decomposable.edge.session import AnySizeSession, usual_plans
-from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.errors import InvalidArgumentError
 from decomposable.files import replacing
-from decomposable.interpolation import position
-from decomposable.latency import Entry, LatencyProfile
 from decomposable.notes import measured_sizes
-from decomposable.ranks import RankPlan
-from decomposable.rounding import described
+from decomposable.sizing.interpolation import position
+from decomposable.sizing.latency import Entry, LatencyProfile
+from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.rounding import described
 from decomposable.text import printable
 
-OK, FAILED, CALLED_WRONG, INTERRUPTED = 0, 1, 2, 130
 PROGRAM = "decomposable-edge"
 _LEAST = 1e-9  # of the bases: the size that takes least time to open
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code comes back: 0 it worked, 1 it failed, 2 it was called wrong, 130 interrupted."""
-    try:
-        options = _parser().parse_args(argv)
-    except SystemExit as done:  # --help and --version end here too
-        return int(done.code or OK)
-    try:
-        options.do(options)
-        sys.stdout.flush()
-    except InvalidArgumentError as error:
-        return _fail(options, error, CALLED_WRONG)
-    except OSError as error:
-        return _fail(options, f"{error.filename}: {error.strerror}" if error.filename else error, FAILED)
-    except DecomposableError as error:
-        return _fail(options, error, FAILED)
-    except KeyboardInterrupt:
-        sys.stderr.write(f"{PROGRAM} {options.verb}: interrupted\n")
-        return INTERRUPTED
-    return OK
-
-
-def _fail(options: argparse.Namespace, error: object, code: int) -> int:
-    sys.stderr.write(f"{PROGRAM} {options.verb}: error: {printable(' '.join(str(error).split()))}\n")
-    return code
+    return run_command(PROGRAM, _parser, argv)
 
 
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(CALLED_WRONG, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=PROGRAM, description="Run an any-size ONNX file at any size, without PyTorch.")
+    parser = OneLineParser(prog=PROGRAM, description="Run an any-size ONNX file at any size, without PyTorch.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb_name", required=True)
 
-    def verb(name: str, summary: str, do: Any) -> argparse.ArgumentParser:
+    def verb(name: str, summary: str, run: Any) -> argparse.ArgumentParser:
         one = verbs.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         one.add_argument("file", metavar="FILE", type=Path, help="an any-size ONNX file, of `decomposable export`")
-        one.set_defaults(do=do)
+        one.set_defaults(run=run, if_interrupted="")
         return one
 
     sizes = verb("sizes", "list sizes: what they cost, and what was measured of them", _sizes)

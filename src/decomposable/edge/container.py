@@ -27,7 +27,7 @@ from onnx import TensorProto, helper
 from decomposable.edge.arrays import Array, stored_array, tensor_of
 from decomposable.edge.source import Source, Stored
 from decomposable.edge.wire import FUNCTIONS, GRAPH, Key, Place, outline
-from decomposable.storage.fields import Damaged, parse_json, require
+from decomposable.fields import Damaged, parse_json, require
 
 FORMAT = 1
 """The version of the format that is written; a file of a larger one is refused."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from decomposable.cost import factor_sizes
 from decomposable.edge.arrays import Array
 from decomposable.edge.source import Stored
 from decomposable.locks import ForkLock
+from decomposable.sizing.cost import factor_sizes
 
 
 def factor_shapes(shape: Sequence[int], form: str, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

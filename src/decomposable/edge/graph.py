@@ -18,7 +18,7 @@ import onnx
 from onnx import AttributeProto, NodeProto
 
 from decomposable.edge.container import graphs_of
-from decomposable.storage.fields import require
+from decomposable.fields import require
 
 
 @dataclass(frozen=True)

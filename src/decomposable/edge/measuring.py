@@ -8,12 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from decomposable.bench.sweep import Runs, sweep
+from decomposable.checks import is_integer
 from decomposable.edge.arrays import Array
 from decomposable.edge.bundle import Port
 from decomposable.errors import InvalidArgumentError
-from decomposable.latency import Entry
-from decomposable.ranks import RankPlan, RankSelector, is_integer
+from decomposable.sizing.latency import Entry
+from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.sweep import Runs, sweep
 
 RUNTIME = "onnxruntime"
 Run = Callable[[dict[str, Array]], object]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from decomposable.checks import is_integer, is_number
+from decomposable.edge.onnx_runtime import onnx_runtime
 from decomposable.errors import InvalidArgumentError
-from decomposable.onnx_runtime import onnx_runtime
-from decomposable.ranks import is_integer, is_number
-from decomposable.timing import check_threads, most_threads
+from decomposable.machine import check_threads, most_threads
 
 ort = onnx_runtime()
 _CPU = "CPUExecutionProvider"

@@ -22,14 +22,15 @@ from decomposable.edge.building import build
 from decomposable.edge.bundle import Bundle, Port, read_bundle
 from decomposable.edge.feeding import feeds_of
 from decomposable.edge.measuring import RUNTIME, example, time_sizes
+from decomposable.edge.onnx_runtime import onnx_runtime
 from decomposable.edge.options import RuntimeOptions, check_count, check_measuring
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
-from decomposable.interpolation import NOT_CALIBRATED
-from decomposable.latency import LatencyProfile, choose_timed
 from decomposable.locks import ForkLock
-from decomposable.onnx_runtime import onnx_runtime
-from decomposable.ranks import RankPlan, RankSelector
-from decomposable.shrunk import check_plan
+from decomposable.sizing.interpolation import NOT_CALIBRATED
+from decomposable.sizing.latency import LatencyProfile, choose_timed
+from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.shrunk import check_plan
 from decomposable.text import one_line
 
 ort = onnx_runtime()

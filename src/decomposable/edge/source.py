@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decomposable.errors import ArtifactError
-from decomposable.storage.fields import require
+from decomposable.fields import require
 
 BLOCK = 1 << 18  # bytes that are read and checked as one
 

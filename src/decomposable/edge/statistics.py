@@ -8,8 +8,8 @@ import numpy as np
 
 from decomposable.edge.arrays import Array
 from decomposable.edge.source import Stored
-from decomposable.interpolation import CalibratedSizes
-from decomposable.ranks import RankPlan
+from decomposable.sizing.interpolation import CalibratedSizes
+from decomposable.sizing.plans import RankPlan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

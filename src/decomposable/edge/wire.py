@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from decomposable.edge.source import Source
-from decomposable.storage.fields import Damaged, require
+from decomposable.fields import Damaged, require
 
 Place = tuple[int, int]
 """Where values lie in the file: the first byte, and how many."""

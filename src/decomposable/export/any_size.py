@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from decomposable.calls import INPUT, Call
-from decomposable.capture import Captured
+from decomposable.core.tracing import Forward
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.export.any_size_graph import in_pairs, tidy, to_keep, to_rename
 from decomposable.export.checking import as_numpy, check_tolerance, largest_difference, require_close, torch_runner
@@ -37,13 +36,15 @@ from decomposable.export.report import ExportReport
 from decomposable.export.subject import same_shapes, taken_by
 from decomposable.export.trials import Trials, trials_of
 from decomposable.files import replacing
-from decomposable.interpolation import position
-from decomposable.network import DecomposedNet
-from decomposable.ranks import RankPlan, RankSelector
-from decomposable.storage.container import as_json
-from decomposable.storage.contents import Artifact
-from decomposable.storage.fields import left_alone_records
-from decomposable.tracing import Forward
+from decomposable.network.calls import INPUT, Call
+from decomposable.network.capture import Captured
+from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.file.container import as_json
+from decomposable.network.file.contents import Artifact
+from decomposable.sizing.interpolation import position
+from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.record import left_alone_records
 
 if TYPE_CHECKING:
     import onnx

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from decomposable.core.layers import avoid_fast_paths_
+from decomposable.core.tree import rewire
 from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
-from decomposable.layers import avoid_fast_paths_
-from decomposable.network import DecomposedNet
-from decomposable.storage.contents import Artifact
-from decomposable.storage.skeleton import join
-from decomposable.tree import rewire
+from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.file.contents import Artifact
+from decomposable.network.file.skeleton import join
 
 if TYPE_CHECKING:
     import onnx

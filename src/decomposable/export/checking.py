@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from decomposable.calls import Call
+from decomposable.checks import is_number
+from decomposable.core.tree import deep_copy
+from decomposable.edge.onnx_runtime import onnx_runtime
 from decomposable.errors import InvalidArgumentError
 from decomposable.export.interface import Feeds
 from decomposable.export.program import ExportError, run
 from decomposable.export.quiet import reason
-from decomposable.onnx_runtime import onnx_runtime
-from decomposable.ranks import is_number
-from decomposable.tree import deep_copy
+from decomposable.network.calls import Call
 
 if TYPE_CHECKING:
     import onnx

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decomposable.calls import Call
+from decomposable.checks import is_integer
 from decomposable.errors import InvalidArgumentError
-from decomposable.ranks import is_integer
+from decomposable.network.calls import Call
 
 BATCH = "batch"
 """What the first axis of every input is called."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from decomposable import __version__
+from decomposable.core.tracing import Forward
 from decomposable.errors import InvalidArgumentError
 from decomposable.export.checking import (
     check_tolerance,
@@ -26,7 +27,6 @@ from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
 from decomposable.export.trials import Trials, trials_of
 from decomposable.files import write_atomically
-from decomposable.tracing import Forward
 
 if TYPE_CHECKING:
     import onnx

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from decomposable.calls import INPUT, Call
+from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.export.interface import BATCH, Feeds, Interface, resized
 from decomposable.export.named import Named, is_plain, plain
 from decomposable.export.quiet import quiet, reason
-from decomposable.tree import deep_copy, rewire, unwrap
+from decomposable.network.calls import INPUT, Call
 
 _TRACED = 2  # an axis of one would be taken for a constant
 

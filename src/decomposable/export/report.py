@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from decomposable.calls import INPUT, InputSpec
+from decomposable.network.calls import INPUT, InputSpec
 
 Format = Literal["onnx", "torch-export", "any-size"]
 

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from decomposable.calls import Call, InputSpec
-from decomposable.capture import Captured, Watch, first_captured
+from decomposable.core.tracing import Forward, call_with_first, on_device_of, other_macs, trace
 from decomposable.errors import InvalidArgumentError
 from decomposable.export.interface import Feeds, Interface
 from decomposable.export.program import ExportError, ready
 from decomposable.export.quiet import reason
-from decomposable.methods.sized import Size, SizedNet
-from decomposable.network import DecomposedNet
-from decomposable.ranks import RankPlan
-from decomposable.tracing import Forward, call_with_first, on_device_of, other_macs, trace
+from decomposable.network.calls import Call, InputSpec
+from decomposable.network.capture import Captured, Watch, first_captured
+from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.sized import Size, SizedNet
+from decomposable.sizing.plans import RankPlan
 
 _OF_SIZED = ("macs", "params")
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from decomposable.core.tracing import Forward
 from decomposable.export.checking import (
     Run,
     as_numpy,
@@ -28,7 +29,6 @@ from decomposable.export.report import ExportReport
 from decomposable.export.subject import subject_of
 from decomposable.export.trials import trials_of
 from decomposable.files import replacing
-from decomposable.tracing import Forward
 
 
 def export_torch(

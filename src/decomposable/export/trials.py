@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from decomposable.calls import InputSpec
 from decomposable.errors import InvalidArgumentError
 from decomposable.export.interface import Feeds, Interface, resized
 from decomposable.export.program import ExportError, run
+from decomposable.network.calls import InputSpec
 
 BATCHES = (1, 2, 5)
 """The sizes of batches that are tried besides that of the example."""

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from decomposable.data.base import Batch
+from decomposable.methods.settings import Settings
 from decomposable.progress import Report, quiet
-from decomposable.settings import Settings
 
 Closure = Callable[[nn.Module], Tensor]
 Overrides = Mapping[str, Any]

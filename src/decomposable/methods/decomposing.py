@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from decomposable.layers import FilterFn
+from decomposable.core.layers import FilterFn
+from decomposable.core.taylor import Taylor
+from decomposable.core.tracing import on_device_of
 from decomposable.methods.base import Material
-from decomposable.network import DecomposedNet, decompose
+from decomposable.methods.settings import Settings
+from decomposable.network.decompose import decompose
+from decomposable.network.decomposed import DecomposedNet
 from decomposable.progress import Progress
-from decomposable.settings import Settings
-from decomposable.taylor import Taylor
-from decomposable.tracing import on_device_of
 
 SHORT_FORMS = {"spatial": "sp", "channel": "ch"}
 SHORT_CRITERIA = {"singular_value": "sv", "energy": "eng", "uniform": "uni", "taylor": "tay"}

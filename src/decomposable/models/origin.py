@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from decomposable.tree import _HOOKS
+from decomposable.core.tree import _HOOKS
 
 _NOTE = "_built_by"
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from decomposable.data.base import Batch, Data
 from decomposable.errors import InvalidArgumentError
-from decomposable.settings import Settings
+from decomposable.methods.settings import Settings
 
 Recipe = Callable[..., "Task"]
 

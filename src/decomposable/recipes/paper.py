@@ -7,8 +7,8 @@ from pathlib import Path
 
 from decomposable import models
 from decomposable.data import cifar, imagenet
+from decomposable.methods.settings import Settings
 from decomposable.recipes import Task
-from decomposable.settings import Settings
 
 CIFAR = Settings(
     epochs=200,

@@ -8,8 +8,8 @@ from pathlib import Path
 from decomposable import models
 from decomposable.data import cifar, fashion_mnist
 from decomposable.data import digits as digits_data
+from decomposable.methods.settings import Settings
 from decomposable.recipes import Task
-from decomposable.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

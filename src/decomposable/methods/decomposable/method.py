@@ -8,8 +8,8 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Material, Training
 from decomposable.methods.decomposable.step import JointStep
 from decomposable.methods.decomposing import decomposed
-from decomposable.network import DecomposedNet
-from decomposable.settings import Settings
+from decomposable.methods.settings import Settings
+from decomposable.network.decomposed import DecomposedNet
 
 
 class Decomposable:

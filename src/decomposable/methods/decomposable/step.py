@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from decomposable.joint import JointObjective
+from decomposable.core.joint import JointObjective
 from decomposable.methods.base import Closure
-from decomposable.settings import Settings
+from decomposable.methods.settings import Settings
 
 
 class JointStep:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from decomposable.methods.base import Material, Training
 from decomposable.methods.decomposing import decomposed, each_form_and_criterion
 from decomposable.methods.plain.step import PlainStep
-from decomposable.network import DecomposedNet
-from decomposable.settings import Settings
+from decomposable.methods.settings import Settings
+from decomposable.network.decomposed import DecomposedNet
 
 
 class Plain:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from decomposable.core.factors import memory_format_of
+from decomposable.core.forms import check_form, first_weight, matrix_shape, second_weight, to_matrix
+from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_, find_layers, laid_out, require_layers
+from decomposable.core.svd import check_finite, svd
+from decomposable.core.tracing import on_device_of, other_macs, trace
+from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import InvalidArgumentError
-from decomposable.factors import memory_format_of
-from decomposable.forms import check_form, first_weight, matrix_shape, second_weight, to_matrix
-from decomposable.layers import Layer, TwoFactors, avoid_fast_paths_, find_layers, laid_out, require_layers
-from decomposable.methods.sized import Size
-from decomposable.svd import check_finite, svd
-from decomposable.tracing import on_device_of, other_macs, trace
-from decomposable.tree import deep_copy, rewire, unwrap
+from decomposable.network.sized import Size
 
 FactorsOf = Callable[[Layer, int], tuple[Tensor, Tensor]]
 _PAIRS = "_pairs_of_factors"  # attribute of a factored network: where its pairs are

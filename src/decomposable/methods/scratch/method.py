@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from decomposable.checks import is_integer
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.methods.base import Material, Training
 from decomposable.methods.scratch.factored import (
@@ -19,9 +20,8 @@ from decomposable.methods.scratch.factored import (
     truncated_factors,
 )
 from decomposable.methods.scratch.step import PlainStep
-from decomposable.methods.sized import Size, SizedNet
-from decomposable.ranks import is_integer
-from decomposable.settings import Settings
+from decomposable.methods.settings import Settings
+from decomposable.network.sized import Size, SizedNet
 
 
 class Scratch:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.methods.base import Material, Training
-from decomposable.methods.sized import Size, SizedNet
+from decomposable.methods.settings import Settings
 from decomposable.methods.slimmable.network import SlimmableNet
 from decomposable.methods.slimmable.step import SlimmableStep
 from decomposable.methods.width.size import size_at
-from decomposable.settings import Settings
+from decomposable.network.sized import Size, SizedNet
 
 
 class Slimmable:

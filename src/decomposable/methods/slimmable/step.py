@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from decomposable.methods.base import Closure
+from decomposable.methods.settings import Settings
 from decomposable.methods.slimmable.network import SlimmableNet
-from decomposable.settings import Settings
 
 
 class SlimmableStep:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.methods.base import Material, Training
 from decomposable.methods.decomposing import SHORT_FORMS, decomposed
+from decomposable.methods.settings import Settings
 from decomposable.methods.trp.step import TRPStep
 from decomposable.methods.trp.truncation import layer_filter, truncate_network_
-from decomposable.network import DecomposedNet
-from decomposable.settings import Settings
-from decomposable.tree import deep_copy, rewire, unwrap
+from decomposable.network.decomposed import DecomposedNet
 
 
 class TRP:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from decomposable.core.svd import SVD
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure
+from decomposable.methods.settings import Settings
 from decomposable.methods.trp.truncation import add_subgradients_, ranks_of, selected_layers, truncate_
-from decomposable.settings import Settings
-from decomposable.svd import SVD
 
 
 class TRPStep:

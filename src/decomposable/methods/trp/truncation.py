@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decomposable.criteria import Scores
-from decomposable.criteria import energy as missing_energy
+from decomposable.core.criteria import Scores
+from decomposable.core.criteria import energy as missing_energy
+from decomposable.core.forms import check_form, to_matrix, to_weight
+from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers
+from decomposable.core.svd import SVD, svd
+from decomposable.core.tree import plain_name, unwrap
 from decomposable.errors import InvalidArgumentError
-from decomposable.forms import check_form, to_matrix, to_weight
-from decomposable.layers import FilterFn, Layer, find_layers, require_layers
-from decomposable.settings import Settings
-from decomposable.svd import SVD, svd
-from decomposable.tree import plain_name, unwrap
+from decomposable.methods.settings import Settings
 
 
 def layer_filter(network: nn.Module, settings: Settings) -> FilterFn | None:

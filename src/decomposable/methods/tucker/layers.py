@@ -22,10 +22,10 @@ from typing import Literal, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from decomposable.forms import first_weight, matrix_shape, second_weight, to_factors, to_matrix
-from decomposable.layers import Decomposable, TwoFactors
+from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_factors, to_matrix
+from decomposable.core.layers import Decomposable, TwoFactors
+from decomposable.core.svd import svd
 from decomposable.methods.tucker.tensors import ModeRanks, Tucker2, decomposed_again, tucker2
-from decomposable.svd import svd
 
 FactorForm = Literal["tucker", "channel", "spatial"]
 Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)

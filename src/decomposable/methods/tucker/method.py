@@ -10,18 +10,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from decomposable.calibration import tracked_batch_norms
+from decomposable.core.layers import Decomposable, avoid_fast_paths_
+from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import ArtifactError, InvalidArgumentError
-from decomposable.layers import Decomposable, avoid_fast_paths_
 from decomposable.methods.base import Material, Training
-from decomposable.methods.sized import Size, SizedNet, batch_statistics
+from decomposable.methods.settings import Settings, tuning_schedule
 from decomposable.methods.tucker import layers as factored
 from decomposable.methods.tucker.layers import FactorForm
 from decomposable.methods.tucker.ranks import LayerRanks, Structure, is_dense, structure_of
 from decomposable.methods.tucker.step import PlainStep
+from decomposable.network.calibration.statistics import tracked_batch_norms
+from decomposable.network.sized import Size, SizedNet, batch_statistics
 from decomposable.progress import Tracker
-from decomposable.settings import Settings, tuning_schedule
-from decomposable.tree import deep_copy, rewire, unwrap
 
 CURVES = {"tucker": "tucker_vbmf_ft", "channel": "ch_vbmf_ft", "spatial": "sp_vbmf_ft"}
 """How the paper's figures call the forms."""

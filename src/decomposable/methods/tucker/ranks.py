@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from decomposable.cost import dense_size, factor_sizes
+from decomposable.checks import is_integer
+from decomposable.core.forms import matrix_shape, to_matrix
+from decomposable.core.layers import Layer, find_layers, require_layers
+from decomposable.core.svd import check_finite, svd
+from decomposable.core.tracing import Trace, on_device_of, other_macs, trace
+from decomposable.core.tree import plain_name
 from decomposable.errors import ArtifactError
-from decomposable.forms import matrix_shape, to_matrix
-from decomposable.layers import Layer, find_layers, require_layers
-from decomposable.methods.sized import Size
 from decomposable.methods.tucker.layers import FactorForm, Kept, form_of
 from decomposable.methods.tucker.tensors import possible_ranks, unfold
 from decomposable.methods.tucker.vbmf import vbmf_rank
-from decomposable.ranks import is_integer
-from decomposable.svd import check_finite, svd
-from decomposable.tracing import Trace, on_device_of, other_macs, trace
-from decomposable.tree import plain_name
+from decomposable.network.sized import Size
+from decomposable.sizing.cost import dense_size, factor_sizes
 
 WHOLE_UP_TO = 4
 """Channels of a mode that Tucker leaves whole. Of L singular values VBMF keeps at most ⌈L/(1+α)⌉ − 1, so the three

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decomposable.svd import svd
+from decomposable.core.svd import svd
 
 TOLERANCE = 1e-6
 """The iteration ends where the error, as a part of ‖W‖, falls by less than this."""

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Material, Training
-from decomposable.methods.sized import Size, SizedNet, batch_statistics
+from decomposable.methods.settings import Settings
 from decomposable.methods.us_net.network import UniversalNet
 from decomposable.methods.us_net.step import SandwichStep
 from decomposable.methods.width.size import size_at
+from decomposable.methods.widths import Widths
+from decomposable.network.sized import Size, SizedNet, batch_statistics
 from decomposable.progress import Tracker
-from decomposable.settings import Settings
-from decomposable.widths import Widths
 
 
 class UniversallySlimmable:

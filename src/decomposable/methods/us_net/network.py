@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from decomposable.methods.sized import Size
-from decomposable.widths import Widths
+from decomposable.methods.widths import Widths
+from decomposable.network.sized import Size
 
 
 class UniversalNet(nn.Module):

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from decomposable.data.base import generator_for
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure
+from decomposable.methods.settings import Settings
 from decomposable.methods.us_net.network import UniversalNet
-from decomposable.settings import Settings
 
 
 class SandwichStep:

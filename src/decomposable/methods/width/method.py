@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from decomposable.core.tree import deep_copy
 from decomposable.methods.base import Material, Training
-from decomposable.methods.sized import Size, SizedNet
+from decomposable.methods.settings import Settings, with_overrides
 from decomposable.methods.width.size import size_at
 from decomposable.methods.width.step import WidthStep
-from decomposable.settings import Settings, with_overrides
-from decomposable.tree import deep_copy
-from decomposable.widths import Widths
+from decomposable.methods.widths import Widths
+from decomposable.network.sized import Size, SizedNet
 
 _SIZE = "size_among_widths"  # an attribute of the narrow network: nothing in it tells what the full one would cost
 

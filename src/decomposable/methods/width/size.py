@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from decomposable.methods.sized import Size
-from decomposable.widths import Widths
+from decomposable.methods.widths import Widths
+from decomposable.network.sized import Size
 
 
 def size_at(widths: Widths, width: float) -> Size:

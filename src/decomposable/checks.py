@@ -1,0 +1,24 @@
+"""Checks of arguments that several rooms share."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+
+from decomposable.errors import InvalidArgumentError
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is a whole number of any library; True and False are not meant as numbers."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number of any library."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_ratio(option: str, value: float) -> float:
+    """A rank ratio Z in (0, 1]."""
+    if is_number(value) and 0 < value <= 1:
+        return float(value)
+    raise InvalidArgumentError(f"{option}={value!r}; allowed: a number in (0, 1]")

@@ -1,0 +1,105 @@
+"""The bases of a model's weights in training: when an SVD is due, and what stands in for it until then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decomposable.core.forms import matrix_shape, to_matrix
+from decomposable.core.layers import Layer
+from decomposable.core.svd import SVD, check_finite, project, svd
+from decomposable.errors import InvalidArgumentError
+
+
+class KeptBases:
+    """The decompositions of a model's weights, computed when the weights have changed, or every `refresh` changes."""
+
+    def __init__(self, layers: tuple[Layer, ...], refresh: int) -> None:
+        self.layers, self.refresh = layers, refresh
+        self._current: dict[str, SVD] = {}
+        self._seen: dict[str, tuple[int | None, float]] = {}  # version counter and sum of the weight decomposed
+        self._projected: set[str] = set()  # layers that have changed since their own last SVD
+        self._age = 0  # changes of the weights since the last SVD
+
+    @torch.no_grad()
+    def of_current_weights(self) -> dict[str, SVD]:
+        """W = U S Vᵀ for every layer; between refreshes W along the bases kept."""
+        marks = self._marks()
+        changed = [layer for layer in self.layers if not self._is_seen(layer, marks[layer.name])]
+        if changed:
+            is_due = len(self._current) < len(self.layers) or self._age + 1 >= self.refresh
+            matrices = {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in changed}
+            with torch.autocast(self.layers[0].weight.device.type, enabled=False):
+                if is_due:
+                    late = [layer for layer in self.layers if layer.name in self._projected - matrices.keys()]
+                    matrices |= {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in late}
+                    fresh = svd(matrices)
+                    self._projected.clear()
+                else:
+                    for name, matrix in matrices.items():
+                        check_finite(name, matrix)
+                    self._projected |= matrices.keys()
+                    fresh = {name: project(matrix, self._current[name]) for name, matrix in matrices.items()}
+            self._age = 0 if is_due else self._age + 1
+            self._current.update(fresh)
+            self._seen.update({layer.name: marks[layer.name] for layer in changed})
+        return dict(self._current)
+
+    def _marks(self) -> dict[str, tuple[int | None, float]]:
+        # The version counter misses what is written through .data, the sums an in-place change that undoes itself.
+        weights = [layer.weight.detach() for layer in self.layers]
+        sums = torch.stack([_fingerprint(w) for w in weights]).tolist() if weights else []
+        return {layer.name: (layer.weight._version, total) for layer, total in zip(self.layers, sums, strict=True)}
+
+    def _is_seen(self, layer: Layer, mark: tuple[int | None, float]) -> bool:
+        version, total = self._seen.get(layer.name, (None, math.nan))
+        is_same = total == mark[1] and (version is None or version == mark[0])
+        return is_same and self._current[layer.name].s.device == layer.weight.device
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty where every change of the weights is followed by an SVD anyway."""
+        if self.refresh == 1:
+            return {}
+        layers = {name: {"u": d.u, "s": d.s, "v": d.v, "sum": self._seen[name][1]} for name, d in self._current.items()}
+        return {"age": self._age, "layers": layers, "projected": sorted(self._projected)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the bases of a `state_dict`."""
+        stored = state.get("layers", {})
+        expected = {layer.name: layer for layer in self.layers}
+        for name, entry in stored.items():
+            if name not in expected or not _are_bases_of(expected[name], entry):
+                raise InvalidArgumentError(
+                    f"state: its layer '{name}' is not one of this model's; allowed: a state of this model"
+                )
+        age, projected = state.get("age", 0), state.get("projected", [])
+        if type(age) is not int or not 0 <= age < self.refresh or not set(projected) <= expected.keys():
+            raise InvalidArgumentError(f"state: it is of age {age!r:.40}; allowed: what state_dict() returned")
+        self._age, self._projected = age, set(projected)
+        self._current = {}
+        self._seen = {}
+        for name, entry in stored.items():
+            device = expected[name].weight.device
+            self._current[name] = SVD(*(entry[key].to(device) for key in ("u", "s", "v")))
+            self._seen[name] = (None, entry["sum"])
+
+
+def _are_bases_of(layer: Layer, entry: Mapping[str, Any]) -> bool:
+    rows, columns = matrix_shape(layer.shape, layer.form)
+    rank = min(rows, columns)
+    shapes = {"u": (rows, rank), "s": (rank,), "v": (columns, rank)}
+    return isinstance(entry.get("sum"), float) and all(
+        isinstance(entry.get(key), Tensor) and entry[key].shape == shape and entry[key].is_floating_point()
+        for key, shape in shapes.items()
+    )
+
+
+def _fingerprint(weight: Tensor) -> Tensor:
+    """A number that changes when entries do, or change places."""
+    rows, columns = (weight.flatten(1).sum(dim=d, dtype=torch.float64) for d in (1, 0))
+    by_row, by_column = (t @ torch.arange(1, len(t) + 1, dtype=t.dtype, device=t.device) for t in (rows, columns))
+    return by_row + by_column

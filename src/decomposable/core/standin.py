@@ -1,0 +1,234 @@
+"""What takes a decomposed layer's place, and answers for it when the model asks about the layer.
+
+Models do not only call their layers: they ask for `stride` or `in_features`, and cast their input to `weight.dtype`.
+A `StandIn` has all that the layer had. Its `weight` is W̃ = P Q, which is not there: a `FactoredWeight` knows its type,
+shape and device, and is computed when its values are used, anew each time, so that it is never out of date.
+
+Shape suffixes: M, N rows and columns of a weight's matrix.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from decomposable.core.forms import Form, first_weight, second_weight, to_factors, to_matrix, to_weight
+from decomposable.errors import InvalidArgumentError
+
+_INTERNAL = frozenset(vars(nn.Module()))  # hooks, parameters, flags: every module has its own
+_LEAVES = (int, float, bool, str, type(None), torch.dtype, torch.device)
+
+
+_aten = torch.ops.aten
+_OF_VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # properties that are more than an answer
+_ANSWERS = frozenset(
+    {"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "get_device", "__len__"}
+    | {"is_floating_point", "is_complex", "is_contiguous"}
+)
+WITHOUT_VALUES = frozenset(
+    {
+        *(_aten.detach, _aten.new_empty, _aten.new_empty_strided, _aten.new_zeros, _aten.new_ones, _aten.new_full),
+        *(_aten.empty_like, _aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.rand_like, _aten.randn_like),
+    }
+)
+"""Operations on a tensor that use its type, device and shape, but not its values."""
+
+
+class FactoredWeight(Tensor):
+    """W̃ = P Q as a tensor without memory: any operation on it computes W̃ first. It cannot be written to."""
+
+    first: Tensor
+    second: Tensor
+    form: Form
+
+    @staticmethod
+    def __new__(cls, first: Tensor, second: Tensor, shape: Sequence[int], form: Form) -> FactoredWeight:
+        """One for the weights of two layers, without a gradient; `factored_weight` gives one that has."""
+        weight = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=first.dtype, device=first.device)
+        weight.first, weight.second, weight.form = first, second, form
+        return weight
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Where `torch.export` records, W̃ is computed up here, from its tensors; nothing below would be recorded."""
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling() and not _asks_only(func):
+            if func in (Tensor.detach, Tensor.data.__get__):  # type: ignore[attr-defined]
+                return args[0]  # a recorded program has no gradient
+            args, kwargs = tree_map_only(FactoredWeight, FactoredWeight._recorded, (args, kwargs))
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """The operation on W̃ itself; autograd stands above this and leads the gradient on to the factors."""
+        if func.overloadpacket is _aten.detach:
+            (weight,) = args
+            return FactoredWeight(weight.first, weight.second, weight.shape, weight.form)
+        for place, argument in enumerate(func._schema.arguments):
+            value = args[place] if place < len(args) else (kwargs or {}).get(argument.name)
+            if isinstance(value, FactoredWeight) and argument.alias_info is not None and argument.alias_info.is_write:
+                raise _refusal(func._schema.name)
+        made = FactoredWeight._blank if func.overloadpacket in WITHOUT_VALUES else FactoredWeight.dense
+        args, kwargs = tree_map_only(FactoredWeight, made, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def dense(self) -> Tensor:
+        """W̃ as an ordinary tensor, without a gradient."""
+        return product(self.first.detach(), self.second.detach(), self.shape, self.form)
+
+    def _blank(self) -> Tensor:
+        """A tensor of the same type, device and shape, whose values take no memory and say nothing."""
+        return self.first.new_empty(()).expand(self.shape)
+
+    def _recorded(self) -> Tensor:
+        return product(self.first, self.second, self.size(), self.form)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise _refusal("an assignment")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """As of the dense one; torch itself offers it for plain tensors only."""
+        return (self.dense().requires_grad_(self.requires_grad)).numpy(force=force)
+
+    def tolist(self) -> Any:
+        """As of the dense one."""
+        return self.dense().tolist()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """A copy has no factors to follow, so it is a plain tensor."""
+        copied: Tensor = memo.setdefault(id(self), self.dense())
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.dense().__reduce_ex__(protocol)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"FactoredWeight(rank={len(self.first)}, {self.dense()!r})"
+
+
+def _asks_only(func: Any) -> bool:
+    """Whether a function of tensors answers with what is known without the values."""
+    name = getattr(func, "__name__", "")
+    return getattr(func.__self__, "__name__", "") not in _OF_VALUES if name == "__get__" else name in _ANSWERS
+
+
+def _refusal(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"weight: {what} would write to it, and it is computed from two factors; allowed: writing to these, "
+        "layer[0].weight and layer[1].weight"
+    )
+
+
+class _Product(torch.autograd.Function):
+    """Leads the gradient of W̃ to its factors: with G that of the matrix, ∇P = G Qᵀ and ∇Q = Pᵀ G."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor, shape: Sequence[int], form: Form) -> Tensor:
+        ctx.save_for_backward(first, second)
+        ctx.shape, ctx.form = shape, form
+        return FactoredWeight(first, second, shape, form)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        g_MN = to_matrix(gradient, ctx.form)
+        first, second = ctx.saved_tensors
+        p_MR, q_RN = to_factors(first, second, ctx.form)
+        return (
+            first_weight(g_MN @ q_RN.mT, ctx.shape, ctx.form),
+            second_weight(p_MR.mT @ g_MN, ctx.shape, ctx.form),
+            None,
+            None,
+        )
+
+
+def product(first: Tensor, second: Tensor, shape: Sequence[int], form: Form) -> Tensor:
+    """W̃, computed from the weights of the two layers."""
+    p_MR, q_RN = to_factors(first, second, form)
+    return to_weight(p_MR @ q_RN, shape, form).contiguous()
+
+
+def factored_weight(first: Tensor, second: Tensor, shape: Sequence[int], form: Form) -> Tensor:
+    """W̃ that is computed when it is used; gradients go to the weights of the two layers.
+
+    >>> first, second = torch.ones(1, 3, requires_grad=True), torch.ones(2, 1)
+    >>> weight = factored_weight(first, second, (2, 3), "channel")
+    >>> weight.shape, type(weight).__name__, (2 * weight).sum()
+    (torch.Size([2, 3]), 'FactoredWeight', tensor(12., grad_fn=<SumBackward0>))
+    """
+    # Those who record a graph leave out of it what is not used; torch.func has tensors of its own kind.
+    is_recorded = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()
+    if is_recorded or torch._C._functorch.peek_interpreter_stack() is not None:
+        return product(first, second, shape, form)
+    if torch.compiler.is_compiling():  # by torch.export
+        return FactoredWeight(first, second, shape, form)
+    weight: Tensor = _Product.apply(first, second, tuple(shape), form)
+    return weight
+
+
+class StandIn(nn.Sequential):
+    """Two plain layers, input → R bases → output, in the place of one `Conv2d` or `Linear`.
+
+    Every attribute that the layer had is there: sizes, options, the `bias`, what its class or its user added. It is not
+    a `Conv2d` or `Linear` itself: who replaces layers of these types, to quantise them for instance, wants the two.
+    """
+
+    __jit_unused_properties__ = ["weight", "bias"]  # noqa: RUF012  (TorchScript's convention)
+
+    @property
+    def weight(self) -> Tensor:
+        """W̃ = P Q: its type, shape and device are known, its values are computed when they are used."""
+        first, second = self._modules.values()
+        return factored_weight(first.weight, second.weight, self._shape, self._form)  # type: ignore[arg-type]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The layer's own, which the second of the two adds."""
+        return self._modules["1"].bias  # type: ignore[return-value]
+
+    def __getattr__(self, name: str) -> Any:
+        """What the layer's class defines, such as a property that somebody added to it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            kind = self.__dict__.get("_stands_for", nn.Module)
+            for owner in kind.__mro__ if not name.startswith("__") else ():
+                if name in vars(owner):
+                    value = vars(owner)[name]
+                    return value.__get__(self, kind) if hasattr(value, "__get__") else value
+            raise
+
+    def __getitem__(self, index: Any) -> Any:
+        """One of the two layers; a part of them stands for nothing and is an ordinary `nn.Sequential`."""
+        if isinstance(index, slice):
+            return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
+        return super().__getitem__(index)
+
+
+def stand_in_for(module: nn.Conv2d | nn.Linear, form: Form) -> StandIn:
+    """One that has all the layer's attributes, and no layers yet."""
+    stand_in = StandIn()
+    own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
+    stand_in.__dict__.update(
+        own,
+        _shape=tuple(module.weight.shape),
+        _form=form,
+        _stands_for=type(module),
+        # What may lead to other modules, which are others in a copy of the network.
+        _references=tuple(name for name, value in own.items() if not _is_plain(value)),
+    )
+    return stand_in
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _LEAVES) or (type(value) is tuple and all(isinstance(v, _LEAVES) for v in value))

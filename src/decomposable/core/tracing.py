@@ -1,0 +1,243 @@
+"""One forward pass that sees how often every weight is applied, for the formulas of `cost.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.core.layers import Layer
+from decomposable.core.tree import plain_name
+from decomposable.errors import InvalidArgumentError
+from decomposable.sizing.cost import LayerCost, dense_size, factor_sizes
+
+Forward = Callable[[nn.Module, Any], Any]
+
+_WITHOUT_COST = (
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.PReLU,
+)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def call_with_first(net: nn.Module, batch: Any, name: str = "batch") -> Any:
+    """Call `net` with a batch: a tensor, or a tuple, list or dict whose first entry is the input.
+
+    `name` is what messages call the batch.
+    """
+    try:
+        return net(first_entry(batch))
+    except Exception as error:
+        advice = _advice(batch, error)
+        if advice is None:
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InvalidArgumentError(
+            f"{name}: {advice[0]}; its first entry alone was passed and the model refused it ({reason:.300}); "
+            f"allowed: forward=lambda net, batch: {advice[1]}"
+        ) from error
+
+
+def _advice(batch: Any, error: Exception) -> tuple[str, str] | None:
+    """What a batch is of which the model wants more than the first entry, and how it is called with all."""
+    if isinstance(batch, Mapping) and len(batch) > 1:
+        return f"a dict of {', '.join(map(str, batch))}", "net(**batch)"
+    is_missing = isinstance(error, TypeError) and "missing" in str(error)
+    if isinstance(batch, tuple | list) and len(batch) > 1 and is_missing:
+        return f"a {type(batch).__name__} of {len(batch)} entries", "net(*batch)"
+    return None
+
+
+def first_entry(batch: Any) -> Any:
+    """The input in a batch.
+
+    >>> first_entry((1, 2)), first_entry({"image": 3, "label": 4}), first_entry(5)
+    (1, 3, 5)
+    """
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    return batch[0] if isinstance(batch, tuple | list) else batch
+
+
+def on_device_of(module: nn.Module, batch: Any) -> Any:
+    """The batch where the module's weights are."""
+    tensor = next(module.parameters(), None)
+    if tensor is None:
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.to(tensor.device)
+    if isinstance(batch, Mapping):
+        return {key: on_device_of(module, value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        moved = [on_device_of(module, value) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    return batch
+
+
+@dataclass
+class Trace:
+    """What a pass showed: the positions over all calls of every layer's output map and of the map between two spatial
+    factors, and for every normalisation layer the layer whose output goes straight into it.
+    """
+
+    outputs: dict[nn.Module, int] = field(default_factory=dict)
+    between: dict[nn.Module, int] = field(default_factory=dict)
+    other_macs: dict[nn.Module, int] = field(default_factory=dict)
+    feeders: dict[nn.Module, nn.Module] = field(default_factory=dict)
+    samples: int = 1
+    has_unbatched: bool = False
+
+    def per_sample(self, total: int) -> int:
+        """A count over the whole batch, for one of its samples."""
+        return round(total / self.samples)
+
+
+@torch.no_grad()
+def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_first) -> Trace:
+    """Run the model once, in eval mode, and record how often each convolution, linear, attention and recurrent layer
+    applies its weights. Training flags are as before afterwards.
+    """
+    seen = Trace(samples=_batch_size(example_input))
+    outputs: list[tuple[nn.Module, Any, int]] = []  # held, so that no two of them can share an address
+    flags = {module: module.training for module in model.modules()}
+    with ExitStack() as hooks:
+        for module in model.modules():
+            record = _recorder(module)
+            if record is not None:
+                hook = module.register_forward_hook(lambda m, a, k, y, r=record: r(seen, m, a, k, y), with_kwargs=True)
+                hooks.callback(hook.remove)
+                hook = module.register_forward_hook(lambda m, a, y: outputs.append((m, y, _version(y))))
+                hooks.callback(hook.remove)
+            elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+                hook = module.register_forward_pre_hook(lambda m, a: _see_norm(seen, m, a, outputs))
+                hooks.callback(hook.remove)
+        try:
+            model.eval()
+            forward(model, example_input)
+        finally:
+            for module, flag in flags.items():
+                module.training = flag
+    if seen.has_unbatched:
+        seen.samples = 1
+    return seen
+
+
+def _batch_size(example_input: Any) -> int:
+    value = first_entry(example_input)
+    return max(1, len(value)) if isinstance(value, Tensor) and value.dim() > 1 else 1
+
+
+def _recorder(module: nn.Module) -> Callable[..., None] | None:
+    if isinstance(module, _CONVOLUTIONS):
+        return _see_convolution
+    if isinstance(module, nn.Linear):
+        return _see_linear
+    if isinstance(module, nn.MultiheadAttention):
+        return _see_attention
+    return _see_recurrent if isinstance(module, nn.RNNBase) else None
+
+
+def _version(output: Any) -> int:
+    """How often a tensor was changed in place; inference tensors do not say."""
+    return output._version if isinstance(output, Tensor) and not output.is_inference() else 0
+
+
+def _see_norm(seen: Trace, norm: nn.Module, args: Any, outputs: list[tuple[nn.Module, Any, int]]) -> None:
+    for layer, output, version in outputs:
+        if args and output is args[0] and _version(output) == version:  # else changed in place since
+            seen.feeders[norm] = layer
+
+
+def _see_convolution(seen: Trace, conv: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+    inputs = args[0] if args else kwargs["input"]
+    axes = len(conv.kernel_size)  # type: ignore[arg-type]
+    seen.has_unbatched |= inputs.dim() == axes + 1
+    batch = inputs.shape[: inputs.dim() - axes - 1].numel()
+    grid = inputs if getattr(conv, "transposed", False) else output  # a transposed weight is applied at every input
+    seen.outputs[conv] = seen.outputs.get(conv, 0) + batch * grid.shape[-axes:].numel()
+    if axes == 2:
+        seen.between[conv] = seen.between.get(conv, 0) + batch * inputs.shape[-2] * output.shape[-1]
+
+
+def _see_linear(seen: Trace, linear: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+    positions = output.shape[:-1].numel()
+    seen.outputs[linear] = seen.outputs.get(linear, 0) + positions
+    seen.between[linear] = seen.outputs[linear]
+
+
+def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    assert isinstance(attention, nn.MultiheadAttention)
+    query, key, value = (args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value")))
+    width = attention.embed_dim
+    if not attention.batch_first and query.dim() == 3:
+        seen.samples = query.shape[1]
+    inner = query.numel() * width + key.numel() * width + value.numel() * width  # positions · in · out, three times
+    seen.other_macs[attention] = seen.other_macs.get(attention, 0) + inner
+    # out_proj is never called as a module: its weight is used at the query's positions.
+    seen.outputs[attention.out_proj] = seen.outputs.get(attention.out_proj, 0) + query.numel() // width
+
+
+def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    inputs = args[0] if args else kwargs["input"]
+    data = inputs.data if isinstance(inputs, nn.utils.rnn.PackedSequence) else inputs
+    if not recurrent.batch_first and data is inputs and inputs.dim() == 3:
+        seen.samples = inputs.shape[1]
+    weights = sum(p.numel() for name, p in recurrent.named_parameters(recurse=False) if name.startswith("weight"))
+    seen.other_macs[recurrent] = seen.other_macs.get(recurrent, 0) + weights * data.shape[:-1].numel()
+
+
+def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
+    """The cost of every decomposed layer; its MACs are 0 where the pass did not reach it."""
+    costs = []
+    for layer in layers:
+        first, second = factor_sizes(layer.shape, layer.form)
+        outputs = sum(seen.outputs.get(m, 0) for m in layer.modules)
+        between = sum(seen.between.get(m, 0) for m in layer.modules) if layer.form == "spatial" else outputs
+        costs.append(
+            LayerCost(
+                name=layer.name,
+                full_rank=layer.full_rank,
+                dense_macs=seen.per_sample(dense_size(layer.shape) * outputs),
+                macs_per_rank=seen.per_sample(first * between + second * outputs),
+                dense_params=dense_size(layer.shape),
+                params_per_rank=first + second,
+            )
+        )
+    return tuple(costs)
+
+
+def other_macs(model: nn.Module, layers: Sequence[Layer], seen: Trace) -> int:
+    """MACs of everything that is not decomposed."""
+    decomposed = {module for layer in layers for module in layer.modules}
+    return seen.per_sample(sum(macs for module, macs in macs_left_alone(seen).items() if module not in decomposed))
+
+
+def macs_left_alone(seen: Trace) -> dict[nn.Module, int]:
+    """By module, the MACs of its own weights as they are, for the whole batch."""
+    macs = dict(seen.other_macs)
+    for module, positions in seen.outputs.items():
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        macs[module] = macs.get(module, 0) + weight.numel() * positions
+    return macs
+
+
+def not_counted(model: nn.Module, seen: Trace) -> dict[str, str]:
+    """Modules that hold parameters of their own which no formula here counts, with their type."""
+    counted = {*seen.outputs, *seen.other_macs}
+    return {
+        plain_name(name): type(module).__name__
+        for name, module in model.named_modules()
+        if module not in counted
+        and not isinstance(module, _WITHOUT_COST)
+        and any(p is not None for p in module._parameters.values())
+    }

@@ -1,0 +1,55 @@
+"""The machine that this runs on: what times depend on, and how many threads it takes."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from decomposable.checks import is_integer
+from decomposable.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What times depend on most: the processor, and how many cores of it there are."""
+
+    cpu: str
+    cores: int
+
+    @classmethod
+    def here(cls) -> Machine:
+        """The one that this runs on."""
+        cpu = platform.processor() or platform.machine() or "unknown"
+        cpuinfo = Path("/proc/cpuinfo")
+        if cpuinfo.exists():
+            lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
+            cpu = next(filter(None, names), cpu)
+        return cls(cpu=cpu, cores=os.cpu_count() or 1)
+
+    def __str__(self) -> str:
+        return f"{self.cpu}, {self.cores} core{'s' if self.cores > 1 else ''}"
+
+
+def most_threads() -> int:
+    """How many threads are allowed here, 4 for each core: runtimes crash or hang when they start very many."""
+    return 4 * (os.cpu_count() or 1)
+
+
+def check_threads(threads: object) -> int:
+    """A number of threads that makes sense on this machine.
+
+    >>> check_threads(1)
+    1
+    """
+    if is_integer(threads) and 1 <= threads <= most_threads():  # type: ignore[operator]
+        return int(threads)  # type: ignore[call-overload]
+    raise InvalidArgumentError(f"threads={threads!r:.40}; allowed: an int from 1 to {most_threads()}, 4 for each core")
+
+
+def timestamp() -> str:
+    """The date and time, in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,463 @@
+"""A network at a part of its channels: its *width*.
+
+At width w every hidden channel count C becomes scaled(C) = ⌊wC⌋, while the network's input and its output keep their
+size. All widths share the weights, each taking the first slices of them, as in slimmable networks (Yu et al. 2019):
+
+    layer ℓ at width w          W_ℓ[: scaled(outputs), : what it receives]
+
+What a layer receives follows from what feeds it, be it a layer, a sum, a concatenation or a flattened map. It is seen
+by running the network once at that width, on a single image. (On the meta device that takes several times as long.)
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._pytree import tree_leaves
+
+from decomposable.checks import is_integer, is_number
+from decomposable.core.factors import memory_format_of
+from decomposable.core.tracing import first_entry, trace
+from decomposable.core.tree import clone_buffers_, deep_copy, plain_name, rewire, unwrap
+from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, UnsupportedModelError
+
+STEPS = 1024
+"""`Widths.largest` looks at multiples of 1 / STEPS."""
+
+_WITH_FIXED_CHANNELS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _InstanceNorm)  # even where they have no parameters
+_ALLOWED = (
+    "convolutions with groups=1 or depthwise ones, linear layers, batch normalisation, and modules without parameters"
+)
+
+
+def scaled(channels: int, width: float, multiple: int = 1) -> int:
+    """A channel count at some width, rounded down to a multiple; all of it at width 1.
+
+    >>> [scaled(64, width, multiple=8) for width in (0.01, 0.25, 0.37, 1.0)]
+    [8, 16, 16, 64]
+    """
+    if width >= 1:
+        return channels
+    kept = math.floor(width * channels + 1e-9) // multiple * multiple  # 0.29 · 100 is 28.999…
+    return min(max(kept, multiple), channels)
+
+
+class Cost(NamedTuple):
+    """What a network of some width costs: multiply-accumulates for one sample, and parameters."""
+
+    macs: int
+    params: int
+
+
+class Widths:
+    """A model at any width; the model itself stays as it is, and goes on being trained by whoever has it.
+
+    Args:
+        model: made of convolutions, linear layers, batch normalisation, and modules without parameters. One of the
+            latter whose channels are fixed may offer ``at_width(scaled)``, which returns it for the channel counts that
+            the function `scaled` gives; it has to ask for the same counts at every width.
+        example_input: a batch that the model runs, best of one sample; only its shape matters.
+        multiple: channel counts are rounded down to multiples of this.
+
+    The last convolution or linear layer that a pass calls is the classifier, which keeps all its outputs. Where a model
+    concatenates maps, a layer's first slices are not the same maps at every width: such a network works at each width,
+    but its widths have less in common.
+
+    >>> model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3))
+    >>> widths = Widths(model, torch.zeros(1, 4))
+    >>> widths.extract(0.5), widths.cost(0.5)
+    (Sequential(
+      (0): Linear(in_features=4, out_features=5, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=5, out_features=3, bias=True)
+    ), Cost(macs=35, params=43))
+    """
+
+    def __init__(self, model: nn.Module, example_input: Any, *, multiple: int = 1) -> None:
+        if not is_integer(multiple) or multiple < 1:
+            raise InvalidArgumentError(f"multiple={multiple!r}; allowed: an int of at least 1")
+        self.model, self.multiple = unwrap(model), int(multiple)
+        example = first_entry(example_input)
+        if not isinstance(example, Tensor):
+            raise InvalidArgumentError(f"example_input: got {type(example).__name__}; allowed: a tensor")
+        self._example = example
+        self._names = {module: plain_name(name) for name, module in self.model.named_modules()}
+        self._scalable = _scalable_modules(self._names)
+        self._counts: set[int] = set()  # all that were ever scaled: two widths that agree on them are the same
+        self._shapes: dict[tuple[int, ...], _Shape] = {}
+        self._classifier: nn.Module | None = None
+        self._outputs: list[Any] | None = None
+        full = self._explore(1.0)
+        self._shapes[self._key(1.0)] = full
+        layers = [module for module in full.cuts if not isinstance(module, _BatchNorm)]
+        self._classifier = layers[-1] if layers else None
+        self._outputs = full.outputs
+        self._shape_at(0.5)  # a model that has only one width is refused here and not in the middle of a training
+
+    @property
+    def norms(self) -> tuple[nn.Module, ...]:
+        """The batch normalisation layers that a pass calls, in the model's order."""
+        called = self._shape_at(1.0).cuts
+        return tuple(m for m in self._scalable if isinstance(m, _BatchNorm) and m in called)
+
+    def at(self, width: float, norms: Mapping[nn.Module, nn.Module] | None = None) -> nn.Module:
+        """The network at this width for one training step: its weights are views of the model's parameters.
+
+        Gradients flow into the slices of the model's parameters. It has buffers of its own, so that the model keeps
+        the statistics of its own passes. `norms` are other normalisation layers, of that width, to be used in place of
+        some of the model's; their parameters and statistics are the ones that learn.
+        """
+        cuts = self._shape_at(width).cuts
+        return self._assembled(width, {module: _as_views(module, cut) for module, cut in cuts.items()}, norms or {})
+
+    def extract(
+        self, width: float, norms: Mapping[nn.Module, nn.Module] | None = None, *, is_fresh: bool = False
+    ) -> nn.Module:
+        """The network at this width as a plain module with tensors of its own; `norms` as in `at`.
+
+        Where the model's weights are fresh, so are those of the narrower network: each layer's are multiplied by the
+        root of its full fan-in over its own, so that whatever initialisation by fan-in they are of, they stay so.
+        """
+        made: dict[nn.Parameter, nn.Parameter] = {}  # a weight that two modules share stays one
+        cuts = self._shape_at(width).cuts
+        parts = {module: _as_parameters(module, cut, made, is_fresh) for module, cut in cuts.items()}
+        return deep_copy(self._assembled(width, parts, norms or {}))
+
+    def private_norms(self, width: float) -> nn.ModuleList:
+        """Batch normalisation layers of this width, one for each of `norms`, that begin as slices of the model's."""
+        cuts = self._shape_at(width).cuts
+        norms = nn.ModuleList(_as_parameters(norm, cuts[norm], {}, False) for norm in self.norms)
+        clone_buffers_(norms)
+        copies = deep_copy(norms)
+        assert isinstance(copies, nn.ModuleList)
+        return copies
+
+    def cost(self, width: float) -> Cost:
+        """MACs by the convention of `cost.py`, and all parameters of the network at this width."""
+        shape = self._shape_at(width)
+        sizes = {parameter: parameter.numel() for parameter in self.model.parameters()}
+        for module, cut in shape.cuts.items():
+            for name, extents in _extents(module, cut).items():
+                parameter = module._parameters.get(name)
+                if parameter is not None:
+                    sizes[parameter] = _size(parameter, extents)
+        return Cost(shape.macs, sum(sizes.values()))
+
+    def largest(self, *, macs: float, smallest: float, largest: float = 1.0) -> float:
+        """The largest width between two whose MACs are within a budget."""
+        if self.cost(largest).macs <= macs:
+            return largest
+        least = self.cost(smallest).macs
+        if least > macs:
+            raise BudgetError(f"macs={macs:,.0f}; allowed: at least {least:,}, those of width {smallest:g}")
+        between = range(math.floor(smallest * STEPS) + 1, math.ceil(largest * STEPS))
+        widths = [smallest, *(step / STEPS for step in between)]
+        return widths[bisect_right(widths, macs, key=lambda width: self.cost(width).macs) - 1]
+
+    def _assembled(
+        self, width: float, parts: Mapping[nn.Module, nn.Module], norms: Mapping[nn.Module, nn.Module]
+    ) -> nn.Module:
+        """The model with these parts, and with buffers of its own but for those of the other `norms`."""
+        others = {norm: _shell(private) for norm, private in norms.items()}
+        network = rewire(self.model, {**parts, **self._resized(width), **others})
+        clone_buffers_(network)
+        for norm, private in norms.items():
+            others[norm]._buffers.update(private._buffers)
+        return network
+
+    def _shape_at(self, width: float) -> _Shape:
+        """The channels of every module at this width, which are looked for once."""
+        if not is_number(width) or not 0 < width <= 1:
+            raise InvalidArgumentError(f"width={width!r}; allowed: a number above 0, up to 1")
+        key = self._key(width)
+        if key not in self._shapes:
+            self._shapes[key] = self._explore(width)
+        return self._shapes[key]
+
+    def _key(self, width: float) -> tuple[int, ...]:
+        return tuple(scaled(count, width, self.multiple) for count in sorted(self._counts))
+
+    def _resized(self, width: float) -> dict[nn.Module, nn.Module]:
+        """The modules without parameters that know how to be of another width."""
+        resized = {}
+        for module in self._names:
+            at_width = getattr(module, "at_width", None)
+            if callable(at_width) and not any(module.children()):
+                resized[module] = at_width(partial(self._scaled, width=width)).train(module.training)
+        return resized
+
+    def _scaled(self, channels: int, *, width: float) -> int:
+        self._counts.add(channels)
+        return scaled(channels, width, self.multiple)
+
+    def _explore(self, width: float) -> _Shape:
+        """Run the network at this width; every layer takes as much of its weight as fits what it receives."""
+        probes = {module: _shell(module) for module in self._scalable}
+        network = rewire(self.model, {**probes, **self._resized(width)})
+        clone_buffers_(network)
+        cuts: dict[nn.Module, Cut] = {}
+        for module, probe in probes.items():
+            see = partial(self._see, module, width, cuts)
+            probe.register_forward_pre_hook(see, with_kwargs=True)
+        outputs: list[Any] = []
+        try:
+            seen = trace(network, self._example_here(), lambda net, x: outputs.extend(tree_leaves(net(x))))
+        except DecomposableError:
+            raise
+        except Exception as error:  # whatever a model of somebody else raises
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise UnsupportedModelError(
+                f"model: at width {width:g} it cannot run an input of shape {tuple(self._example.shape)}: {reason}"
+            ) from error
+        shape = _Shape(
+            cuts=cuts,
+            macs=seen.per_sample(sum(self._macs(module, cuts, seen.outputs.get(probes[module], 0)) for module in cuts)),
+            outputs=[tuple(o.shape) if isinstance(o, Tensor) else type(o) for o in outputs],
+        )
+        self._check_ties(cuts)
+        if self._outputs is not None and shape.outputs != self._outputs:
+            raise UnsupportedModelError(
+                f"model: at width {width:g} its output is of shape {_in_words(shape.outputs)} and not of "
+                f"{_in_words(self._outputs)}; allowed: one whose output comes from its last layer, "
+                f"'{self._names[self._classifier] if self._classifier else ''}'"
+            )
+        return shape
+
+    def _example_here(self) -> Tensor:
+        """The example where the model is now, and of its type."""
+        parameter = next(self.model.parameters(), self._example)
+        return self._example.to(parameter if self._example.is_floating_point() else parameter.device)
+
+    def _see(
+        self, module: nn.Module, width: float, cuts: dict[nn.Module, Cut], probe: nn.Module, args: Any, kwargs: Any
+    ) -> None:
+        """Note what a layer receives, and fit the probe in its place to it."""
+        inputs = _channels_of(module, args[0] if args else next(iter(kwargs.values())))
+        if isinstance(module, _BatchNorm) or _is_depthwise(module):
+            cut = Cut(inputs, inputs)
+        elif module is self._classifier:
+            cut = Cut(_outputs(module), inputs)
+        else:
+            cut = Cut(self._scaled(_outputs(module), width=width), inputs)
+        before = cuts.pop(module, None)
+        cuts[module] = cut  # in the order of the last calls
+        if before is None:
+            _replace_by_views_(probe, cut)
+        elif before != cut:
+            raise UnsupportedModelError(
+                f"model: module '{self._names[module]}' is called with {before.inputs} and with {cut.inputs} channels "
+                f"at width {width:g}; allowed: as many in every call"
+            )
+
+    def _macs(self, module: nn.Module, cuts: Mapping[nn.Module, Cut], positions: int) -> int:
+        if positions == 0 or isinstance(module, _BatchNorm):
+            return 0
+        weight = module._parameters["weight"]
+        assert weight is not None
+        return positions * _size(weight, _extents(module, cuts[module])["weight"])
+
+    def _check_ties(self, cuts: Mapping[nn.Module, Cut]) -> None:
+        """A weight that several modules hold has to be cut alike in all of them."""
+        found: dict[nn.Parameter, tuple[str, tuple[int, ...]]] = {}
+        for module, cut in cuts.items():
+            for name, extents in _extents(module, cut).items():
+                parameter = module._parameters.get(name)
+                if parameter is None:
+                    continue
+                first, other = found.setdefault(parameter, (self._names[module], extents))
+                if other != extents:
+                    raise UnsupportedModelError(
+                        f"model: modules '{first}' and '{self._names[module]}' share a {name} and need {other} and "
+                        f"{extents} of it; allowed: the same part"
+                    )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How many channels a module gives and receives."""
+
+    outputs: int
+    inputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """A network at some width: the cut of every module that a pass calls, in the order of their last calls."""
+
+    cuts: Mapping[nn.Module, Cut]
+    macs: int
+    outputs: list[Any]
+
+
+def _scalable_modules(names: Mapping[nn.Module, str]) -> tuple[nn.Module, ...]:
+    """The modules whose channels can be cut; refuse any that has channels and is of another kind."""
+    found = []
+    for module, name in names.items():
+        reason = _why_not(module)
+        if reason is not None:
+            raise UnsupportedModelError(
+                f"model: module '{name}' ({type(module).__name__}) {reason}, so that its channels cannot be cut; "
+                f"allowed: {_ALLOWED}"
+            )
+        if _is_scalable(module):
+            found.append(module)
+    return tuple(found)
+
+
+def _is_scalable(module: nn.Module) -> bool:
+    return isinstance(module, _ConvNd | nn.Linear | _BatchNorm)
+
+
+def _why_not(module: nn.Module) -> str | None:
+    """The reason why a module stands in the way, or None."""
+    if isinstance(module, _WITH_FIXED_CHANNELS):
+        return "has a fixed number of channels"
+    if not _is_scalable(module):
+        has_channels = any(p is not None and (_is_lazy(p) or p.numel() > 1) for p in module._parameters.values())
+        return "has parameters of its own" if has_channels else None
+    if any(p is not None and _is_lazy(p) for p in module._parameters.values()):
+        return "has seen no input yet"
+    if is_parametrized(module) or (not isinstance(module, _BatchNorm) and module._parameters.get("weight") is None):
+        return "has a weight that is computed"
+    if "forward" in vars(module) or "_conv_forward" in vars(module):
+        return "has a forward method that was put into it"
+    known = {"weight", "bias"}
+    if isinstance(module, _BatchNorm):
+        known |= {"running_mean", "running_var", "num_batches_tracked"}
+    if not {*module._parameters, *module._buffers} <= known:
+        return "has tensors of its own"
+    groups = getattr(module, "groups", 1)
+    if groups > 1 and not _is_depthwise(module):
+        return f"has groups={groups}"
+    return None
+
+
+def _is_lazy(parameter: Tensor) -> bool:
+    return nn.parameter.is_lazy(parameter)
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels == module.out_channels
+
+
+def _outputs(module: nn.Module) -> int:
+    """How many channels a layer gives at full width."""
+    assert isinstance(module, _ConvNd | nn.Linear)
+    return module.out_channels if isinstance(module, _ConvNd) else module.out_features
+
+
+def _channels_of(module: nn.Module, x: Tensor) -> int:
+    """How many channels an input of this module has."""
+    if isinstance(module, nn.Linear):
+        return x.shape[-1]
+    return x.shape[-1 - len(module.kernel_size)] if isinstance(module, _ConvNd) else x.shape[1]
+
+
+def _extents(module: nn.Module, cut: Cut) -> dict[str, tuple[int, ...]]:
+    """How much of the leading axes of each tensor a module of this cut has."""
+    if isinstance(module, _BatchNorm):
+        return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (cut.inputs,))
+    if _is_depthwise(module):
+        return {"weight": (cut.outputs,), "bias": (cut.outputs,)}
+    is_transposed = getattr(module, "transposed", False)
+    weight = (cut.inputs, cut.outputs) if is_transposed else (cut.outputs, cut.inputs)
+    return {"weight": weight, "bias": (cut.outputs,)}
+
+
+def _size(tensor: Tensor, extents: tuple[int, ...]) -> int:
+    return math.prod((*extents, *tensor.shape[len(extents) :]))
+
+
+def _attributes(module: nn.Module, cut: Cut) -> dict[str, int]:
+    """What a module of this cut says of itself."""
+    if isinstance(module, _BatchNorm):
+        return {"num_features": cut.inputs}
+    if isinstance(module, nn.Linear):
+        return {"in_features": cut.inputs, "out_features": cut.outputs}
+    groups = {"groups": cut.inputs} if _is_depthwise(module) else {}
+    return {"in_channels": cut.inputs, "out_channels": cut.outputs, **groups}
+
+
+def _shell(module: nn.Module) -> nn.Module:
+    """A copy that shares all tensors. Made from its attributes: a constructor would take ten times as long."""
+    shell = object.__new__(type(module))
+    for name, value in vars(module).items():
+        if name != "_compiled_call_impl":
+            shell.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+    return shell
+
+
+def _parts(module: nn.Module, cut: Cut) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The name of every tensor, the tensor, and the view of it that a module of this cut has."""
+    for name, extents in _extents(module, cut).items():
+        tensor: Tensor | None = module._parameters.get(name)
+        tensor = module._buffers.get(name) if tensor is None else tensor
+        if tensor is not None:
+            part: Tensor = tensor
+            for axis, extent in enumerate(extents):
+                part = part.narrow(axis, 0, extent) if extent < part.shape[axis] else part
+            yield name, tensor, part
+
+
+def _replace_by_views_(shell: nn.Module, cut: Cut) -> None:
+    """Cut a module in place; views of parameters are plain attributes, through which gradients flow."""
+    for name, tensor, part in list(_parts(shell, cut)):
+        if part is tensor:
+            continue
+        if name in shell._buffers:
+            shell._buffers[name] = part
+        else:
+            del shell._parameters[name]
+            shell.__dict__[name] = part
+    shell.__dict__.update(_attributes(shell, cut))
+
+
+def _as_views(module: nn.Module, cut: Cut) -> nn.Module:
+    shell = _shell(module)
+    _replace_by_views_(shell, cut)
+    return shell
+
+
+@torch.no_grad()
+def _as_parameters(module: nn.Module, cut: Cut, made: dict[nn.Parameter, nn.Parameter], is_fresh: bool) -> nn.Module:
+    """A cut module with parameters of its own, laid out as the model's; `made` are those that there are already."""
+    shell = _shell(module)
+    gain = _gain(module, cut) if is_fresh else 1.0
+    for name, tensor, part in _parts(module, cut):
+        if not isinstance(tensor, nn.Parameter):
+            shell._buffers[name] = part
+            continue
+        if tensor not in made:
+            # A bias of one value for all channels is no random one: nothing in it follows the fan-in.
+            is_constant = is_fresh and name == "bias" and bool((part == part.flatten()[0]).all())
+            values = part.detach() if gain == 1 or is_constant else part.detach() * gain
+            values = values.contiguous(memory_format=memory_format_of(tensor))
+            made[tensor] = nn.Parameter(values, requires_grad=tensor.requires_grad)
+        shell._parameters[name] = made[tensor]
+    shell.__dict__.update(_attributes(module, cut))
+    return shell
+
+
+def _gain(module: nn.Module, cut: Cut) -> float:
+    """√(full fan-in / fan-in), with the fan-in that torch's initialisations use."""
+    if isinstance(module, _BatchNorm):
+        return 1.0
+    weight = module._parameters["weight"]
+    assert weight is not None
+    extents = _extents(module, cut)["weight"]
+    return math.sqrt(weight[0].numel() * extents[0] / _size(weight, extents))
+
+
+def _in_words(outputs: list[Any]) -> str:
+    return " and ".join(str(o) if isinstance(o, tuple) else o.__name__ for o in outputs)

@@ -1,0 +1,130 @@
+"""The one file that holds a decomposed network at every size, and what can be done with it without its model.
+
+    net ── save ──▶ file ─┬─ load ──▶ net
+                          └─ read ──▶ Artifact ─┬─ size_state_dict, save_size ──▶ one size, plain
+                                                └─ shrink ──▶ Artifact, smaller ── save ──▶ file
+
+Both `load` and `read` take a size: then they read that part of the file alone, and give what `shrink` gives.
+`docs/artifact.md` describes the format; `contents.py` writes it, `parsing.py` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from decomposable.core.factors import Factors
+from decomposable.errors import ArtifactError
+from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.file.container import Container, open_container, write_container
+from decomposable.network.file.contents import Artifact, describe_size
+from decomposable.network.file.parsing import kind_of, naming, network_from
+from decomposable.network.file.shrinking import check_plan, read_network, shrink, size_given, statistics_at
+from decomposable.network.file.skeleton import join, pair_around
+from decomposable.network.parts import sliced, truncated
+from decomposable.sizing.plans import RankPlan
+
+__all__ = ["Artifact", "outline", "read", "save_size", "shrink", "size_state_dict"]
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    macs: float | None = None,
+    params: float | None = None,
+    ratio: float | None = None,
+    ranks: Mapping[str, int] | None = None,
+    latency_ms: float | None = None,
+    align: int | Literal["auto", "measured"] | None = None,
+    batch: int | None = None,
+) -> Artifact:
+    """What a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it.
+
+    With a size, given as to `resize_`, that size and all smaller ones, which is what `shrink` makes of the whole: only
+    that part of the file is read.
+    """
+    size = size_given(
+        align=align, latency_ms=latency_ms, batch=batch, macs=macs, params=params, ratio=ratio, ranks=ranks
+    )
+    with open_container(path) as container, naming(path):
+        _require_network(path, container)
+        return read_network(container, size)
+
+
+def outline(path: str | os.PathLike[str]) -> Artifact:
+    """What a file of `DecomposedNet.save` says of its sizes: as `read` gives it, but for the content of the factors, of
+    the state and of the statistics, which are not read (they are on the meta device).
+    """
+    with open_container(path) as container, naming(path):
+        _require_network(path, container)
+        return network_from(container)
+
+
+def _require_network(path: str | os.PathLike[str], container: Container) -> None:
+    kind = kind_of(path, container.description)
+    if kind == "sized":
+        method = container.description.get("method")
+        raise ArtifactError(
+            f"{path}: holds the sizes of the method {method!r:.40}, which are not decomposed; in "
+            "Python: net = decomposable.load(path, model=...); net.resize_(macs=...); net.extract()"
+        )
+    if kind != "network":
+        raise ArtifactError(
+            f"{path}: holds one size only: decomposable.load(path, model=...) takes it in Python; here it takes "
+            "the network file that it was made from"
+        )
+
+
+@torch.no_grad()
+def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
+    """What ``extract().state_dict()`` of the network at this size is: the same keys and values, in the same order.
+
+    >>> import decomposable as dn
+    >>> from torch import nn
+    >>> net = dn.decompose(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> artifact = net.artifact()
+    >>> list(size_state_dict(artifact, artifact.selector.choose(ranks={"0": 3})))
+    ['0.0.weight', '0.1.weight', '0.1.bias', '2.weight', '2.bias']
+    """
+    check_plan(artifact, plan)
+    changed = statistics_at(artifact, plan)
+    pairs: dict[str, Factors] = {}
+    for layer, cost in zip(artifact.skeleton.layers, artifact.selector.costs, strict=True):
+        rank, factors = plan.ranks[layer.name], artifact.factors[layer.name]
+        if rank == cost.full_rank:
+            continue  # the original dense layer
+        if layer.name in plan.dense:
+            weight = truncated(artifact.state[layer.key], factors, layer.form, rank, cost.full_rank)
+            changed.update({join(path, "weight"): weight for path in layer.paths})
+        else:
+            pairs.update(dict.fromkeys(layer.paths, sliced(factors, rank)))
+    result: dict[str, Tensor] = {}
+    for key, tensor in artifact.state.items():
+        path = pair_around(key, pairs)
+        if path is None:
+            result[key] = changed.get(key, tensor)
+        elif join(path, "0.weight") not in result:  # all of the pair at once; the dense layer has nothing else
+            result[join(path, "0.weight")], result[join(path, "1.weight")] = pairs[path].first, pairs[path].second
+            if join(path, "bias") in artifact.state:
+                result[join(path, "1.bias")] = artifact.state[join(path, "bias")]
+    copies: dict[int, Tensor] = {}  # what is one tensor stays one
+    return {key: copies.setdefault(id(tensor), tensor.detach().clone()) for key, tensor in result.items()}
+
+
+def save_size(
+    source: Artifact | DecomposedNet,
+    plan: RankPlan,
+    path: str | os.PathLike[str],
+    info: Mapping[str, Any] | None = None,
+) -> None:
+    """Write one size as a plain state dict: ``safetensors.torch.load_file`` reads it, and `load` makes the module.
+
+    Tensors that layers share are written for each of them. `info` takes the place of the network's own.
+    """
+    artifact = source if isinstance(source, Artifact) else source.artifact()
+    tensors = size_state_dict(artifact, plan)
+    write_container(path, describe_size(artifact, plan, tensors, artifact.info if info is None else info), tensors)

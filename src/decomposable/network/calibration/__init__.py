@@ -1,0 +1,1 @@
+"""Batch normalisation statistics for any size."""

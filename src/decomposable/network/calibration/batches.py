@@ -1,0 +1,108 @@
+"""The batches that a calibration sees: checked as they come, and the first of them kept to be seen again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decomposable.core.tracing import first_entry
+from decomposable.errors import InvalidArgumentError
+
+MOST_KEPT = 1 << 29
+"""Bytes of batches that are kept, beyond the first one: 512 MiB."""
+
+_FEWEST = 32  # samples that statistics are still worth something of
+
+
+class Kept:
+    """The batches of a loader, which is gone through once; as many of the first ones as memory allows are kept.
+
+    `inputs_of(batch)` is what the network sees of a batch, which must hold no NaN; `first_entry` says that it takes no
+    more than that.
+    """
+
+    def __init__(self, loader: Iterable[Any], inputs_of: Callable[[Any], Any]) -> None:
+        self._loader, self._inputs_of = loader, inputs_of
+        self.count = 0  # so far
+        self._first: list[Any] = []
+        self._bytes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            self.count += 1
+            self._check(batch)
+            self._bytes += sum(t.numel() * t.element_size() for t in tensors_in(batch))
+            if self._bytes <= MOST_KEPT or not self._first:
+                self._first.append(batch)
+            yield batch
+        if not self.count:
+            raise InvalidArgumentError("calibrate_: the loader yielded no batch; allowed: at least one")
+
+    def _check(self, batch: Any) -> None:
+        for tensor in tensors_in(self._inputs_of(batch)):
+            if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+                raise InvalidArgumentError(f"calibrate_: batch {self.count} has NaN in it; allowed: numbers only")
+
+    @property
+    def expected(self) -> int:
+        """How many there will be in all, as far as one can know."""
+        return max(self.count, len(self._loader) if isinstance(self._loader, Sized) else 0)
+
+    def part(self, share: float) -> tuple[list[Any], float]:
+        """The first batches, at least such a share of all or as many as there was memory for; and how many they are.
+
+        Of large ones, a part of the first one will do where it is known what the network sees of it.
+        """
+        wanted = share * self.count
+        if wanted < 1:
+            head, part = self.head(max(_FEWEST, math.ceil(wanted * self._samples)))
+            return [head], part
+        found = self._first[: math.ceil(wanted)]
+        return found, float(len(found))
+
+    def head(self, samples: int) -> tuple[Any, float]:
+        """So many samples of the first batch where they can be told apart, else all; and which part of it they are."""
+        inputs = self._inputs_of(self._first[0])
+        if self._inputs_of is not first_entry or not isinstance(inputs, Tensor) or not 0 < samples < self._samples:
+            return self._first[0], 1.0
+        return inputs[:samples], samples / self._samples
+
+    @property
+    def _samples(self) -> int:
+        """How many the first batch has; 0 where nobody knows."""
+        inputs = self._inputs_of(self._first[0])
+        return len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 0
+
+    def again(self) -> Iterable[Any]:
+        """All of them, to be gone through many times."""
+        for _ in self:
+            pass
+        if len(self._first) == self.count:
+            return self._first
+        if iter(self._loader) is not self._loader:
+            return self._loader
+        raise InvalidArgumentError(
+            "calibrate_(exact=True): the loader can be gone through only once, and its batches take more than the "
+            f"{MOST_KEPT >> 20} MiB that are kept; allowed: fewer images, or a loader that begins anew, such as a "
+            "DataLoader or a list"
+        )
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in a batch, or in what a network returns.
+
+    >>> [t.item() for t in tensors_in({"a": torch.tensor(1), "b": [torch.tensor(2), "x"]})]
+    [1, 2]
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_in(part)

@@ -1,0 +1,104 @@
+"""What `calibrate_` does: chosen sizes as they are asked for, or else a grid as dense as the network needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from decomposable.core.tracing import call_with_first, first_entry, on_device_of
+from decomposable.errors import InvalidArgumentError
+from decomposable.network.calibration.batches import Kept
+from decomposable.network.calibration.grid import calibrated_grid, check_passes
+from decomposable.network.calibration.statistics import (
+    CalibrationReport,
+    Ran,
+    Statistics,
+    Subject,
+    measured,
+    measured_exactly,
+)
+from decomposable.progress import Progress, Report, Tracker
+from decomposable.sizing.interpolation import position
+from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.ranks import RankSelector
+
+
+def plans_of(selector: RankSelector, sizes: Sequence[float], align: int | None) -> list[RankPlan]:
+    """The sizes that were asked for, each of them once."""
+    if not isinstance(sizes, Iterable):
+        raise InvalidArgumentError(f"calibrate_: sizes={sizes!r}; allowed: a list of sizes, such as [0.25, 0.5]")
+    plans = [selector.of_size(size, align=align) for size in sizes]
+    if not plans:
+        raise InvalidArgumentError("calibrate_: sizes is empty; allowed: at least one size")
+    return list({plan.ranks: plan for plan in plans}.values())
+
+
+def calibrate_sizes(
+    subject: Subject, plans: Sequence[RankPlan], loader: Iterable[Any], *, exact: bool, report: Report
+) -> tuple[Statistics, CalibrationReport]:
+    """The statistics of these sizes, and what they cost."""
+    start = time.perf_counter()
+    batches, subject = _seen(subject, loader)
+    if exact:
+        statistics, passes = measured_exactly(subject, plans, batches.again(), report), None
+    else:
+        passes = sum(map(position, plans))
+        statistics = measured(subject, plans, batches, _counter(batches, loader, passes, report))
+    statistics = replace(statistics, has_explicit_full=any(plan.is_full for plan in plans))
+    return statistics, _report(statistics, batches, start, passes, True)
+
+
+def calibrate_grid(
+    subject: Subject, selector: RankSelector, loader: Iterable[Any], *, align: int, passes: float, report: Report
+) -> tuple[Statistics, CalibrationReport]:
+    """The statistics of a grid of sizes, and what they cost."""
+    start = time.perf_counter()
+    batches, subject = _seen(subject, loader)
+    grid = calibrated_grid(subject, selector, batches, align=align, passes=check_passes(passes), report=report)
+    return grid.statistics, _report(grid.statistics, batches, start, grid.passes, grid.is_settled)
+
+
+def _seen(subject: Subject, loader: Iterable[Any]) -> tuple[Kept, Subject]:
+    """The loader's batches, and the subject with a forward that takes them to the network's device."""
+    forward = subject.forward
+
+    def on_its_device(net: nn.Module, batch: Any) -> Any:
+        return forward(net, on_device_of(net, batch))
+
+    # Of other ways to run a network nobody knows what they use of a batch.
+    inputs_of = first_entry if forward is call_with_first else lambda batch: batch
+    return Kept(loader, inputs_of), replace(subject, forward=on_its_device)
+
+
+def _counter(batches: Kept, loader: Iterable[Any], passes: float, report: Report) -> Ran:
+    """Tells how far one pass over the loader is, where the loader says how many batches there will be."""
+    total = len(loader) if isinstance(loader, Sized) else 0
+    tracker = Tracker(report, "calibrating", total=total, unit="batches")
+    ran = 0.0
+
+    def count(plan: RankPlan) -> None:
+        nonlocal ran
+        ran += position(plan) / passes
+        if total:
+            tracker.update(round(ran, 2))
+        else:
+            report(Progress("calibrating", f"batch {batches.count}"))
+
+    return count
+
+
+def _report(
+    statistics: Statistics, batches: Kept, start: float, passes: float | None, is_settled: bool
+) -> CalibrationReport:
+    return CalibrationReport(
+        sizes=len(statistics.plans),
+        batches=batches.count,
+        seconds=time.perf_counter() - start,
+        bytes=statistics.bytes,
+        passes=passes,
+        is_settled=is_settled,
+    )

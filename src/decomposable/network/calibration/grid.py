@@ -1,0 +1,214 @@
+"""A grid of calibrated sizes as dense as *this* network needs, found without labels.
+
+    all sizes that there are        ·······································································▶ larger
+    coarse, on all batches          │              │              │              │              │
+    refined, on a part of them      │              │   ×   ×   ×  │      ×       │              │
+
+Between two neighbours a size is measured, and the network run with these statistics and with those that interpolation
+gives. Where the outputs differ, both halves are looked at again; where they do not, they are left as they are. The
+largest differences go first, until there are none or the effort is spent.
+
+A refined size takes what interpolation gives on all batches, corrected by what measuring changes on the part: its
+neighbours saw the same part, so that what is special about those images cancels out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from decomposable.checks import is_number
+from decomposable.errors import InvalidArgumentError
+from decomposable.network.calibration.batches import Kept, tensors_in
+from decomposable.network.calibration.statistics import Statistics, Subject, measured
+from decomposable.progress import Report, Tracker
+from decomposable.sizing.interpolation import position
+from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.ranks import Ints, RankSelector
+
+PASSES = 60.0
+"""How many passes of the full network a grid may cost, unless something else is asked for."""
+
+_COARSE = (1.5, 2.0, 4.0, math.inf)  # how far apart sizes of the coarse grid are; the first that the effort allows
+_PART = 0.2  # of the batches, that refined sizes are measured on
+_TOLERANCE = 0.045  # of the outputs' spread: what interpolation may change
+_COMPARED = 32  # samples that outputs are compared on
+
+Named = Mapping[str, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Grid:
+    """What was found, and what it took; `is_settled` says that it is as dense as it has to be."""
+
+    statistics: Statistics
+    passes: float | None
+    is_settled: bool
+
+
+def check_passes(passes: float) -> float:
+    """The effort allowed: a coarse grid takes a few passes at least."""
+    if is_number(passes) and 3 <= passes < math.inf:
+        return float(passes)
+    raise InvalidArgumentError(f"calibrate_: passes={passes!r}; allowed: a number of at least 3")
+
+
+@torch.no_grad()
+def calibrated_grid(
+    subject: Subject,
+    selector: RankSelector,
+    batches: Kept,
+    *,
+    align: int,
+    passes: float,
+    report: Report,
+) -> Grid:
+    """Statistics from the smallest size to the largest one, for `passes` passes of the full network at most."""
+    costs = selector.all_costs(align)
+
+    def plan_of(index: int) -> RankPlan:
+        return selector.of_size(int(costs[index]), align=align)
+
+    effort = _Effort(batches, passes, report)
+    coarse = _coarse(costs, selector.full_cost(selector.measure), passes)
+    plans = [plan_of(index) for index in coarse]
+    whole = some = measured(subject, plans, batches, effort.ran)
+    part, length = batches.part(_PART)
+    head, share = batches.head(_COMPARED)
+    effort.weight = length / len(part)
+    if length < batches.count:
+        some = measured(subject, plans, part, effort.ran)
+    judge = _Judge(subject, head)
+    effort.spend(share)
+    between = [(-math.inf, low, high) for low, high in pairwise(coarse)]  # a heap: the largest difference is next
+    while between:
+        _, low, high = heapq.heappop(between)
+        if high - low < 2:
+            continue
+        middle = _middle(costs, low, high)
+        plan = plan_of(middle)
+        if not effort.allows(position(plan) * (length + 2 * share)):
+            return Grid(statistics=replace(whole, grids=(align,)), passes=effort.spent, is_settled=False)
+        newer = measured(subject, [plan], part, effort.ran)
+        refined = _corrected(whole, some, newer, plan)
+        difference = judge(plan, _at(whole, plan), _at(refined, plan))
+        effort.spend(2 * share * position(plan))
+        whole, some = whole.merged(refined), some.merged(newer)
+        if difference > _TOLERANCE:
+            for half in ((low, middle), (middle, high)):
+                heapq.heappush(between, (-difference, *half))
+    return Grid(statistics=replace(whole, grids=(align,)), passes=effort.spent, is_settled=True)
+
+
+def _coarse(costs: Ints, total: int, passes: float) -> list[int]:
+    """Places in the list of all sizes: both ends, and as many in between as a part of the effort allows."""
+    for ratio in _COARSE:
+        chosen = [len(costs) - 1]
+        while chosen[-1] > 0:
+            below = int(np.searchsorted(costs, costs[chosen[-1]] / ratio, side="right")) - 1
+            chosen.append(max(0, min(below, chosen[-1] - 1)))
+        if costs[chosen].sum() * (1 + _PART) <= passes * total / 2:
+            break
+    return chosen[::-1]
+
+
+def _middle(costs: Ints, low: int, high: int) -> int:
+    """The place of the size in the middle of two, by their ratio."""
+    found = int(np.searchsorted(costs, math.sqrt(float(costs[low]) * float(costs[high]))))
+    return min(max(found, low + 1), high - 1)
+
+
+def _at(statistics: Statistics, plan: RankPlan) -> Named:
+    found = statistics.at(plan)
+    assert found is not None  # the full size lies between no others
+    return found
+
+
+def _corrected(whole: Statistics, some: Statistics, newer: Statistics, plan: RankPlan) -> Statistics:
+    """What interpolation gives on all batches, changed as measuring changes it on a part of them."""
+    (all_mean, all_var), (part_mean, part_var) = (_laid_end_to_end(_at(each, plan)) for each in (whole, some))
+    scale = all_var / part_var.clamp_min(torch.finfo(part_var.dtype).tiny)
+    return replace(newer, mean_SC=newer.mean_SC + all_mean - part_mean, var_SC=newer.var_SC * scale)
+
+
+def _laid_end_to_end(named: Named) -> tuple[Tensor, Tensor]:
+    means, variances = zip(*named.values(), strict=True)
+    return torch.cat(means), torch.cat(variances)
+
+
+class _Judge:
+    """How far the outputs of a size are apart with one set of statistics and with another."""
+
+    def __init__(self, subject: Subject, batch: Any) -> None:
+        self._subject, self._batch = subject, batch
+        self._full = self._outputs(subject.build(subject.full_plan).eval(), {})
+
+    def __call__(self, plan: RankPlan, one: Named, other: Named) -> float:
+        """As a part of the outputs' spread, and the less the less they have in common with the full network's.
+
+        A size that is so small that its outputs are noise is not worth the effort: no statistics would mend it.
+        """
+        network = self._subject.build(plan).eval()
+        pairs = zip(self._outputs(network, one), self._outputs(network, other), self._full, strict=True)
+        return max((_distance(a, b) * math.sqrt(_likeness(b, full)) for a, b, full in pairs), default=0.0)
+
+    def _outputs(self, network: nn.Module, statistics: Named) -> list[Tensor]:
+        for name, (mean, var) in statistics.items():
+            network.get_submodule(name)._buffers.update(running_mean=mean, running_var=var)
+        found = tensors_in(self._subject.forward(network, self._batch))
+        return [t.detach().float() for t in found if t.is_floating_point() and t.numel()]
+
+
+def _spread(outputs: Tensor) -> Tensor:
+    """How the outputs of every sample differ from the samples' mean; of a single one, the output itself."""
+    return outputs - outputs.mean(dim=0) if outputs.dim() > 1 and len(outputs) > 1 else outputs
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    scale = float(_spread(other).norm())
+    found = float((one - other).norm()) / scale if scale > 0 else 0.0
+    return found if math.isfinite(found) else 0.0
+
+
+def _likeness(outputs: Tensor, full: Tensor) -> float:
+    """The correlation of two networks' outputs, 0 to 1."""
+    a, b = _spread(outputs), _spread(full)
+    scale = float(a.norm() * b.norm())
+    found = float((a * b).sum()) / scale if scale > 0 else 0.0
+    return max(0.0, found) if math.isfinite(found) else 0.0
+
+
+class _Effort:
+    """Counts what has run, in passes of the full network over the loader, and tells how far that is."""
+
+    def __init__(self, batches: Kept, passes: float, report: Report) -> None:
+        self._batches, self._passes = batches, passes
+        self._tracker = Tracker(report, "calibrating", total=passes, unit="passes at most")
+        self._spent = 0.0  # in passes over one batch
+        self.weight = 1.0  # of what is run: a whole batch, or a part of one
+
+    @property
+    def spent(self) -> float:
+        """In passes over the loader."""
+        return self._spent / max(1, self._batches.expected)
+
+    def ran(self, plan: RankPlan) -> None:
+        """A network has run a batch, or such a part of one as `weight` says."""
+        self.spend(self.weight * position(plan))
+
+    def spend(self, batch_passes: float) -> None:
+        """So many passes of the full network over one batch."""
+        self._spent += batch_passes
+        self._tracker.update(self.spent)
+
+    def allows(self, batch_passes: float) -> bool:
+        """Whether so much more is within the effort."""
+        return self._spent + batch_passes <= self._passes * self._batches.count

@@ -1,0 +1,283 @@
+"""Batch normalisation statistics for any size.
+
+A network with fewer bases has other activations, so the running mean and variance of every batch normalisation layer
+have to be its own (the paper computes them on the training set for each size). Here that happens once, for a grid of
+sizes (`grid.py`): all of them see the same batches, so that statistics of neighbouring sizes differ only by what the
+bases between them do. A size that was calibrated itself is taken as it is. One that lies between two is interpolated
+layer by layer (`interpolation.py`). `docs/calibration.md` shows how close this comes to calibrating every size on its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from decomposable.core.tracing import Forward
+from decomposable.errors import InvalidArgumentError
+from decomposable.progress import Report, Tracker
+from decomposable.sizing.interpolation import CalibratedSizes, position
+from decomposable.sizing.plans import RankPlan
+
+Build = Callable[[RankPlan], nn.Module]
+Ran = Callable[[RankPlan], None]  # told of every batch that the network of a plan has run
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationReport:
+    """What a calibration did and what it costs.
+
+    Attributes:
+        sizes: how many were measured.
+        batches: how many the loader yielded.
+        seconds: how long it took.
+        bytes: what all statistics take in memory.
+        passes: the multiply-accumulates of it all, in forward passes of the full network over the loader; None where
+            they were not counted.
+        is_settled: False where a grid was stopped by `passes` before it was as dense as this network needs.
+    """
+
+    sizes: int
+    batches: int
+    seconds: float
+    bytes: int
+    passes: float | None = None
+    is_settled: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """The network to calibrate: how a size of it is made and run, and which layer feeds each normalisation layer."""
+
+    build: Build
+    forward: Forward
+    feeders: Mapping[str, str]
+    full_plan: RankPlan
+
+    @cached_property
+    def original(self) -> dict[str, _BatchNorm]:
+        """Its normalisation layers at full size, as they are."""
+        return tracked_batch_norms(self.build(self.full_plan))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Statistics(CalibratedSizes):
+    """Mean and variance of all batch normalisation channels, laid end to end, for calibrated sizes, smallest first."""
+
+    mean_SC: Tensor
+    var_SC: Tensor
+    original: tuple[Tensor, Tensor]  # mean and variance of the original network, the end of every interpolation
+
+    @property
+    def bytes(self) -> int:
+        """What they take in memory."""
+        return sum(t.numel() * t.element_size() for t in (self.mean_SC, self.var_SC))
+
+    def at(self, plan: RankPlan) -> dict[str, tuple[Tensor, Tensor]] | None:
+        """Mean and variance of every layer for this size; None for a full size that keeps the original's."""
+        found = self.between(plan)
+        if found is None:
+            return None
+        below, above = self._row(found.lower), self._row(found.upper)
+        place_C = torch.from_numpy(found.place_C).to(self.mean_SC)
+        return self._named(*(torch.lerp(low, high, place_C) for low, high in zip(below, above, strict=True)))
+
+    def _row(self, index: int) -> tuple[Tensor, Tensor]:
+        """A calibrated size; behind the last one comes the original."""
+        if index == len(self.plans):
+            return self.original
+        return self.mean_SC[index], self.var_SC[index]
+
+    def _named(self, mean_C: Tensor, var_C: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        pairs = zip(mean_C.split(self.channels), var_C.split(self.channels), strict=True)
+        return dict(zip(self.names, pairs, strict=True))
+
+    def merged(self, newer: Statistics) -> Statistics:
+        """These sizes and newer ones; of a size that both have, the newer one counts."""
+        rows = {
+            plan.ranks: (place, plan, mean, var)
+            for part in (self, newer)
+            for place, plan, mean, var in zip(part.positions, part.plans, part.mean_SC, part.var_SC, strict=True)
+        }
+        places, plans, means, variances = zip(*sorted(rows.values(), key=lambda row: row[0]), strict=True)
+        return replace(
+            self,
+            positions=places,
+            plans=plans,
+            mean_SC=torch.stack(means),
+            var_SC=torch.stack(variances),
+            has_explicit_full=self.has_explicit_full or newer.has_explicit_full,
+            alignments=tuple(sorted({*self.alignments, *newer.alignments})),
+            grids=tuple(sorted({*self.grids, *newer.grids})),
+        )
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Statistics:
+        """The same with `function` applied to the tensors, such as a move to another device."""
+        mean, var = self.original
+        moved = function(self.mean_SC), function(self.var_SC)
+        return replace(self, mean_SC=moved[0], var_SC=moved[1], original=(function(mean), function(var)))
+
+
+def tracked_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The batch normalisation layers that have running statistics, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None
+    }
+
+
+def measured(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], ran: Ran) -> Statistics:
+    """The statistics of every plan's network: the average over the batches, in one pass over them."""
+    plans = sorted(plans, key=position)
+    return _as_statistics(subject, plans, _cumulative_average(subject, plans, batches, ran))
+
+
+def measured_exactly(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report) -> Statistics:
+    """The same in the authors' way: each layer from a pass over all the data, those before it fixed."""
+    plans = sorted(plans, key=position)
+    return _as_statistics(subject, plans, _layer_by_layer(subject, plans, batches, report))
+
+
+def _as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[Row]) -> Statistics:
+    names = tuple(rows[0])
+    original = subject.original
+    return Statistics(
+        names=names,
+        channels=tuple(len(rows[0][name][0]) for name in names),
+        feeders=tuple(map(subject.feeders.get, names)),
+        positions=tuple(map(position, plans)),
+        plans=tuple(plans),
+        mean_SC=torch.stack([torch.cat([row[name][0] for name in names]) for row in rows]),
+        var_SC=torch.stack([torch.cat([row[name][1] for name in names]) for row in rows]),
+        has_explicit_full=False,
+        full_plan=subject.full_plan,
+        alignments=tuple(sorted({plan.align for plan in plans if plan.align != "auto"})),
+        original=(
+            torch.cat([original[name].running_mean for name in names]),  # type: ignore[misc]
+            torch.cat([original[name].running_var for name in names]),  # type: ignore[misc]
+        ),
+    )
+
+
+Row = dict[str, tuple[Tensor, Tensor]]
+
+
+@torch.no_grad()
+def _cumulative_average(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], ran: Ran) -> list[Row]:
+    """Average of the batches' means and variances, every normalisation layer using its batch's own as in training."""
+    buffers: list[dict[str, dict[str, Tensor | None]]] = [{} for _ in plans]
+    for number, batch in enumerate(batches, start=1):
+        for plan, kept in zip(plans, buffers, strict=True):
+            network = subject.build(plan).eval()
+            for name, norm in tracked_batch_norms(network).items():
+                norm.momentum = None  # torch's own cumulative average
+                if name in kept:
+                    norm._buffers = kept[name]
+                else:
+                    norm.reset_running_stats()
+                    kept[name] = norm._buffers
+                norm.train()
+            _run_for_statistics(subject.forward, network, batch)
+            _check_finite(kept, number)
+            ran(plan)
+    return [{n: (b["running_mean"], b["running_var"]) for n, b in kept.items()} for kept in buffers]  # type: ignore[misc]
+
+
+def _check_finite(kept: Mapping[str, Mapping[str, Tensor | None]], number: int) -> None:
+    """Refuse a batch that makes statistics which are no numbers: every later result would be none."""
+    for name, tensors in kept.items():
+        mean, var = tensors["running_mean"], tensors["running_var"]
+        assert mean is not None
+        assert var is not None
+        if not bool(torch.isfinite(mean + var).all()):
+            raise InvalidArgumentError(
+                f"calibrate_: batch {number} gives '{name}' statistics that are NaN or infinite; allowed: finite inputs"
+            )
+
+
+def _run_for_statistics(forward: Forward, network: nn.Module, batch: Any) -> None:
+    try:
+        forward(network, batch)
+    except ValueError as error:
+        if "more than 1 value per channel" in str(error):
+            raise InvalidArgumentError(
+                "calibrate_: a batch holds one sample, which has no variance; allowed: larger ones (drop_last=True)"
+            ) from error
+        raise
+
+
+class _Reached(Exception):
+    """Raised to end a forward pass at the layer that it was run for."""
+
+
+@torch.no_grad()
+def _layer_by_layer(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report) -> list[Row]:
+    """The authors' way: each layer from a pass over all the data, those before it fixed; biased variance."""
+    rows: list[Row] = []
+    tracker = Tracker(report, "calibrating", total=len(plans), unit="sizes")
+    for plan in plans:
+        network = subject.build(plan).eval()
+        norms = tracked_batch_norms(network)
+        names = _in_order_of_use(network, norms, batches, subject.forward)
+        for i, name in enumerate(names):
+            tracker.update(len(rows) + i / len(names), f"'{name}' of {position(plan):.3f}x")
+            mean, var = _data_statistics(network, norms[name], batches, subject.forward)
+            norms[name].running_mean, norms[name].running_var = mean, var
+        rows.append({name: (norm.running_mean, norm.running_var) for name, norm in norms.items()})  # type: ignore[misc]
+    return rows
+
+
+def _in_order_of_use(
+    network: nn.Module, norms: Mapping[str, _BatchNorm], loader: Iterable[Any], forward: Forward
+) -> list[str]:
+    used: dict[str, None] = {}
+    hooks = [
+        norm.register_forward_pre_hook(lambda *_, name=name: used.setdefault(name)) for name, norm in norms.items()
+    ]
+    for batch in loader:
+        forward(network, batch)
+        break
+    for hook in hooks:
+        hook.remove()
+    return list(used)
+
+
+def _data_statistics(
+    network: nn.Module, norm: _BatchNorm, loader: Iterable[Any], forward: Forward
+) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance per channel of what enters one layer, over all the data."""
+    assert norm.running_mean is not None
+    count, number = 0, 0
+    total = torch.zeros(norm.num_features, dtype=torch.float64)
+    squares = torch.zeros_like(total)
+
+    def see(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        nonlocal count, number, total, squares
+        number += 1
+        channels_first = args[0].detach().transpose(0, 1).flatten(1).double() if args[0].dim() > 1 else args[0][:, None]
+        if not bool(torch.isfinite(channels_first).all()):
+            raise InvalidArgumentError(f"calibrate_: batch {number} gives NaN or infinity; allowed: finite inputs")
+        count += channels_first.shape[1]
+        total += channels_first.sum(1).cpu()
+        squares += channels_first.square().sum(1).cpu()
+        raise _Reached
+
+    hook = norm.register_forward_pre_hook(see)
+    try:
+        for batch in loader:
+            try:
+                forward(network, batch)
+            except _Reached:
+                continue
+    finally:
+        hook.remove()
+    mean = total / max(1, count)
+    variance = (squares / max(1, count) - mean.square()).clamp_min(0)
+    return mean.to(norm.running_mean), variance.to(norm.running_mean)

@@ -1,0 +1,255 @@
+"""Finding out how a network is called: the pass that counts the MACs is watched.
+
+The tensors of the batch are known by identity. What the network was called with is then either one of them, or was
+computed on the way, which no exported file could do again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.core.tracing import Forward, call_with_first, first_entry
+from decomposable.network.calls import INPUT, Call, Entry, InputSpec, Slot
+
+_KEPT_ROWS, _KEPT_BYTES = 8, 1 << 26
+
+
+class Unclear(ValueError):
+    """It cannot be said what a network takes; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Captured:
+    """How a network was called, and with which rows of each input; or, in `unclear`, why that cannot be said."""
+
+    call: Call | None = None
+    rows: Mapping[str, Tensor] | None = None
+    unclear: str | None = None
+
+    def kept(self) -> Mapping[str, Tensor] | None:
+        """A few of the rows, to be remembered: they try out what is exported later."""
+        if self.rows is None:
+            return None
+        size = sum(t.element_size() * t[:1].numel() for t in self.rows.values())
+        count = max(1, min(_KEPT_ROWS, _KEPT_BYTES // max(1, size)))
+        return {name: tensor[:count].clone() for name, tensor in self.rows.items()}
+
+
+class _Stop(BaseException):
+    """Ends a pass where the network is called. No `Exception`: code of somebody else must not catch it."""
+
+
+class Watch:
+    """A ``forward(net, batch)`` that calls another one and sees how that calls the network."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._is_default = forward is call_with_first
+        self._forward = partial(call_with_first, name="example_input") if self._is_default else forward
+        self._batch: Any = None
+        self._calls: list[Call | Unclear] = []
+
+    def __call__(self, net: nn.Module, batch: Any) -> Any:
+        """Call the other one."""
+        self._batch, self._calls = batch, []
+        return self._run(net, batch, self._calls)
+
+    def captured(self, net: nn.Module) -> Captured:
+        """How the network was called, which has run once by now."""
+        if self._is_default:
+            return first_captured(net, self._batch)
+        try:
+            call = self._only_call()
+            if _has_constants(call):
+                self._check_constants(net, call)
+        except Unclear as error:
+            return Captured(unclear=str(error))
+        rows = {name: tensor.detach().cpu() for name, tensor in call.picked(self._batch).items()}
+        return Captured(call=call, rows=rows if all(map(len, rows.values())) else None)
+
+    def _run(self, net: nn.Module, batch: Any, calls: list[Call | Unclear], *, stop: bool = False) -> Any:
+        entries = _Entries()
+        labelled = entries.labelled(batch, ())
+
+        def see(module: nn.Module, args: Any, kwargs: Any) -> None:
+            try:
+                calls.append(_read_call(net, args, kwargs, entries))
+            except Unclear as error:
+                calls.append(error)
+            if stop:
+                raise _Stop
+
+        hook = net.register_forward_pre_hook(see, with_kwargs=True, prepend=True)
+        try:
+            return self._forward(net, labelled)
+        finally:
+            hook.remove()
+
+    def _only_call(self) -> Call:
+        if len(self._calls) != 1:
+            what = f"calls the network {len(self._calls)} times" if self._calls else "does not call the network itself"
+            raise Unclear(f"forward= {what}")
+        [call] = self._calls
+        if isinstance(call, Unclear):
+            raise call
+        return call
+
+    def _check_constants(self, net: nn.Module, call: Call) -> None:
+        """What is not an input has to be the same for other batches: one sample, and more of them, of zeros."""
+        for times in (0, 2):
+            others: list[Call | Unclear] = []
+            with suppress(_Stop, Exception):  # code of somebody else
+                self._run(net, _changed(self._batch, times), others, stop=True)
+            other = others[0] if others else None
+            if not isinstance(other, Call) or (other.args, other.kwargs) != (call.args, call.kwargs):
+                raise Unclear("forward= computes a number or a text from the batch, which the network is called with")
+
+
+class _Entries:
+    """The tensors of a batch by identity, and what else is in it."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, tuple[Tensor, Entry]] = {}  # held, so that no two of them can share an address
+        self.others: list[Any] = []
+
+    def labelled(self, value: Any, entry: Entry) -> Any:
+        """The batch with every tensor an object of its own: one that is there twice is two entries."""
+        if isinstance(value, Tensor):
+            twin = value.detach()
+            self.tensors[id(twin)] = twin, entry
+            return twin
+        if isinstance(value, Mapping):
+            return {key: self.labelled(part, (*entry, key)) for key, part in value.items()}
+        if isinstance(value, tuple | list):
+            parts = [self.labelled(part, (*entry, i)) for i, part in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if value is not None:
+            self.others.append(value)
+        return value
+
+
+def _changed(value: Any, times: int) -> Any:
+    """A batch of zeros with so many times as many samples, or with one."""
+    if isinstance(value, Tensor):
+        zeros = torch.zeros_like(value)
+        return zeros if not value.dim() else torch.cat([zeros] * times) if times else zeros[:1]
+    if isinstance(value, Mapping):
+        return {key: _changed(part, times) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [_changed(part, times) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _has_constants(call: Call) -> bool:
+    return any(not isinstance(value, Slot | None) for value in (*call.args, *call.kwargs.values()))
+
+
+def _read_call(net: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], entries: _Entries) -> Call:
+    reader = _Arguments(entries)
+    names = _positional_names(net, len(args))
+    made = tuple(reader.read(value, name) for value, name in zip(args, names, strict=True))
+    by_name = {name: reader.read(value, name) for name, value in kwargs.items()}
+    if not reader.inputs:
+        raise Unclear("forward= calls the network without a tensor of the batch")
+    _check_batch_axis(reader.inputs)
+    specs = {name: InputSpec.of_tensor(tensor) for name, tensor in reader.inputs.items()}
+    return Call(inputs=specs, entries=reader.places, args=made, kwargs=by_name)
+
+
+class _Arguments:
+    """Reads the arguments of a call, and collects the inputs among them."""
+
+    def __init__(self, entries: _Entries) -> None:
+        self._entries = entries
+        self.inputs: dict[str, Tensor] = {}
+        self.places: dict[str, Entry] = {}
+
+    def read(self, value: Any, where: str) -> Any:
+        """The argument with a `Slot` for every input in it; `where` is what the network's code calls it."""
+        if isinstance(value, Tensor):
+            return self._slot(value, where)
+        if value is None:
+            return None
+        if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+            if any(type(other) is type(value) and other == value for other in self._entries.others):
+                raise Unclear(f"the batch's entry for '{where}' is {value!r:.40}, which is no tensor")
+            return value
+        if type(value) in (list, tuple):
+            return type(value)(self.read(part, f"{where}_{i}") for i, part in enumerate(value))
+        if type(value) is dict and all(isinstance(key, str) for key in value):
+            return {key: self.read(part, key) for key, part in value.items()}
+        raise Unclear(f"forward= calls the network with a {type(value).__name__} as '{where}'")
+
+    def _slot(self, tensor: Tensor, where: str) -> Slot:
+        if id(tensor) not in self._entries.tensors:
+            raise Unclear(f"forward= computes '{where}', which is not an entry of the batch itself")
+        entry = self._entries.tensors[id(tensor)][1]
+        if any(type(key) not in (str, int) for key in entry):
+            raise Unclear(f"the batch's entry for '{where}' has a key that is neither text nor a whole number")
+        name = str(entry[-1]) if entry and _is_name(entry[-1]) else where
+        if not _is_name(name):
+            raise Unclear(f"an input of the network would be called {name!r:.40}, which is no name in Python")
+        if self.places.setdefault(name, entry) != entry:
+            raise Unclear(f"two inputs of the network would be called '{name}'")
+        self.inputs[name] = tensor
+        return Slot(name)
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+
+
+def _positional_names(net: nn.Module, count: int) -> list[str]:
+    """What the network's code calls its first arguments."""
+    names: list[str] = []
+    for parameter in _parameters(net):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{i}" for i in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return (names + [f"input_{i}" for i in range(len(names), count)])[:count]
+
+
+def _parameters(net: nn.Module) -> Iterator[inspect.Parameter]:
+    try:
+        yield from inspect.signature(net.forward).parameters.values()
+    except (TypeError, ValueError):  # code that is not Python
+        return
+
+
+def _check_batch_axis(inputs: Mapping[str, Tensor]) -> None:
+    """Refuse inputs that are not one row for each sample."""
+    for name, tensor in inputs.items():
+        if not tensor.dim():
+            raise Unclear(f"the input '{name}' is a single number, which has no batch")
+    first = next(iter(inputs))
+    for name, tensor in inputs.items():
+        if len(tensor) != len(inputs[first]):
+            raise Unclear(f"the input '{name}' has {len(tensor)} rows where '{first}' has {len(inputs[first])}")
+
+
+def first_captured(net: nn.Module, batch: Any) -> Captured:
+    """The call with the first entry of a batch, for which nothing need run; unclear where others look like inputs."""
+    spec = InputSpec.of(batch)
+    if spec is None:
+        return Captured()
+    taken = {parameter.name for parameter in _parameters(net)}
+    others = [key for key in list(batch)[1:] if key in taken] if isinstance(batch, Mapping) else []
+    first = first_entry(batch).detach().cpu()
+    return Captured(
+        call=Call.with_first(spec),
+        rows={INPUT: first} if len(first) else None,
+        unclear=None
+        if not others
+        else f"only the first entry of the batch goes into the network, whose forward takes {', '.join(others)}, too",
+    )

@@ -1,0 +1,418 @@
+"""The decomposed network: one SVD, then every size is a view of it.
+
+    model ── decompose ──▶ DecomposedNet ── resize_(macs=0.25) ──▶ the same network, smaller ── extract ──▶ plain module
+
+A size is a module tree of its own: plain layers whose weights are slices of the factors, made in milliseconds by
+`rewire`. The network holds one of them at a time, and replaces it as a whole, so that a forward pass that is under way
+in another thread ends at the size it began with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.core.layers import (
+    Layer,
+    TwoFactors,
+    avoid_fast_paths_,
+)
+from decomposable.core.tracing import (
+    Forward,
+)
+from decomposable.core.tree import clone_buffers_, deep_copy, own_parameters_, rewire
+from decomposable.errors import InvalidArgumentError
+from decomposable.locks import ForkLock
+from decomposable.network.calibration.calibrating import calibrate_grid, calibrate_sizes, plans_of
+from decomposable.network.calibration.grid import PASSES, check_passes
+from decomposable.network.calibration.statistics import CalibrationReport, Statistics, Subject, tracked_batch_norms
+from decomposable.network.calls import InputSpec
+from decomposable.network.file.contents import Artifact
+from decomposable.network.file.skeleton import skeleton_of, state_of
+from decomposable.network.parts import Parts, mapped, sliced, stored_ranks, truncated
+from decomposable.progress import Report, shown
+from decomposable.sizing.interpolation import NOT_CALIBRATED
+from decomposable.sizing.latency import LatencyProfile, choose_timed
+from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.rounding import AUTO_NEEDS_NONE
+from decomposable.sizing.shrunk import check_plan
+
+
+@dataclass(frozen=True, eq=False)
+class _Size:
+    """What a resize replaces as one: the plan and the network made from it."""
+
+    plan: RankPlan
+    module: nn.Module
+
+
+class DecomposedNet(nn.Module):
+    """A network that can be run at any size; made by `decompose`, called like the model it was made from.
+
+    `module` is the network at the size in force, of plain layers; a resize replaces it, and so do `train` and `to`. Its
+    parameters are not trainable, because they are shared by all sizes: to train one size further, `extract` it.
+
+    Attributes:
+        skipped: the layers and other parts with weights that are left alone, each with the reason and its share of the
+            network.
+        not_counted: modules with weights of their own that no MAC formula counts, with their type.
+        call: how it is called, where an example input has told; `inputs` are what it takes, by name.
+        unclear: why an export cannot know what it takes, where that is so.
+        info: what a file that it was loaded from says besides, such as measured accuracies; empty otherwise.
+        latency_beside: the file whose latency profile `latency` reads, where it was loaded from one.
+    """
+
+    def __init__(self, *, base: nn.Module, layers: tuple[Layer, ...], parts: Parts, forward: Forward) -> None:
+        super().__init__()
+        self.skipped, self.not_counted, self.info = dict(parts.skipped), dict(parts.not_counted), dict(parts.info)
+        self.selector, self.call, self.unclear = parts.selector, parts.call, parts.unclear
+        self._rows: Mapping[str, Tensor] | None = None  # of the example input: exports are tried with them
+        self._trainable = {name: p.requires_grad for name, p in base.named_parameters(remove_duplicate=False)}
+        self.__dict__["_base"] = base.requires_grad_(False)  # not a submodule: what runs is `module`
+        self._layers, self._factors, self._forward = layers, dict(parts.factors), forward
+        self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
+        self._norms, self._feeders = tuple(tracked_batch_norms(base)), dict(parts.feeders)
+        self._statistics: Statistics | None = parts.statistics
+        self._has_warned = False
+        self.latency_beside: Path | None = None
+        self._latency: LatencyProfile | None = None
+        self._lock = ForkLock()  # one change at a time; forward passes take no lock
+        self.training = base.training
+        self.selector.prepare()
+        self._install(parts.plan)
+
+    @property
+    def plan(self) -> RankPlan:
+        """The size in force."""
+        return self._in_force.plan
+
+    @property
+    def inputs(self) -> Mapping[str, InputSpec]:
+        """What it takes, by name; nothing where no example input has told."""
+        return {} if self.call is None else self.call.inputs
+
+    @property
+    def input(self) -> InputSpec | None:
+        """What it takes, where that is one input."""
+        return next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
+
+    @property
+    def latency(self) -> LatencyProfile | None:
+        """How long its sizes take on a machine, as `decomposable bench` measured it; None where it did not."""
+        if self._latency is None and self.latency_beside is not None:  # read when asked for: few networks need it
+            self._latency = LatencyProfile.load_beside(self.latency_beside)
+        return self._latency
+
+    @latency.setter
+    def latency(self, profile: LatencyProfile | None) -> None:
+        if profile is not None and not isinstance(profile, LatencyProfile):
+            raise InvalidArgumentError(f"latency: got {type(profile).__name__}; allowed: a LatencyProfile or None")
+        self._latency, self.latency_beside = profile, None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network at the size in force."""
+        return self._in_force.module(*args, **kwargs)
+
+    def resize_(
+        self,
+        *,
+        macs: float | None = None,
+        params: float | None = None,
+        ratio: float | None = None,
+        ranks: Mapping[str, int] | None = None,
+        latency_ms: float | None = None,
+        align: int | Literal["auto", "measured"] | None = None,
+        batch: int | None = None,
+    ) -> RankPlan:
+        """Change the size, in place, in milliseconds and without data; up and down as often as you like.
+
+        Give one of: `macs` or `params`, a budget for the whole network (a float is a fraction of the original's, an
+        int above 1 a count); `ratio`, the part Z of all bases to keep; `ranks`, a rank by layer name (others stay
+        full); `latency_ms`, the time that a pass may take on this machine, where `latency` knows that. Returns the
+        plan, which prints as a table.
+
+        `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "auto" rounds
+        those of wide layers to 16, 8 or 4 where that moves them by a few percent at most; "measured" takes what was
+        found to be the fastest here. `batch` says which of several measured batches counts; by default the smallest.
+        """
+        plan = self.choose(
+            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
+        )
+        self.warn_if_not_calibrated(plan, stacklevel=3)
+        return self.set_plan_(plan)
+
+    def choose(
+        self,
+        *,
+        macs: float | None = None,
+        params: float | None = None,
+        ratio: float | None = None,
+        ranks: Mapping[str, int] | None = None,
+        latency_ms: float | None = None,
+        align: int | Literal["auto", "measured"] | None = None,
+        batch: int | None = None,
+        runtime: str = "torch",
+    ) -> RankPlan:
+        """The plan that `resize_` would take; what was measured is that in `runtime`, "torch" or "onnxruntime"."""
+        return choose_timed(
+            self.selector,
+            lambda: self.latency,
+            calibrated=self._statistics,
+            runtime=runtime,
+            threads=torch.get_num_threads(),
+            latency_ms=latency_ms,
+            align=align,
+            batch=batch,
+            macs=macs,
+            params=params,
+            ratio=ratio,
+            ranks=ranks,
+        )
+
+    def warn_if_not_calibrated(self, plan: RankPlan, stacklevel: int) -> None:
+        """Say once, where `plan` is used, that its batch normalisation has statistics of other sizes."""
+        if not self._norms or plan.is_full or self._has_warned:
+            return
+        text = NOT_CALIBRATED if self._statistics is None else self._statistics.complaint(plan)
+        if text is not None:
+            self._has_warned = True
+            warn(text, stacklevel=stacklevel)
+
+    def set_plan_(self, plan: RankPlan) -> RankPlan:
+        """Take a size that was chosen before, such as one that `net.plan` was; `resize_` chooses and takes."""
+        with self._lock:
+            self._check_plan(plan)
+            self._install(plan)
+        return plan
+
+    @torch.inference_mode(False)  # weights made in that mode could not be trained
+    def extract(self, plan: RankPlan | None = None) -> nn.Module:
+        """The network at the size in force, or at that of a plan, as a plain module with no tie to this one."""
+        if plan is None:
+            module = deep_copy(self._in_force.module)
+        else:
+            with self._lock:
+                self._check_plan(plan)
+                module = deep_copy(self._made(plan))
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(self._trainable[name if name in self._trainable else _dense_name(name)])
+        return module
+
+    def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
+        """Write the network at every size to one safetensors file, which `load` reads; at once or not at all.
+
+        `info` is anything that JSON can hold, to be found in `info` of what is loaded; without it, `info` of this
+        network is written. What passes in training mode wrote to the size in force is left out, as by a resize.
+        """
+        self.artifact().save(path, info)
+
+    def artifact(self) -> Artifact:
+        """What `save` writes, sharing this network's memory; for the functions of `decomposable.network.artifact`."""
+        with self._lock:
+            return Artifact(
+                factors=self._factors,
+                selector=self.selector,
+                plan=self.plan,
+                statistics=self._statistics,
+                feeders=self._feeders,
+                skipped=self.skipped,
+                not_counted=self.not_counted,
+                call=self.call,
+                unclear=self.unclear,
+                info=self.info,
+                skeleton=skeleton_of(self._base, self._layers, self._trainable),
+                state=state_of(self._base),
+            )
+
+    def calibrate_(
+        self,
+        loader: Iterable[Any],
+        sizes: Sequence[float] | None = None,
+        *,
+        align: int | None = None,
+        passes: float = PASSES,
+        exact: bool = False,
+        forward: Forward | None = None,
+        progress: Report | None = None,
+    ) -> CalibrationReport:
+        """Compute batch normalisation statistics for a grid of sizes, once; every later resize uses them.
+
+        Args:
+            loader: yields tensors, or tuples or dicts whose first entry is the input, augmented as in training. A few
+                thousand samples are enough. It is gone through once; up to 512 MiB of its batches are kept meanwhile.
+            sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known), added to those stored.
+                By default a grid from the smallest size to the full one, as dense as this network needs; the full size
+                itself then keeps the original's statistics, unless 1.0 is asked for here.
+            align: as in ``resize_(macs=..., align=...)``: sizes with rounded ranks, added to those stored. They lie too
+                far from the unrounded ones to do with statistics of those; "auto" does not, and is refused here.
+            passes: the most that a grid may cost, in forward passes of the full network over the loader.
+            exact: for chosen `sizes`, the authors' way: layer by layer, a pass over the data for each. Slow.
+            forward: ``forward(net, batch)``; by default that of `decompose`.
+            progress: called with a line about how far it is, such as `print`; by default a terminal shows one.
+        """
+        check_passes(passes)
+        if align == "auto":  # type: ignore[comparison-overlap]
+            raise InvalidArgumentError(f"calibrate_: align='auto': {AUTO_NEEDS_NONE}")
+        plans = None if sizes is None else plans_of(self.selector, sizes, align)
+        if exact and plans is None:
+            raise InvalidArgumentError("calibrate_(exact=True): got no sizes; allowed: with sizes=[...], as it is slow")
+        if not self._norms:
+            return CalibrationReport(sizes=0, batches=0, seconds=0.0, bytes=0, passes=0.0)
+        subject = Subject(
+            build=self._build,
+            forward=forward or self._forward,
+            feeders=self._feeders,
+            full_plan=self.selector.full_plan(),
+        )
+        with shown(progress) as report:
+            if plans is None:
+                found = calibrate_grid(subject, self.selector, loader, align=align or 1, passes=passes, report=report)
+            else:
+                found = calibrate_sizes(subject, plans, loader, exact=exact, report=report)
+        with self._lock:
+            keep = self._statistics if sizes is not None or align is not None else None
+            self._statistics = found[0] if keep is None else keep.merged(found[0])
+            self._has_warned = False  # of what was not calibrated before
+            self._install(self.plan)
+        return replace(found[1], bytes=self._statistics.bytes)
+
+    def forget_statistics_(self) -> None:
+        """Drop what `calibrate_` has stored: all sizes have the original's statistics, until it is called again."""
+        with self._lock:
+            self._statistics, self._has_warned = None, False
+            self._install(self.plan)
+
+    def train(self, mode: bool = True) -> DecomposedNet:
+        """Set training mode here and for the sizes to come; a pass that is under way ends in the mode it began with.
+
+        What passes in training mode wrote to the statistics of the size in force stays.
+        """
+        if not isinstance(mode, bool):
+            raise InvalidArgumentError(f"train: mode={mode!r}; allowed: True or False")
+        with self._lock:  # a size that is being made now must not come into force in the other mode
+            self._base.train(mode)
+            self.training = mode
+            module = self._in_force.module
+            if any(part.training != mode for part in module.modules()):
+                twin = rewire(module, {})  # of its own modules, and the same tensors
+                twin.train(mode)
+                self._put_in_force(self.plan, twin)
+        return self
+
+    def load_state_dict(self, *_: Any, **__: Any) -> Any:
+        """Refused: the weights of one size are slices of those of all."""
+        raise InvalidArgumentError(
+            "load_state_dict: the weights of a decomposed network are shared by all its sizes; "
+            "allowed: loading into the model before decompose(), or into what extract() returns"
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    def extra_repr(self) -> str:
+        """What is decomposed, and the size in force."""
+        plan = self.plan
+        size = f"{plan.params_fraction:.3f}x parameters"
+        if plan.macs_fraction is not None:
+            size = f"{plan.macs_fraction:.3f}x MACs, {size}"
+        calibrated = len(self._statistics.plans) if self._statistics else 0
+        layers = f"{len(self._layers)} layers decomposed, {len(self.skipped)} left alone"
+        return f"{layers}; {size}; {calibrated} sizes calibrated"
+
+    @property
+    def _in_force(self) -> _Size:
+        size: _Size = self.__dict__["_size"]
+        return size
+
+    @property
+    def _base(self) -> nn.Module:
+        base: nn.Module = self.__dict__["_base"]
+        return base
+
+    def _check_plan(self, plan: RankPlan) -> None:
+        check_plan(plan, self.selector, stored_ranks(self._factors).tolist())
+
+    def _install(self, plan: RankPlan) -> None:
+        """Make the network of this size, complete, and put it in force at once."""
+        self._put_in_force(plan, self._made(plan))
+
+    def _put_in_force(self, plan: RankPlan, module: nn.Module) -> None:
+        self._modules["module"] = module
+        self.__dict__["_size"] = _Size(plan, module)
+
+    def _made(self, plan: RankPlan) -> nn.Module:
+        """The network of a size, with the statistics that were calibrated for it."""
+        module = self._build(plan)
+        statistics = self._statistics.at(plan) if self._statistics is not None else None
+        for name, (mean, var) in (statistics or {}).items():
+            module.get_submodule(name)._buffers.update(running_mean=mean.clone(), running_var=var.clone())
+        return module
+
+    @torch.inference_mode(False)  # a size made in that mode could not be used outside it
+    @torch.no_grad()
+    def _build(self, plan: RankPlan) -> nn.Module:
+        """The network of a size: slices of the factors, or the dense layer, with the original's other parameters."""
+        replacements: dict[nn.Module, nn.Module] = {}
+        for layer in self._layers:
+            rank = plan.ranks[layer.name]
+            if rank == layer.full_rank:
+                continue  # the original dense layer
+            factors = self._factors[layer.name]
+            if layer.name in plan.dense:
+                dense = truncated(layer.weight, factors, layer.form, rank, layer.full_rank)
+                weight = nn.Parameter(dense, requires_grad=False)
+                for module in layer.modules:
+                    replacements[module] = _with_dense_weight(module, weight)
+            else:
+                pair = sliced(factors, rank)
+                first, second = (nn.Parameter(w, requires_grad=False) for w in (pair.first, pair.second))
+                for module in layer.modules:
+                    replacements[module] = self._pairs[module].build(first, second)
+        network = rewire(self._base, replacements)
+        avoid_fast_paths_(network)
+        for name in self._norms:
+            clone_buffers_(network.get_submodule(name))  # a pass in training mode writes to them
+        return network
+
+    def _apply(self, fn: Any, recurse: bool = True) -> DecomposedNet:
+        """Move or cast: the original and the factors, then the size in force is made anew from them.
+
+        What a pass that is under way uses stays as it is.
+        """
+        with self._lock:
+            own_parameters_(self._base)  # the size in force has the same ones
+            self._base._apply(fn)
+            self._factors = mapped(fn, self._factors)
+            if self._statistics is not None:
+                self._statistics = self._statistics.map(fn)
+            self._install(self.plan)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:  # while it is being copied it may be resized, which changes `_modules` in place
+            state = {name: value for name, value in self.__dict__.items() if name != "_lock"}
+            return {**state, "_modules": self._modules.copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lock = ForkLock()
+
+
+def _with_dense_weight(module: nn.Module, weight: nn.Parameter) -> nn.Module:
+    """The same layer with another weight."""
+    twin = rewire(module, {})
+    twin._parameters["weight"] = weight
+    return twin
+
+
+def _dense_name(name: str) -> str:
+    """The original's name of a parameter of a pair: ``conv.1.bias`` → ``conv.bias``."""
+    *path, _, kind = name.split(".")
+    return ".".join([*path, kind])

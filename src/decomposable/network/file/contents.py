@@ -1,0 +1,171 @@
+"""What a file holds, and how: the names of its tensors and its description. `parsing.py` reads it.
+
+Where a number follows from another one (a full rank from a shape, a rank from a tensor), only one of them is stored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decomposable.network.calibration.statistics import Statistics
+from decomposable.network.file.container import as_json, write_container
+from decomposable.network.file.inputs import call_entries
+from decomposable.network.file.skeleton import Skeleton, name_in_size
+from decomposable.network.parts import Parts, mapped
+from decomposable.sizing.interpolation import NOT_CALIBRATED, choose_calibrated
+from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.ranks import Measure
+from decomposable.sizing.record import left_alone_records
+from decomposable.sizing.rounding import Align
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Artifact(Parts):
+    """A decomposed network without its model's code: what a file holds.
+
+    `state` is the state dict of the network at its largest size, in order; weights that are one have one tensor.
+    """
+
+    skeleton: Skeleton
+    state: Mapping[str, Tensor]
+
+    def of_size(self, size: float, measure: Measure | None = None, align: Align | None = None) -> RankPlan:
+        """The plan that a network of this takes for a budget by a measure, by default the one that is known."""
+        budget: dict[str, Any] = {measure or self.selector.measure: size}
+        return choose_calibrated(self.selector, self.statistics, align=align, **budget)
+
+    def complaint(self, plan: RankPlan) -> str | None:
+        """What to say where the statistics of this size may be far from its own; None where they are not."""
+        if self.statistics is not None:
+            return self.statistics.complaint(plan)
+        has_norms = any(key.endswith("running_mean") for key in self.state)
+        return NOT_CALIBRATED if has_norms and not plan.is_full else None
+
+    def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
+        """Write the file, at once or not at all; `info`, if given, takes the place of the artifact's own."""
+        artifact = self if info is None else replace(self, info=info)
+        write_container(path, *_describe_network(artifact))
+
+    def to(self, device: torch.device) -> Artifact:
+        """The same on another device."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device)
+
+        moved: dict[int, Tensor] = {}  # what is one tensor stays one
+        return replace(
+            self,
+            factors=mapped(move, self.factors),
+            statistics=None if self.statistics is None else self.statistics.map(move),
+            state={key: moved.setdefault(id(t), move(t)) for key, t in self.state.items()},
+        )
+
+
+def state_name(key: str) -> str:
+    """What a tensor of the state is called in the file of a network."""
+    return f"state/{key}"
+
+
+def factor_names(layer: str) -> tuple[str, str]:
+    """What a layer's two factors are called there."""
+    return f"first/{layer}", f"second/{layer}"
+
+
+def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and the tensors of a whole network."""
+    selector, layers = artifact.selector, artifact.skeleton.layers
+    state, tensors = _state_entries(artifact.state, artifact.skeleton)
+    for layer, scores in zip(layers, selector.scores, strict=True):
+        factors, (first, second) = artifact.factors[layer.name], factor_names(layer.name)
+        tensors[first] = factors.first
+        tensors[second] = factors.second.movedim(1, 0)  # the first r bases are one slice of the file
+        tensors[f"scores/{layer.name}"] = torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float64))
+    tensors["limits/lower"], tensors["limits/upper"] = (torch.from_numpy(a) for a in (selector.lower, selector.upper))
+    statistics = artifact.statistics
+    if statistics is not None:
+        tensors.update(_statistics_tensors(statistics, [layer.name for layer in layers]))
+    costs = [{"dense_macs": c.dense_macs, "macs_per_rank": c.macs_per_rank} for c in selector.costs]
+    return {
+        **_skeleton_entries("network", artifact.skeleton, state, costs, artifact.info),
+        "fixed_macs": selector.fixed_macs if selector.full_cost("macs") else None,  # no size is a part of nothing
+        "fixed_params": selector.fixed_params,
+        "plan": [[artifact.plan.ranks[layer.name], layer.name in artifact.plan.dense] for layer in layers],
+        "feeders": dict(artifact.feeders),
+        "skipped": dict(artifact.skipped),
+        "left_alone": left_alone_records(selector.left_alone),
+        "not_counted": dict(artifact.not_counted),
+        **call_entries(artifact.call, artifact.unclear),
+        "statistics": None
+        if statistics is None
+        else {
+            "names": list(statistics.names),
+            "has_explicit_full": statistics.has_explicit_full,
+            "alignments": list(statistics.alignments),
+            "grids": list(statistics.grids),
+        },
+    }, tensors
+
+
+def describe_size(
+    artifact: Artifact, plan: RankPlan, size: Mapping[str, Tensor], info: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The description of one size, whose tensors have the names of a plain state dict."""
+    layers = artifact.skeleton.layers
+    pairs = {path for layer in layers if layer.name not in plan.dense for path in layer.paths}
+    names = {key: name_in_size(key, pairs) for key in artifact.state}
+    state, _ = _state_entries({key: size.get(name or "") for key, name in names.items()}, artifact.skeleton)
+    ranks = [{"rank": plan.ranks[layer.name], "is_pair": layer.name not in plan.dense} for layer in layers]
+    return _skeleton_entries("size", artifact.skeleton, state, ranks, info)
+
+
+def _state_entries(state: Mapping[str, Tensor | None], skeleton: Skeleton) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What is said of every parameter and buffer, and the tensors, each of them once."""
+    entries: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    first_keys: dict[int, str] = {}
+    for key, tensor in state.items():
+        entry: dict[str, Any] = {"trainable": skeleton.trainable[key]} if key in skeleton.trainable else {}
+        if tensor is not None and first_keys.setdefault(id(tensor), key) != key:
+            entry["same_as"] = first_keys[id(tensor)]
+        elif tensor is not None:
+            tensors[state_name(key)] = tensor
+        entries[key] = entry
+    return entries, tensors
+
+
+def _skeleton_entries(
+    kind: str, skeleton: Skeleton, state: dict[str, Any], layers: Sequence[dict[str, Any]], info: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "info": as_json("info", info),
+        "built_by": skeleton.built_by,
+        "state": state,
+        "layers": [
+            {"name": layer.name, "paths": list(layer.paths), "form": layer.form, "shape": list(layer.shape), **more}
+            for layer, more in zip(skeleton.layers, layers, strict=True)
+        ],
+        "training": skeleton.training,
+        "other_mode": list(skeleton.other_mode),
+        "dtypes": {key: str(dtype).removeprefix("torch.") for key, dtype in skeleton.dtypes.items()},
+    }
+
+
+def _statistics_tensors(statistics: Statistics, names: Sequence[str]) -> dict[str, Tensor]:
+    plans = (*statistics.plans, statistics.full_plan)  # the last row is the end of every interpolation
+    return {
+        "statistics/ranks": torch.tensor([[plan.ranks[name] for name in names] for plan in plans]),
+        "statistics/dense": torch.tensor([[name in plan.dense for name in names] for plan in plans]),
+        "statistics/positions": torch.tensor(statistics.positions, dtype=torch.float64),
+        "statistics/mean": statistics.mean_SC,
+        "statistics/var": statistics.var_SC,
+        "statistics/original_mean": statistics.original[0],
+        "statistics/original_var": statistics.original[1],
+    }

@@ -1,0 +1,145 @@
+"""The header of a safetensors file, read and checked by plain reads: where each tensor lies, and what it is.
+
+The file is not mapped into memory: a page of a mapping brings megabytes around it from the disk, and one that is cut
+short meanwhile ends the process. What is refused here is at least all that safetensors itself refuses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from io import FileIO
+from typing import Any, Literal
+
+import torch
+
+from decomposable.fields import MOST, MOST_VALUES, Corrupt, Damaged, parse_json, require, values_in
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""What can be stored, by its name in the file."""
+
+MOST_BYTES = 32_000_000
+"""Of a header; safetensors itself reads up to 100 million. (A ResNet-50 has 0.7 million.)"""
+
+_LENGTH_BYTES = 8  # at the very beginning: how long the header is
+_MOST_AXES = 64
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: its type, its shape, and the place of its first byte."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+
+def read_header(file: FileIO) -> bytes:
+    """The header with its 8 bytes of length, as it stands there."""
+    size = os.fstat(file.fileno()).st_size
+    require(size >= _LENGTH_BYTES, _not_whole("it is too short for a header"))
+    length = int.from_bytes(read_at(file, 0, bytearray(_LENGTH_BYTES)), "little")
+    require(length <= size - _LENGTH_BYTES, _not_whole(f"its header claims {length:,} bytes"))
+    require(length <= MOST_BYTES, f"its header has {length:,} bytes; allowed: at most {MOST_BYTES:,}")
+    return bytes(read_at(file, 0, bytearray(_LENGTH_BYTES + length)))
+
+
+def read_at(file: FileIO, place: int, content: bytearray | memoryview) -> bytearray | memoryview:
+    """Fill the content with the bytes from there on."""
+    file.seek(place)
+    rest = memoryview(content)
+    while rest.nbytes:
+        count = file.readinto(rest)  # a system reads so much at a time and no more
+        if not count:
+            raise Corrupt(_not_whole("it was cut short while it was read"))
+        rest = rest[count:]
+    return content
+
+
+def parse_header(header: bytes, file_size: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The tensors by name, in the order of their names, and the metadata; raises `Damaged` where any of it is wrong."""
+    text = _text_of(header)
+    require(values_in(text) <= MOST_VALUES, f"its header has more than {MOST_VALUES:,} values")
+    values: dict[str, Any] = _object_in(text)
+    del text
+    metadata = values.pop("__metadata__", {})
+    is_text = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    require(is_text, _not_whole("its metadata are not text"))
+    ends: dict[str, tuple[int, int]] = {}
+    entries: dict[str, Entry] = {}
+    for name in sorted(values):
+        entries[name], ends[name] = _entry(name, values[name], len(header))
+    end = len(header)
+    for name, (start, stop) in sorted(ends.items(), key=lambda item: item[1]):
+        require(start == end, _not_whole(f"tensor '{name:.80}' does not begin where the one before ends"))
+        end = stop
+    require(end == file_size, _not_whole(f"its tensors end at byte {end:,} of {file_size:,}"))
+    return entries, metadata
+
+
+def _text_of(header: bytes) -> str:
+    try:
+        return header[_LENGTH_BYTES:].decode()
+    except UnicodeDecodeError as error:
+        raise Damaged(_not_whole("its header is not JSON")) from error
+
+
+def _object_in(text: str) -> dict[str, Any]:
+    try:
+        require(text.startswith("{"), "it is not an object")
+        values: dict[str, Any] = parse_json(text)
+        return values
+    except Damaged as error:
+        raise Damaged(_not_whole("its header is not JSON")) from error
+
+
+def _entry(name: str, value: object, data: int) -> tuple[Entry, tuple[int, int]]:
+    """A tensor and where its bytes begin and end; `data` is where those of the first tensor begin."""
+    is_entry = isinstance(value, dict) and value.keys() == {"dtype", "shape", "data_offsets"}
+    require(is_entry, _not_whole(f"tensor '{name:.80}' is not described"))
+    assert isinstance(value, dict)
+    shape, offsets, dtype = value["shape"], value["data_offsets"], value["dtype"]
+    is_known = isinstance(dtype, str) and dtype in DTYPES
+    require(is_known, f"tensor '{name:.80}' has type {dtype!r:.40}")
+    require(_are_counts(shape) and len(shape) <= _MOST_AXES, f"tensor '{name:.80}' has the shape {shape!r:.80}")
+    claimed = 1
+    for size in shape:
+        claimed *= max(1, size)  # one that is empty may claim any other extent
+        require(claimed < MOST, f"tensor '{name:.80}' has the shape {shape!r:.80}")
+    is_range = _are_counts(offsets) and len(offsets) == 2
+    nbytes = 0 if 0 in shape else claimed * DTYPES[dtype].itemsize
+    is_right = is_range and offsets[1] - offsets[0] == nbytes
+    require(is_right, _not_whole(f"tensor '{name:.80}' of shape {shape!r:.80} has the bytes {offsets!r:.80}"))
+    start, end = (data + offset for offset in offsets)
+    return Entry(DTYPES[dtype], tuple(shape), start), (start, end)
+
+
+def _are_counts(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < MOST for value in values)
+
+
+def _not_whole(reason: str) -> str:
+    return f"not a whole safetensors file ({reason})"
+
+
+def expect(file: FileIO, what: Literal["parts", "all"]) -> None:
+    """Tell the system what will be read, where it can be told: for parts, it need not read ahead."""
+    advice: Mapping[str, str] = {"parts": "POSIX_FADV_RANDOM", "all": "POSIX_FADV_NORMAL"}
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):  # it is advice
+            os.posix_fadvise(file.fileno(), 0, 0, getattr(os, advice[what]))

@@ -1,0 +1,201 @@
+"""From a file's description and tensors to what they stand for. All of it is checked, and nothing is trusted.
+
+Whatever is wrong is raised as `Damaged`; `naming` adds the file's name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from decomposable.core.factors import Factors
+from decomposable.core.forms import FORMS, Form, form_for
+from decomposable.errors import ArtifactError
+from decomposable.fields import Corrupt, Damaged, Fields, require
+from decomposable.network.file.choices import Source, read_plan, read_selector, read_statistics, take
+from decomposable.network.file.container import FLOATS, Container
+from decomposable.network.file.contents import Artifact, factor_names, state_name
+from decomposable.network.file.header import DTYPES
+from decomposable.network.file.inputs import read_call
+from decomposable.network.file.skeleton import Skeleton, StoredLayer, join, name_in_size
+from decomposable.network.parts import stored_ranks
+from decomposable.text import one_line
+
+Tensors = dict[str, Tensor]
+StateTensor = TypeVar("StateTensor", Tensor, Tensor | None)
+_DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever is found to be damaged inside is an `ArtifactError` with the file's name."""
+    try:
+        yield
+    except Corrupt:
+        raise  # the description is right
+    except Damaged as error:
+        raise ArtifactError(f"{path}: its description is damaged: {one_line(error)}") from error
+
+
+def kind_of(path: str | os.PathLike[str], description: dict[str, Any]) -> Literal["network", "size", "sized"]:
+    """Whether the file holds a decomposed network, one size of it, or the sizes that another method makes."""
+    kind = description.get("kind")
+    if kind not in ("network", "size", "sized"):
+        raise ArtifactError(f"{path}: holds {kind!r:.40}; allowed: a network or a size")
+    return cast(Literal["network", "size", "sized"], kind)
+
+
+def network_from(container: Container) -> Artifact:
+    """The network that a file holds, its factors, state and statistics still without their content: on the meta device.
+
+    Raises `Damaged` where the description and the tensors contradict each other.
+    """
+    top, unused = Fields(container.description, "the file"), dict(container.outlines)
+    entries = top.records("state")
+    state = {key: take(unused, state_name(key)) for key, entry in entries.items() if not entry.has("same_as")}
+    state = {key: state[key] if key in state else _same(key, entry, state) for key, entry in entries.items()}
+    layers, records = _read_layers(top)
+    factors = {layer.name: _read_factors(layer, state, unused) for layer in layers}
+    source = Source(container, unused)
+    selector = read_selector(top, layers, records, factors, source)
+    feeders = top.texts_by_name("feeders")
+    artifact = Artifact(
+        factors=factors,
+        selector=selector,
+        plan=read_plan(top, selector, stored_ranks(factors)),
+        statistics=read_statistics(top, selector, feeders, state, source),
+        feeders=feeders,
+        skipped=top.texts_by_name("skipped"),
+        not_counted=top.texts_by_name("not_counted"),
+        call=read_call(top),
+        unclear=top.text("unclear") if top.has("unclear") else None,
+        info=top.mapping("info"),
+        skeleton=_read_skeleton(top, layers, entries, state),
+        state=state,
+    )
+    require(not unused, f"tensor '{next(iter(unused), '')}' belongs to nothing")
+    return artifact
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Size:
+    """One size: what is as in the original by the original's names, and the pairs by the names of their layers."""
+
+    skeleton: Skeleton
+    state: Mapping[str, Tensor | None]  # None for what a pair replaces
+    pairs: Mapping[str, Factors]
+
+
+def size_from(description: dict[str, Any], tensors: Tensors) -> Size:
+    """The size that a description and tensors stand for; raises `Damaged` where they contradict each other."""
+    top, unused = Fields(description, "the file"), dict(tensors)
+    layers, records = _read_layers(top)
+    pairs: dict[str, Factors] = {}
+    paths: set[str] = set()
+    for layer, record in zip(layers, records, strict=True):
+        rank = record.integer("rank", 1, layer.full_rank)
+        if record.flag("is_pair"):
+            # Layers that share a weight have a copy each in the file; the first one counts.
+            copies = [[take(unused, join(path, f"{i}.weight")) for i in (0, 1)] for path in layer.paths]
+            pairs[layer.name] = Factors(*copies[0])
+            _check_factors(layer, pairs[layer.name], rank)
+            paths.update(layer.paths)
+    entries = top.records("state")
+    names = {key: name_in_size(key, paths) for key in entries}
+    state = {key: None if name is None else take(unused, name) for key, name in names.items()}
+    state = {key: _same(key, entry, state) if entry.has("same_as") else state[key] for key, entry in entries.items()}
+    for layer in layers:
+        for path in layer.paths:
+            weight = state.get(join(path, "weight"), torch.empty(0))
+            is_right = layer.name in pairs if weight is None else tuple(weight.shape) == layer.shape
+            require(is_right, f"the weight of layer '{path}' is not there or of another shape")
+    require(not unused, f"tensor '{next(iter(unused), '')}' belongs to nothing")
+    return Size(skeleton=_read_skeleton(top, layers, entries, state), state=state, pairs=pairs)
+
+
+def _same(key: str, entry: Fields, state: Mapping[str, StateTensor]) -> StateTensor:
+    other = entry.text("same_as")
+    require(other in state and other != key, f"'{key}' is said to be the same as '{other}', which is not there")
+    return state[other]
+
+
+def _read_layers(top: Fields) -> tuple[tuple[StoredLayer, ...], list[Fields]]:
+    records = top.record_list("layers")
+    layers = []
+    for record in records:
+        shape, form = tuple(record.integers("shape")), record.text("form")
+        require(len(shape) in (2, 4) and min(shape) > 0, f"{record.where} has the shape {shape}")
+        require(form in FORMS and form_for(shape, cast(Form, form)) == form, f"{record.where} has the form {form!r}")
+        paths = record.texts("paths")
+        require(paths[:1] == [record.text("name")], f"{record.where} has the paths {paths!r:.80}")
+        layers.append(StoredLayer(name=paths[0], paths=tuple(paths), form=cast(Form, form), shape=shape))
+    all_paths = [path for layer in layers for path in layer.paths]
+    require(bool(layers) and len(set(all_paths)) == len(all_paths), "there is no layer, or one is there twice")
+    return tuple(layers), records
+
+
+def _read_skeleton(
+    top: Fields, layers: tuple[StoredLayer, ...], entries: Mapping[str, Fields], state: Mapping[str, Tensor | None]
+) -> Skeleton:
+    trainable = {key: entry.flag("trainable") for key, entry in entries.items() if entry.has("trainable")}
+    for key, flag in trainable.items():
+        tensor = state[key]
+        require(tensor is None or tensor.is_floating_point() or not flag, f"'{key}' cannot be trained")
+    dtypes = top.texts_by_name("dtypes")
+    for key, name in dtypes.items():
+        require(name in _DTYPE_NAMES, f"'{key}' has type {name!r:.40}")
+    return Skeleton(
+        layers=layers,
+        trainable=trainable,
+        training=top.flag("training"),
+        other_mode=tuple(top.texts("other_mode")),
+        dtypes={key: _DTYPE_NAMES[name] for key, name in dtypes.items()},
+        built_by=read_built_by(top),
+    )
+
+
+def read_built_by(top: Fields) -> dict[str, Any] | None:
+    """What the file says of who built its model; `decomposable.models` judges it where it is used."""
+    if top.get("built_by") is None:
+        return None
+    record = Fields(top.get("built_by"), "built_by")
+    return {
+        "name": record.text("name"),
+        "arguments": record.mapping("arguments"),
+        "is_changed": record.flag("is_changed"),
+    }
+
+
+def _read_factors(layer: StoredLayer, state: Mapping[str, Tensor], unused: Tensors) -> Factors:
+    weight = state.get(layer.key)
+    require(
+        weight is not None and tuple(weight.shape) == layer.shape, f"layer '{layer.name}' has no weight of its shape"
+    )
+    for path in layer.paths:
+        require(state.get(join(path, "weight")) is weight, f"layer '{path}' has not the weight of '{layer.name}'")
+    first, second = (take(unused, name) for name in factor_names(layer.name))
+    require(second.dim() == len(layer.shape), f"the second factor of layer '{layer.name}' has another shape")
+    factors = Factors(first, second.movedim(0, 1))
+    _check_factors(layer, factors, len(first) if first.dim() else 0)
+    require(
+        weight is not None and first.dtype == weight.dtype, f"the factors of layer '{layer.name}' are {first.dtype}"
+    )
+    return factors
+
+
+def _check_factors(layer: StoredLayer, factors: Factors, rank: int) -> None:
+    out_channels, in_channels, *kernel = layer.shape
+    is_spatial = layer.form == "spatial"
+    first = (rank, in_channels, *((1, kernel[1]) if is_spatial else kernel))
+    second = (out_channels, rank, *((kernel[0], 1) if is_spatial else (1 for _ in kernel)))
+    shapes = tuple(factors.first.shape), tuple(factors.second.shape)
+    is_right = 1 <= rank <= layer.full_rank and shapes == (first, second)
+    require(is_right, f"the factors of layer '{layer.name}' of shape {layer.shape} have the shapes {shapes}")
+    same_type = factors.first.dtype == factors.second.dtype and factors.first.dtype in FLOATS
+    require(same_type, f"the factors of layer '{layer.name}' are {factors.first.dtype} and {factors.second.dtype}")

@@ -1,0 +1,87 @@
+"""What a decomposed network consists of, apart from its modules; and the tensors of each of its sizes.
+
+`decompose` makes `Parts`; a file holds them with everything else that the modules hold. Both the network and the
+functions that do without a model take a size's tensors from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from decomposable.core.factors import Factors, memory_format_of
+from decomposable.core.forms import Form, to_factors, to_weight
+from decomposable.network.calibration.statistics import Statistics
+from decomposable.network.calls import Call, InputSpec
+from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.ranks import Ints, RankSelector
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """The factors of every layer, and all that choosing and setting a size depends on.
+
+    Attributes:
+        plan: the size in force.
+        feeders: for every normalisation layer that a decomposed layer feeds, the latter's name.
+        skipped: the layers left alone, each with the reason.
+        not_counted: modules with weights of their own that no MAC formula counts, with their type.
+        call: how it is called and what it takes, where an example input has told.
+        unclear: why an export cannot know what it takes, where that is so.
+        info: what else its maker wanted to be stored with it, as JSON knows it.
+    """
+
+    factors: Mapping[str, Factors]
+    selector: RankSelector
+    plan: RankPlan
+    statistics: Statistics | None = None
+    feeders: Mapping[str, str]
+    skipped: Mapping[str, str]
+    not_counted: Mapping[str, str]
+    call: Call | None = None
+    unclear: str | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> Mapping[str, InputSpec]:
+        """What it takes, by name; nothing where no example input has told."""
+        return {} if self.call is None else self.call.inputs
+
+    @property
+    def input(self) -> InputSpec | None:
+        """What it takes, where that is one input."""
+        return next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
+
+
+def stored_ranks(factors: Mapping[str, Factors]) -> Ints:
+    """How many bases of every layer there are."""
+    return np.array([len(pair.first) for pair in factors.values()], dtype=np.int64)
+
+
+def sliced(factors: Factors, rank: int) -> Factors:
+    """The first r bases. The first factor is a view. The second one of a convolution is copied: its bases lie
+    along the second axis, and every forward pass would make it contiguous again.
+    """
+    second = factors.second[:, :rank]
+    if second.dim() == 4:
+        second = second.contiguous(memory_format=memory_format_of(factors.second))
+    return Factors(factors.first[:rank], second)
+
+
+def truncated(weight: Tensor, factors: Factors, form: Form, rank: int, full_rank: int) -> Tensor:
+    """W̃ as one dense weight, from the bases kept or, where they are fewer, from those dropped."""
+    p_MK, q_KN = to_factors(factors.first, factors.second, form)
+    if 2 * rank <= full_rank:
+        kept = to_weight(p_MK[:, :rank] @ q_KN[:rank], weight.shape, form)
+        return kept.contiguous(memory_format=memory_format_of(weight))
+    dropped = to_weight(p_MK[:, rank:] @ q_KN[rank:], weight.shape, form)
+    return weight.detach() - dropped
+
+
+def mapped(function: Callable[[Tensor], Tensor], factors: Mapping[str, Factors]) -> dict[str, Factors]:
+    """The factors with a function applied to each tensor, such as a move to another device."""
+    return {name: Factors(function(f.first), function(f.second)) for name, f in factors.items()}

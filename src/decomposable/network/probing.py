@@ -1,0 +1,204 @@
+"""Which layers two factors can stand in for, found by running the model.
+
+    one pass of the full network    a weight that is used other than by calling its layer
+    one of the smallest             a model that fails with two factors in a layer's place, or does not call them
+
+A model's code can do anything with its layers, so this is not read from it but seen. Afterwards random numbers and
+buffers are as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from decomposable.core.factors import Factors
+from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_, laid_out
+from decomposable.core.standin import WITHOUT_VALUES
+from decomposable.core.tracing import Forward
+from decomposable.core.tree import clone_buffers_, rewire
+from decomposable.network.parts import mapped, sliced
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Passes inside draw no random numbers, and what they write to buffers is undone."""
+    held = [(module, dict(module._buffers)) for module in model.modules()]
+    buffers = {id(b): b for _, own in held for b in own.values() if b is not None and not is_lazy(b)}
+    values = {key: buffer.detach().clone() for key, buffer in buffers.items()}
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        with torch.no_grad():
+            for key, buffer in buffers.items():
+                buffer.copy_(values[key])
+        for module, own in held:
+            module._buffers.update({name: b for name, b in own.items() if b is None or not is_lazy(b)})
+
+
+@contextmanager
+def weights_used_elsewhere(layers: Sequence[Layer]) -> Iterator[dict[str, str]]:
+    """In a pass inside: the layers whose weights are used while the layer itself is not running, each as a reason.
+
+    Asking for a weight's type or shape is no operation and does not count.
+    """
+    watch = _Watch(layers)
+    modules = [module for layer in layers for module in layer.modules]
+    for module in modules:  # the model's own copy; a plain layer has no `forward` of its own there
+        module.__dict__["forward"] = watch.running(module)
+    try:
+        with watch:
+            yield watch.used
+    finally:
+        for module in modules:
+            del module.__dict__["forward"]
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation, and whether a weight takes part in it."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        super().__init__()
+        self.used: dict[str, str] = {}
+        self._names = {_pointer(layer.weight): layer.name for layer in layers}
+        self._names.pop(0, None)
+        self._running: list[int] = []
+
+    def running(self, module: nn.Module) -> Callable[..., Any]:
+        """The layer's forward, during which its weight may be used."""
+        forward = module.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._running.append(_pointer(module._parameters["weight"]))
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._running.pop()
+
+        return run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        uses_values = getattr(func, "overloadpacket", None) not in WITHOUT_VALUES
+        for value in tree_leaves((args, kwargs)) if uses_values else ():
+            pointer = _pointer(value)
+            if pointer in self._names and pointer not in self._running:
+                name = str(func).split(".")[1] if "." in str(func) else str(func)
+                self.used.setdefault(self._names[pointer], f"its weight is used other than by calling it ({name})")
+        return func(*args, **(kwargs or {}))
+
+
+def _pointer(value: Any) -> int:
+    """Where a tensor's numbers lie, so that a view of a weight is known, too; 0 for what has no such place."""
+    if not isinstance(value, Tensor) or is_lazy(value) or value.layout != torch.strided:
+        return 0
+    try:
+        return value.data_ptr()
+    except RuntimeError:  # kinds of tensor that hold others
+        return 0
+
+
+class _Outcome(NamedTuple):
+    """Of a pass: what the model raised, and the names of the layers whose stand-ins it called."""
+
+    error: Exception | None
+    called: set[str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trial:
+    """Passes of the model with two factors in place of its layers; `ranks` are the smallest, by name."""
+
+    base: nn.Module
+    layers: tuple[Layer, ...]
+    factors: dict[str, Factors]
+    ranks: Mapping[str, int]
+    example: Any
+    forward: Forward
+
+    def judge(self, called: Container[nn.Module]) -> tuple[dict[str, Factors], dict[str, str]]:
+        """The factors in the layout to keep them in, and the layers that cannot be replaced, each with the reason.
+
+        On a CPU thin convolutions are faster with channels last, which a model cannot run that calls `.view` on a
+        feature map. `called` are the modules that the full network calls. Raises what the model raises where it does
+        not even run with all its layers as they are.
+        """
+        with undisturbed(self.base):
+            fast = self._with_channels_last()
+            outcome = fast._run(self.layers)
+            if outcome.error is None:
+                return fast.factors, fast._passed_over(self.layers, called, outcome.called)
+            left, reasons, outcome = self._without_failing()
+            keeps_layout = not reasons or fast._run(left).error is not None
+            reasons |= self._passed_over(left, called, outcome.called)
+            return (self if keeps_layout else fast).factors, reasons
+
+    def _with_channels_last(self) -> Trial:
+        if next(self.base.parameters()).device.type != "cpu":
+            return self
+        return replace(self, factors=mapped(lambda weight: laid_out(weight, torch.channels_last), self.factors))
+
+    def _without_failing(self) -> tuple[list[Layer], dict[str, str], _Outcome]:
+        """The layers with which the model runs when they are replaced, and why it does not with the others."""
+        reasons: dict[str, str] = {}
+        left = list(self.layers)
+        while (outcome := self._run(left)).error is not None:
+            runs, fails, error = 0, len(left), outcome.error  # with so many of the first ones replaced
+            while fails - runs > 1:
+                middle = (runs + fails) // 2
+                failed = self._run(left[:middle]).error
+                runs, fails, error = (middle, fails, error) if failed is None else (runs, middle, failed)
+            if runs == 0 and (unchanged := self._run([]).error) is not None:
+                raise unchanged
+            reasons[left.pop(fails - 1).name] = f"the model fails with two factors in its place ({_line(error)})"
+        return left, reasons, outcome
+
+    def _passed_over(self, layers: Sequence[Layer], called: Container[nn.Module], now: set[str]) -> dict[str, str]:
+        """Layers that the full network calls, and that are not called any more (`now`) when they are two factors.
+
+        At the smallest size it may be for the numbers that the model takes another way, but not with all bases.
+        """
+        missed = [x for x in layers if x.name not in now and any(module in called for module in x.modules)]
+        if missed:
+            now = self._run(layers, smallest=False).called
+        reason = "the model calls it, but not the two factors in its place"
+        return {layer.name: reason for layer in missed if layer.name not in now}
+
+    @torch.no_grad()
+    def _run(self, replaced: Sequence[Layer], *, smallest: bool = True) -> _Outcome:
+        replacements: dict[nn.Module, nn.Module] = {}
+        called: set[str] = set()
+        for layer in replaced:
+            factors = self.factors[layer.name]
+            factors = sliced(factors, self.ranks[layer.name]) if smallest else factors
+            weights = [nn.Parameter(w, requires_grad=False) for w in (factors.first, factors.second)]
+            for module in layer.modules:
+                pair = TwoFactors(module, layer.form).build(*weights)
+                pair.register_forward_pre_hook(lambda *_, name=layer.name: called.add(name))
+                replacements[module] = pair
+        network = rewire(self.base, replacements)
+        avoid_fast_paths_(network)
+        clone_buffers_(network)
+        try:
+            self.forward(network.eval(), self.example)
+        except Exception as error:  # in whatever words a model refuses
+            return _Outcome(error, called)
+        return _Outcome(None, called)
+
+
+def _line(error: Exception) -> str:
+    """The error in a line, that of the model where one of ours tells of it."""
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    text = " ".join(str(cause).split())
+    return f"{type(cause).__name__}: {text[:160]}" + ("…" if len(text) > 160 else "")

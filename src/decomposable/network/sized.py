@@ -1,0 +1,329 @@
+"""A trained network that has a list of sizes: what the methods make that do not end in the core's decomposition.
+
+A file of one holds the tensors of the whole network, the batch normalisation statistics of its sizes, and the name of
+the method, which makes the modules again from the model's code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.core.tracing import call_with_first, on_device_of
+from decomposable.core.tree import deep_copy
+from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
+from decomposable.models.origin import built_inside
+from decomposable.network.calibration.statistics import tracked_batch_norms
+from decomposable.network.file.container import as_json, write_container
+
+Statistics = dict[str, tuple[Tensor, Tensor]]  # mean and variance by the name of the normalisation layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """One size of a network, and how its method calls it: a width, or a part of the ranks."""
+
+    name: str  # such as "width 0.5"
+    value: float  # what the method makes it from
+    macs: int
+    params: int
+    full_macs: int
+    full_params: int
+
+    @property
+    def macs_fraction(self) -> float:
+        """MACs as a part of the original's."""
+        return self.macs / self.full_macs
+
+    @property
+    def params_fraction(self) -> float:
+        """Parameters as a part of the original's."""
+        return self.params / self.full_params
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.params:,} parameters ({self.params_fraction:.3f}x), {self.macs:,} MACs "
+            f"({self.macs_fraction:.3f}x)"
+        )
+
+
+Build = Callable[[Size], nn.Module]
+"""The plain module of a size, with tensors of its own."""
+
+
+class SizedNet(nn.Module):
+    """A network that can be run at each of its sizes; `module` is the one in force, a plain module.
+
+    Its parameters are not trainable, because they are copies of parts of what all sizes share: to train one size
+    further, `extract` it.
+
+    Attributes:
+        method: the name of the method that made it.
+        sizes: all of them, the largest first.
+        structure: what the method needs besides the model's code to make the modules again; JSON holds it.
+        info: what a file that it was loaded from says besides; empty otherwise.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: str,
+        network: nn.Module,
+        sizes: Sequence[Size],
+        build: Build,
+        statistics: Mapping[float, Statistics] | None = None,
+        structure: Mapping[str, Any] | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.method = method
+        self.sizes = tuple(sorted(sizes, key=lambda size: (-size.macs, -size.params)))
+        self.structure, self.info = dict(structure or {}), dict(info or {})
+        self.__dict__["_network"] = network  # not a submodule: what runs is `module`
+        self._build = build
+        self._statistics = dict(statistics or {})
+        self.training = network.training
+        self.set_plan_(self.sizes[0])
+
+    @property
+    def module(self) -> nn.Module:
+        """The plain module of the size in force."""
+        module = self._modules["module"]
+        assert module is not None
+        return module
+
+    @property
+    def _network(self) -> nn.Module:
+        network: nn.Module = self.__dict__["_network"]
+        return network
+
+    @property
+    def plan(self) -> Size:
+        """The size in force."""
+        return self._plan
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network at the size in force."""
+        return self.module(*args, **kwargs)
+
+    def resize_(self, *, macs: float | None = None, params: float | None = None) -> Size:
+        """Take the largest size within a budget: a float is a part of the original, an int above 1 a count."""
+        return self.set_plan_(self.choose(macs=macs, params=params))
+
+    def choose(self, *, macs: float | None = None, params: float | None = None) -> Size:
+        """The largest size within a budget."""
+        if (macs is None) == (params is None):
+            raise InvalidArgumentError("resize_: give one of macs= and params=")
+        measure = "macs" if params is None else "params"
+        budget = macs if params is None else params
+        assert budget is not None
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
+            raise InvalidArgumentError(f"{measure}={budget!r}; allowed: a part in (0, 1], or a count above 1")
+        if isinstance(budget, float) and budget > 1:
+            raise InvalidArgumentError(f"{measure}={budget!r}; allowed: a part in (0, 1], or an int above 1")
+        limit = budget * getattr(self.sizes[0], f"full_{measure}") if budget <= 1 else budget
+        fitting = [size for size in self.sizes if getattr(size, measure) <= limit * (1 + 1e-12)]
+        if not fitting:
+            least = min(self.sizes, key=lambda size: getattr(size, measure))
+            cost = getattr(least, measure)
+            part = math.ceil(1e4 * getattr(least, f"{measure}_fraction")) / 1e4  # up: it must be a budget that works
+            raise BudgetError(f"{measure}={budget:g}; allowed: at least {cost:,} ({part:.4f}), its {least.name}")
+        return max(fitting, key=lambda size: getattr(size, measure))
+
+    @torch.inference_mode(False)  # a size made in that mode could not be used outside it
+    def set_plan_(self, plan: Size) -> Size:
+        """Take one of `sizes`."""
+        if plan not in self.sizes:
+            raise InvalidArgumentError(
+                f"plan: {plan} is not one of this network's sizes; allowed: {', '.join(s.name for s in self.sizes)}"
+            )
+        module = self._build(plan)
+        norms = tracked_batch_norms(module)
+        for name, (mean, var) in self._statistics.get(plan.value, {}).items():
+            if name not in norms or not mean.shape == var.shape == (norms[name].num_features,):
+                raise ArtifactError(f"statistics: those of '{name}' at {plan.name} do not fit the network")
+            for kind, value in (("running_mean", mean), ("running_var", var)):
+                norms[name]._buffers[kind] = value.to(getattr(norms[name], kind).dtype, copy=True)
+        self._trainable = {name: p.requires_grad for name, p in module.named_parameters()}
+        self._modules["module"] = module.requires_grad_(False).train(self.training)
+        self._plan = plan
+        return plan
+
+    def extract(self) -> nn.Module:
+        """The network at the size in force, as a plain module with no tie to this one."""
+        module = deep_copy(self.module)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(self._trainable[name])
+        return module
+
+    def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
+        """Write all sizes to one file, which `load` reads; at once or not at all."""
+        tensors = {f"state/{key}": tensor for key, tensor in self._network.state_dict().items()}
+        for i, size in enumerate(self.sizes):
+            for name, pair in self._statistics.get(size.value, {}).items():
+                for kind, tensor in zip(("mean", "var"), pair, strict=True):
+                    tensors[f"statistics/{i}/{name}/{kind}"] = tensor
+        description = {
+            "kind": "sized",
+            "method": self.method,
+            "built_by": built_inside(self._network),
+            "structure": as_json("structure", self.structure),
+            "sizes": [asdict(size) for size in self.sizes],
+            "size": self.sizes.index(self.plan),
+            "training": self.training,
+            "info": as_json("info", self.info if info is None else info),
+        }
+        write_container(path, description, tensors)
+
+    def load_state_dict(self, *_: Any, **__: Any) -> Any:
+        """Refused: the weights of one size are parts of those of all."""
+        raise InvalidArgumentError(
+            "load_state_dict: the sizes of this network share their weights; allowed: loading into what extract() gives"
+        )
+
+    def extra_repr(self) -> str:
+        """The method, and the size in force."""
+        return f"{self.method}; {self.plan}; {len(self.sizes)} sizes"
+
+    def _apply(self, fn: Any, recurse: bool = True) -> SizedNet:
+        """Move or cast: the whole network, then the size in force is made anew from it."""
+        self._network._apply(fn)
+        self._statistics = {
+            v: {n: (fn(m), fn(s)) for n, (m, s) in rows.items()} for v, rows in self._statistics.items()
+        }
+        self.set_plan_(self._plan)
+        return self
+
+
+@torch.no_grad()
+def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Statistics:
+    """Mean and variance that every normalisation layer sees, averaged over the batches (a cumulative average).
+
+    Each layer normalises with its batch's own statistics meanwhile, as in training. The network is as before after.
+    """
+    norms = tracked_batch_norms(network)
+    flags = {module: module.training for module in network.modules()}
+    before = {name: dict(norm._buffers) for name, norm in norms.items()}
+    momenta = {name: norm.momentum for name, norm in norms.items()}
+    seen = 0
+    try:
+        network.eval()  # dropout off
+        for norm in norms.values():
+            norm._buffers.update({k: v.clone() for k, v in norm._buffers.items() if v is not None})
+            norm.reset_running_stats()
+            norm.momentum = None  # every batch counts the same
+            norm.training = True
+        for batch in batches:
+            call_with_first(network, on_device_of(network, batch))
+            seen += 1
+        if not seen:
+            raise InvalidArgumentError("calibration: there is no batch; allowed: at least one")
+        return {name: (norm.running_mean, norm.running_var) for name, norm in norms.items()}  # type: ignore[misc]
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+        for name, norm in norms.items():
+            norm._buffers.update(before[name])
+            norm.momentum = momenta[name]
+
+
+def restored(
+    path: str | os.PathLike[str],
+    description: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    network: nn.Module,
+    build: Build,
+) -> SizedNet:
+    """The `SizedNet` of a file, around a network that the method has made again; its weights are replaced."""
+    sizes = sizes_of(path, description)
+    state = {key.removeprefix("state/"): t for key, t in tensors.items() if key.startswith("state/")}
+    kinds = [{k: (t.shape, _kind(t)) for k, t in each.items()} for each in (state, network.state_dict())]
+    if kinds[0] != kinds[1]:
+        raise ArtifactError(f"{path}: its weights are not those of this model; allowed: the model that was trained")
+    for key, kind in (("method", str), ("structure", Mapping), ("info", Mapping), ("training", bool), ("size", int)):
+        if not isinstance(description.get(key), kind):
+            raise ArtifactError(f"{path}: its description is damaged: {key} is {description.get(key)!r:.40}")
+    if not 0 <= description["size"] < len(sizes):
+        raise ArtifactError(f"{path}: its description is damaged: size {description['size']} of {len(sizes)}")
+    _take_types_(network, state)
+    network.load_state_dict(state)
+    network.train(description["training"])
+    statistics = _read_statistics(path, sizes, {k: t for k, t in tensors.items() if not k.startswith("state/")})
+    try:
+        net = SizedNet(
+            method=description["method"],
+            network=network,
+            sizes=sizes,
+            build=build,
+            statistics=statistics,
+            structure=description["structure"],
+            info=description["info"],
+        )
+        net.set_plan_(sizes[description["size"]])
+        return net
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}") from error
+
+
+def _kind(tensor: Tensor) -> str:
+    return "float" if tensor.is_floating_point() else str(tensor.dtype)
+
+
+def _take_types_(network: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give every tensor the type that it has in the file, such as bfloat16: the model's own is not what was saved."""
+    own = dict(itertools.chain(network.named_parameters(), network.named_buffers()))
+    for key, tensor in state.items():
+        if key in own and own[key].dtype != tensor.dtype:
+            own[key].data = own[key].data.to(tensor.dtype)
+
+
+def sizes_of(path: str | os.PathLike[str], description: Mapping[str, Any]) -> list[Size]:
+    """The sizes that a file says it has; nothing in it is trusted."""
+    entries = description.get("sizes")
+    sizes = [_checked_size(path, entry) for entry in entries] if isinstance(entries, list) else []
+    if not sizes or len({size.value for size in sizes}) < len(sizes):
+        raise ArtifactError(f"{path}: its description is damaged: no sizes, or two that are one")
+    return sizes
+
+
+def _checked_size(path: str | os.PathLike[str], entry: Any) -> Size:
+    counts = ("macs", "params", "full_macs", "full_params")
+    if isinstance(entry, Mapping) and set(entry) == {"name", "value", *counts}:
+        is_value = isinstance(entry["value"], int | float) and not isinstance(entry["value"], bool)
+        are_counts = all(type(entry[key]) is int and 0 < entry[key] < 1 << 62 for key in counts)
+        if (
+            isinstance(entry["name"], str)
+            and entry["name"].isprintable()
+            and is_value
+            and 0 < entry["value"] <= 1
+            and are_counts
+        ):
+            return Size(**entry)
+    raise ArtifactError(f"{path}: its description is damaged: a size is {entry!r:.80}")
+
+
+def _read_statistics(
+    path: str | os.PathLike[str], sizes: Sequence[Size], tensors: Mapping[str, Tensor]
+) -> dict[float, Statistics]:
+    """The statistics of every size, from tensors called statistics/NUMBER/LAYER/mean and …/var."""
+    found: dict[float, Statistics] = {}
+    for key in tensors:
+        kind, _, rest = key.partition("/")
+        number, _, rest = rest.partition("/")
+        name, _, which = rest.rpartition("/")
+        other = tensors.get(f"{kind}/{number}/{name}/var")
+        is_right = kind == "statistics" and number.isdigit() and int(number) < len(sizes) and which in ("mean", "var")
+        if not is_right or other is None or f"{kind}/{number}/{name}/mean" not in tensors:
+            raise ArtifactError(f"{path}: it holds a tensor {key!r:.80} that it should not")
+        if which == "mean":
+            if not (other.is_floating_point() and tensors[key].is_floating_point() and (other >= 0).all()):
+                raise ArtifactError(f"{path}: the variance {key!r:.80} is not one")
+            found.setdefault(sizes[int(number)].value, {})[name] = (tensors[key], other)
+    return found

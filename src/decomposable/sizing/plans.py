@@ -1,0 +1,78 @@
+"""`RankPlan`: one size of a network, an immutable value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from decomposable.sizing.rounding import Align, described
+from decomposable.text import printable
+
+
+class FrozenDict(dict[str, int]):
+    """A dict that cannot be changed, so that a plan stays what it was."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("a plan's ranks cannot be changed; make a new plan with resize_(ranks=...)")
+
+    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """One size of a network: how many bases every decomposed layer keeps. Prints as a table.
+
+    `macs` and `params` count the whole network, layers left alone included; `macs` is None where the network was
+    decomposed without an example input. `dense` names the layers that run as one dense layer. `align` is what the ranks
+    were rounded to, and `instead_of` the part of the original that it would have been where the nearest calibrated size
+    below took its place; plans with the same ranks are equal, however they came about.
+    """
+
+    ranks: Mapping[str, int]
+    dense: frozenset[str]
+    macs: int | None
+    params: int
+    ratio: float
+    full_ranks: Mapping[str, int]
+    full_macs: int | None
+    full_params: int
+    align: Align = field(default=1, compare=False)
+    instead_of: float | None = field(default=None, compare=False)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is dropped: the original network."""
+        return dict(self.ranks) == dict(self.full_ranks)
+
+    @property
+    def macs_fraction(self) -> float | None:
+        """MACs as a fraction of the original's."""
+        return None if self.macs is None or not self.full_macs else self.macs / self.full_macs
+
+    @property
+    def params_fraction(self) -> float:
+        """Parameters as a fraction of the original's."""
+        return self.params / self.full_params
+
+    def __str__(self) -> str:
+        shown = {name: printable(name) for name in self.ranks}  # the names may come out of a file
+        width = max([len("layer"), *map(len, shown.values())])
+        lines = [f"{'layer':<{width}}  {'rank':>6}  {'of':>6}  runs as"]
+        for name, rank in self.ranks.items():
+            runs_as = "dense" if name in self.dense else "two factors"
+            lines.append(f"{shown[name]:<{width}}  {rank:>6}  {self.full_ranks[name]:>6}  {runs_as}")
+        totals = [f"{self.ratio:.1%} of the bases", f"{self.params:,} parameters ({self.params_fraction:.3f}x)"]
+        if self.macs is not None:
+            totals.append(f"{self.macs:,} MACs ({self.macs_fraction or 0:.3f}x)")
+        if self.align != 1:
+            totals.append(described(self.align))
+        if self.instead_of is not None:
+            totals.append(f"the nearest calibrated size below {self.instead_of:.3f}x, which was not calibrated")
+        return "\n".join([*lines, "", ", ".join(totals)])

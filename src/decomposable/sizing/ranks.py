@@ -1,0 +1,344 @@
+"""`RankPlan`, and choosing one for a budget. numpy only: a device without torch uses the same code.
+
+All bases of the network stand in one list, best score first. A size is a prefix of that list: the first k bases are
+kept. Every size is therefore contained in every larger one, and the largest k that fits a budget is one binary search.
+With `align`, every layer's number of bases is rounded to what the hardware likes, by a rule of `rounding`, which never
+falls as the number grows: all of the above still holds for the rounded sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decomposable.checks import check_ratio, is_integer, is_number
+from decomposable.errors import BudgetError, InvalidArgumentError
+from decomposable.sizing.cost import LayerCost, LeftAlone
+from decomposable.sizing.plans import FrozenDict, RankPlan
+from decomposable.sizing.rounding import Align, Ints, rounded_ranks
+
+Measure = Literal["macs", "params"]
+Limits = Mapping[str, tuple[int | None, int | None]]
+
+_MOST_BLOCKING = 3  # parts of a network that a message names
+
+
+def prefix_ranks(scores: Sequence[NDArray[np.float64]], ratio: float, lower: Ints, upper: Ints) -> Ints:
+    """Ranks after keeping the best round(Z·ΣR) bases of the network, each raised or cut to its layer's limits.
+
+    >>> prefix_ranks([np.array([9.0, 1.0]), np.array([5.0, 4.0])], 0.5, np.array([1, 1]), np.array([2, 2])).tolist()
+    [1, 1]
+    >>> prefix_ranks([np.array([9.0, 1.0]), np.array([5.0, 4.0])], 0.75, np.array([1, 1]), np.array([2, 2])).tolist()
+    [1, 2]
+    """
+    layer_of = np.repeat(np.arange(len(scores)), [len(s) for s in scores])
+    kept = best_first(scores)[: round(ratio * len(layer_of))]
+    return np.clip(np.bincount(layer_of[kept], minlength=len(scores)), lower, upper)
+
+
+def check_align(align: object) -> Align:
+    """What ranks are rounded to: 1 leaves them as they are."""
+    if isinstance(align, str) and align == "auto":
+        return "auto"
+    if is_integer(align) and align >= 1:  # type: ignore[operator]
+        return int(align)  # type: ignore[call-overload]
+    raise InvalidArgumentError(f"align={align!r}; allowed: an int of at least 1, such as 8 or 16, or 'auto'")
+
+
+def best_first(scores: Sequence[NDArray[np.float64]]) -> Ints:
+    """Positions of all bases in the layers' scores laid end to end, best first; what is equal stays in order."""
+    return np.argsort(-np.concatenate(list(scores)), kind="stable") if scores else np.zeros(0, np.int64)
+
+
+def rank_limits(
+    names: Sequence[str], full_ranks: Sequence[int], min_rank: int, limits: Limits | None
+) -> tuple[Ints, Ints]:
+    """The smallest and largest rank of every layer: `min_rank` and its full rank, narrowed by name patterns.
+
+    A later pattern overrides an earlier one. A pattern that matches no layer is an error: it is a typo.
+    """
+    if not is_integer(min_rank) or min_rank < 1:
+        raise InvalidArgumentError(f"min_rank={min_rank!r}; allowed: an int of at least 1")
+    full = np.asarray(full_ranks, dtype=np.int64)
+    lower, upper = np.minimum(int(min_rank), full), full.copy()
+    for pattern, bounds in (limits or {}).items():
+        matched = [i for i, name in enumerate(names) if fnmatchcase(name, pattern)]
+        if not matched:
+            raise InvalidArgumentError(f"limits: the pattern {pattern!r} matches none of the {len(names)} layers")
+        if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+            raise InvalidArgumentError(f"limits[{pattern!r}]={bounds!r}; allowed: a pair (smallest, largest)")
+        smallest, largest = bounds
+        low, high = 1 if smallest is None else smallest, full.max() if largest is None else largest
+        if not (is_integer(low) and is_integer(high) and 1 <= low <= high):
+            raise InvalidArgumentError(f"limits[{pattern!r}]={bounds!r}; allowed: ints with 1 <= smallest <= largest")
+        upper[matched] = np.minimum(int(high), full[matched])
+        lower[matched] = np.minimum(int(low), full[matched]) if smallest is not None else lower[matched]
+        lower[matched] = np.minimum(lower[matched], upper[matched])
+    return lower, upper
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """For one alignment: every layer's rank by how many of its bases are kept, and by measure what prefixes cost."""
+
+    ranks: tuple[Ints, ...]
+    costs: Mapping[str, Ints]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankSelector:
+    """Everything that a choice of size depends on; `choose` makes the plan.
+
+    `scores` holds, for each layer of `costs`, its bases' scores in descending order. `fixed_macs` and `fixed_params`
+    are what the network costs besides these layers; `fixed_macs` is None where MACs are not known. `left_alone` says
+    what the largest parts of that are.
+    """
+
+    costs: tuple[LayerCost, ...]
+    scores: tuple[NDArray[np.float64], ...]
+    fixed_macs: int | None
+    fixed_params: int
+    lower: Ints
+    upper: Ints
+    left_alone: tuple[LeftAlone, ...] = ()
+
+    @cached_property
+    def full_ranks(self) -> Ints:
+        """The full rank of every layer."""
+        return np.array([cost.full_rank for cost in self.costs], dtype=np.int64)
+
+    @cached_property
+    def order(self) -> Ints:
+        """All bases, best first."""
+        return best_first(self.scores)
+
+    @cached_property
+    def _layer_of(self) -> Ints:
+        return np.repeat(np.arange(len(self.costs)), self.full_ranks)[self.order]
+
+    @cached_property
+    def _tables(self) -> dict[Align, _Table]:
+        """By alignment, as they are asked for."""
+        return {}
+
+    def _table(self, align: Align) -> _Table:
+        """What every prefix of the list comes to with this alignment; alignments above all ranks are one."""
+        align = self.effective_align(align)
+        if align not in self._tables:
+            limits = zip(self.lower.tolist(), self.upper.tolist(), self.full_ranks.tolist(), strict=True)
+            ranks = tuple(rounded_ranks(low, high, full, align) for low, high, full in limits)
+            table = _Table(ranks, {by: self._cumulative(by, ranks) for by in ("macs", "params")})
+            self.__dict__["_tables"] = {
+                **self._tables,
+                align: table,
+            }  # not changed: a thread may be copying the old one
+            return table
+        return self._tables[align]
+
+    def effective_align(self, align: object) -> Align:
+        """The smallest alignment that rounds all ranks as this one does: above all ranks, all are the same."""
+        checked = check_align(align)
+        return checked if checked == "auto" else min(checked, int(self.full_ranks.max(initial=0)) + 1)
+
+    def _cumulative(self, measure: str, ranks: Sequence[Ints]) -> Ints:
+        """The network's cost after the first 0, 1, 2, … bases of the list; never decreasing."""
+        dense, per_rank = self._prices(measure)
+        steps, start = [], self.fixed_params if measure == "params" else (self.fixed_macs or 0)
+        for i, full in enumerate(self.full_ranks):
+            cost = np.where(ranks[i] == full, dense[i], np.minimum(dense[i], ranks[i] * per_rank[i]))
+            steps.append(np.diff(cost))
+            start += int(cost[0])
+        ordered = np.concatenate(steps)[self.order] if steps else np.zeros(0, np.int64)
+        return start + np.concatenate([[0], np.cumsum(ordered)]).astype(np.int64)
+
+    def prepare(self) -> None:
+        """Make the tables now, so that the first choice is as fast as the others."""
+        self._table(1)
+        self._layer_of  # noqa: B018
+
+    def _prices(self, measure: str) -> tuple[Ints, Ints]:
+        dense = [cost.dense_macs if measure == "macs" else cost.dense_params for cost in self.costs]
+        per_rank = [cost.macs_per_rank if measure == "macs" else cost.params_per_rank for cost in self.costs]
+        return np.array(dense, dtype=np.int64), np.array(per_rank, dtype=np.int64)
+
+    @property
+    def measure(self) -> Measure:
+        """What a size is a part of: MACs, or parameters where MACs are not known."""
+        return "macs" if self.fixed_macs is not None and self.full_cost("macs") else "params"
+
+    @property
+    def smallest_size(self) -> float:
+        """The smallest part of the original that there can be."""
+        return self.smallest_cost(self.measure) / self.full_cost(self.measure)
+
+    def full_cost(self, measure: Measure) -> int:
+        """The original network's MACs or parameters."""
+        fixed = self.fixed_params if measure == "params" else (self.fixed_macs or 0)
+        return fixed + int(self._prices(measure)[0].sum())
+
+    def smallest_cost(self, measure: Measure, align: Align = 1) -> int:
+        """The cost of the smallest size: every layer at its smallest rank."""
+        return int(self._table(align).costs[measure][0])
+
+    def all_costs(self, align: int = 1) -> Ints:
+        """What every size that there is costs by `measure`, from the smallest to the largest."""
+        return np.unique(self._table(align).costs[self.measure])
+
+    def choose(
+        self,
+        *,
+        macs: float | None = None,
+        params: float | None = None,
+        ratio: float | None = None,
+        ranks: Mapping[str, int] | None = None,
+        align: Align | None = None,
+    ) -> RankPlan:
+        """The plan for exactly one of a MAC budget, a parameter budget, a rank ratio Z, or given ranks.
+
+        `align` rounds ranks to its multiples, and "auto" each rank to what suits it; budgets hold all the same. Given
+        ranks are never rounded: a multiple is refused with them, and "auto" leaves them alone.
+        """
+        given = {
+            k: v for k, v in {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks}.items() if v is not None
+        }
+        if len(given) != 1:
+            raise InvalidArgumentError(
+                f"a size is given by exactly one of macs, params, ratio or ranks; got {', '.join(given) or 'none'}"
+            )
+        rounding = 1 if align is None else check_align(align)
+        if macs is not None:
+            return replace(self._within("macs", macs, rounding), align=rounding)
+        if params is not None:
+            return replace(self._within("params", params, rounding), align=rounding)
+        if ratio is not None:
+            length = round(check_ratio("ratio", ratio) * len(self.order))
+            return replace(self._literal(self._prefix(length, rounding)), align=rounding)
+        if align is not None and rounding != "auto":
+            raise InvalidArgumentError(f"align={align!r} and ranks=: given ranks are not rounded; allowed: one of them")
+        return self._literal(self._check_ranks(ranks or {}))
+
+    def of_size(self, size: float, measure: Measure | None = None, align: Align | None = None) -> RankPlan:
+        """The plan for a budget by a measure, by default the one that is known."""
+        by = measure or self.measure
+        return self.choose(macs=size, align=align) if by == "macs" else self.choose(params=size, align=align)
+
+    def full_plan(self) -> RankPlan:
+        """The original network: every layer dense with its full rank."""
+        return self._plan(self.full_ranks, np.ones(len(self.costs), dtype=bool))
+
+    def smallest_plan(self) -> RankPlan:
+        """Every layer at its smallest rank."""
+        return self._literal(self.lower)
+
+    def _prefix(self, length: int, align: Align) -> Ints:
+        """The ranks that the first so many bases of the list come to."""
+        kept = np.bincount(self._layer_of[:length], minlength=len(self.costs))
+        rounded = [ranks[k] for ranks, k in zip(self._table(align).ranks, kept.tolist(), strict=True)]
+        return np.array(rounded, dtype=np.int64)
+
+    def _within(self, measure: Measure, value: float, align: Align) -> RankPlan:
+        """The longest prefix of the list whose cost is within the budget."""
+        if measure == "macs" and self.fixed_macs is None:
+            raise InvalidArgumentError("macs= needs the sizes of the feature maps: decompose with example_input=...")
+        if self.full_cost(measure) == 0:  # its layers never ran on the example input
+            raise InvalidArgumentError(f"{measure}={value!r}: the network has none; allowed: params=, ratio=, ranks=")
+        budget = absolute_budget(measure, value, self.full_cost(measure))
+        if budget < self.smallest_cost(measure, align):
+            raise BudgetError(self._too_small(measure, value, align))
+        length = int(np.searchsorted(self._table(align).costs[measure], budget, side="right")) - 1
+        ranks = self._prefix(length, align)
+        dense = self._is_dense(measure, ranks)
+        # A dense layer costs the same at any rank, so it takes the largest that it may have.
+        return self._plan(np.where(dense, self.upper, ranks), dense)
+
+    def _too_small(self, measure: Measure, value: float, align: Align) -> str:
+        total, unit = self.full_cost(measure), "MACs" if measure == "macs" else "parameters"
+
+        def stated(cost: int) -> str:
+            rounded_up = math.ceil(1e6 * cost / total) / 1e6  # what the message states must be possible
+            return f"{rounded_up:.6f} of the original ({cost:,} of {total:,} {unit})"
+
+        smallest, unaligned = self.smallest_cost(measure, align), self.smallest_cost(measure)
+        parts = self.largest_left_alone(measure)
+        blocking = f"; largest parts left alone: {parts}" if parts else ""
+        if align == 1 or smallest == unaligned:
+            return f"{measure}={value!r} is too small: the smallest possible is {stated(smallest)}{blocking}"
+        return (
+            f"{measure}={value!r} is too small with align={align}: the smallest possible is {stated(smallest)}; "
+            f"without align, {stated(unaligned)}{blocking}"
+        )
+
+    def largest_left_alone(self, measure: Measure) -> str:
+        """The largest parts that no size makes smaller, with their share of the whole; empty where there are none."""
+        total = self.full_cost(measure)
+        parts = [(part.macs if measure == "macs" else part.params, part.name) for part in self.left_alone]
+        largest = sorted(parts, key=lambda part: -part[0])[:_MOST_BLOCKING]
+        return ", ".join(f"'{name}' {cost / total:.1%}" for cost, name in largest if cost >= 0.001 * total)
+
+    def _literal(self, ranks: Ints) -> RankPlan:
+        """Exactly these ranks; a layer whose factors would cost more than dense holds its truncated W̃ densely."""
+        return self._plan(ranks, self._is_dense("params" if self.fixed_macs is None else "macs", ranks))
+
+    def _is_dense(self, measure: Measure, ranks: Ints) -> NDArray[np.bool_]:
+        dense, per_rank = self._prices(measure)
+        return (ranks * per_rank > dense) | (ranks == self.full_ranks)
+
+    def _check_ranks(self, ranks: Mapping[str, int]) -> Ints:
+        full = dict(zip((cost.name for cost in self.costs), self.full_ranks.tolist(), strict=True))
+        if not isinstance(ranks, Mapping):
+            raise InvalidArgumentError(
+                f"ranks={ranks!r}; allowed: ranks by layer name, such as {{'{next(iter(full))}': 1}}"
+            )
+        for name, rank in ranks.items():
+            if name not in full:
+                raise InvalidArgumentError(f"ranks: '{name}' is not a decomposed layer; allowed: {_some(full)}")
+            if not is_integer(rank) or not 1 <= rank <= full[name]:
+                raise InvalidArgumentError(f"ranks: layer '{name}' got {rank!r}; allowed: an int, 1 to {full[name]}")
+        return np.array([int(ranks.get(name, most)) for name, most in full.items()], dtype=np.int64)
+
+    def _plan(self, ranks: Ints, dense: NDArray[np.bool_]) -> RankPlan:
+        names = [cost.name for cost in self.costs]
+        rows = list(zip(self.costs, ranks.tolist(), dense.tolist(), strict=True))
+        known = self.fixed_macs is not None
+        return RankPlan(
+            ranks=FrozenDict(zip(names, ranks.tolist(), strict=True)),
+            dense=frozenset(name for name, is_dense in zip(names, dense.tolist(), strict=True) if is_dense),
+            macs=(self.fixed_macs or 0) + sum(c.macs(r, d) for c, r, d in rows) if known else None,
+            params=self.fixed_params + sum(c.params(r, d) for c, r, d in rows),
+            ratio=float(ranks.sum() / max(1, self.full_ranks.sum())),
+            full_ranks=FrozenDict(zip(names, self.full_ranks.tolist(), strict=True)),
+            full_macs=self.full_cost("macs") if known else None,
+            full_params=self.full_cost("params"),
+        )
+
+
+def absolute_budget(option: str, value: float, total: int) -> int:
+    """A budget as a count: a float in (0, 1] is a fraction of `total`, 1 is 1.0, a larger int is the count itself.
+
+    >>> absolute_budget("macs", 0.25, 1000), absolute_budget("macs", 1, 1000), absolute_budget("macs", 300, 1000)
+    (250, 1000, 300)
+    """
+    if is_integer(value) and value > 1:
+        return int(value)
+    if is_number(value) and 0 < value <= 1:
+        nearest = round(float(value) * total)  # so that the fraction c / total gives the count c back
+        return nearest if nearest / total <= value else nearest - 1
+    raise InvalidArgumentError(
+        f"{option}={value!r}; allowed: a fraction in (0, 1] as a float, or an absolute count as an int"
+    )
+
+
+def _some(names: Mapping[str, int], most: int = 5) -> str:
+    def parts() -> Iterator[str]:
+        yield from (f"'{name}'" for name in list(names)[:most])
+        if len(names) > most:
+            yield f"… ({len(names)} in all)"
+
+    return ", ".join(parts())

@@ -1,0 +1,119 @@
+"""Accuracy of a network, and of a decomposed network at many sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.data.base import Data, TestBatches
+from decomposable.errors import DecomposableError
+from decomposable.methods.base import Plan
+from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.sized import SizedNet
+from decomposable.progress import Report, Tracker, quiet
+from decomposable.sizing.plans import RankPlan
+
+
+class WrongDataError(DecomposableError):
+    """The network and the data do not go together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A network at one size; `size` is what was asked for, the rest what it came to."""
+
+    size: float
+    macs: int | None
+    params: int
+    macs_fraction: float | None
+    params_fraction: float
+    ranks: tuple[int, int] | None  # the smallest and the largest, where the network is decomposed
+    accuracy: float | None  # percent; None where it was not measured
+    curve: str = ""  # which of several, where one training or method gives more than one
+
+    @classmethod
+    def of(cls, size: float, plan: Plan, accuracy: float | None, curve: str = "") -> Row:
+        """The row of a plan."""
+        ranks = plan.ranks.values() if isinstance(plan, RankPlan) else ()
+        return cls(
+            curve=curve,
+            size=size,
+            macs=plan.macs,
+            params=plan.params,
+            macs_fraction=plan.macs_fraction,
+            params_fraction=plan.params_fraction,
+            ranks=(min(ranks), max(ranks)) if ranks else None,
+            accuracy=accuracy,
+        )
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> float:
+    """Percent of the test images whose class has the highest output (top-1)."""
+    was_training = net.training
+    net.eval()
+    parameter = next(net.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    right = 0
+    for x, y in TestBatches(data, batch_size=batch_size).loader(workers=workers):
+        outputs = net(x.to(device))
+        check_outputs(outputs, data.classes)
+        right += int((outputs.argmax(dim=1).cpu() == y).sum())
+    net.train(was_training)
+    return 100 * right / data.test_count
+
+
+def check_outputs(outputs: Any, classes: int) -> None:
+    """Refuse a network whose outputs are not one number for each class."""
+    if not isinstance(outputs, Tensor):
+        raise WrongDataError(
+            f"the network gives a {type(outputs).__name__}; allowed: a tensor, one number for each class"
+        )
+    shape = tuple(outputs.shape)
+    if len(shape) != 2 or shape[1] != classes:
+        came = f"{shape[1]} classes" if len(shape) == 2 else f"outputs of shape {shape}"
+        raise WrongDataError(f"the network has {came}, the data has {classes}; allowed: the same number")
+
+
+def measure(
+    net: DecomposedNet | SizedNet,
+    data: Data,
+    sizes: Iterable[float],
+    *,
+    curve: str = "",
+    batch_size: int = 250,
+    workers: int = 0,
+    report: Report = quiet,
+) -> list[Row]:
+    """The accuracy at every size that the network has, with no retraining; it keeps the size it had."""
+    before: Any = net.plan
+    rows = []
+    wanted = offered(net, sizes)
+    tracker = Tracker(report, "measuring", total=len(wanted), unit="sizes")
+    for i, (size, plan) in enumerate(wanted):
+        tracker.update(i, f"now {size:.4g}")
+        net.set_plan_(plan)
+        rows.append(Row.of(size, plan, accuracy(net, data, batch_size=batch_size, workers=workers), curve))
+    net.set_plan_(before)
+    return rows
+
+
+def offered(net: DecomposedNet | SizedNet, sizes: Iterable[float]) -> list[tuple[float, Any]]:
+    """Of a decomposed network these sizes, as far as it can be so small; of any other all that it has."""
+    if isinstance(net, SizedNet):
+        return [(round(size.macs_fraction, 4), size) for size in net.sizes]
+    selector = net.selector
+    return [(size, net.choose(**{selector.measure: size})) for size in sizes if size >= selector.smallest_size]  # type: ignore[arg-type]
+
+
+def smallest_within(rows: Sequence[Row], drop: float) -> Row | None:
+    """The smallest measured size that loses at most `drop` points against the largest one measured."""
+    measured = sorted((row for row in rows if row.accuracy is not None), key=lambda row: row.size)
+    if not measured:
+        return None
+    least = (measured[-1].accuracy or 0.0) - drop - 1e-9  # rounding is no loss
+    return next(row for row in measured if (row.accuracy or 0.0) >= least)

@@ -1,0 +1,233 @@
+"""One plain loop for every method: watched, stopped and resumed without a trace.
+
+Whatever a step depends on is either in the checkpoint (weights, optimiser, the method's own state, the global
+generators) or follows from the settings and the step's number (the batch, its augmentation, the learning rate). A run
+that is killed anywhere therefore ends, once resumed, with the very bits of one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from decomposable.data.base import Batch, TrainBatches
+from decomposable.interrupts import Interrupted
+from decomposable.methods.base import Step
+from decomposable.methods.settings import Settings
+from decomposable.progress import Progress, Report, as_duration, quiet
+from decomposable.training.checkpoint import Checkpoints
+from decomposable.training.devices import bits_depend_on
+from decomposable.training.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
+from decomposable.training.metrics import MetricsLog
+from decomposable.training.restoring import Position, position_in, restore_
+
+Say = Callable[[str], None]  # told a line that stays
+STEPS_PER_LINE = 50  # how often a step gets a line of its own in the metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watchers:
+    """Whom the loop tells what: a line that is written over, a line that stays, and the metrics."""
+
+    log: MetricsLog
+    progress: Report = quiet
+    say: Say = quiet
+
+
+def train(
+    model: nn.Module,
+    batches: TrainBatches,
+    method: Step,
+    settings: Settings,
+    *,
+    loss: Loss,
+    evaluate: Callable[[nn.Module], float],
+    checkpoints: Checkpoints,
+    saved: Mapping[str, Any] | None,
+    watchers: Watchers,
+    stop: threading.Event,
+    identity: Mapping[str, Any],
+    peak_learning_rate: float,
+    commit: str | None = None,
+) -> Position:
+    """Train in place, from the start or from the checkpoint that was `saved`, until it is done or asked to `stop`.
+
+    `identity` goes into the checkpoints: who resumes compares it.
+    """
+    optimizer = torch.optim.SGD(
+        parameter_groups(model, settings.weight_decay),
+        lr=peak_learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov and settings.momentum > 0,
+    )
+    position = Position()
+    if saved is not None:
+        position = position_in(saved, checkpoints.path, batches)
+        restore_(saved, checkpoints.path, model, optimizer, method)
+    if commit is not None and commit not in position.commits:
+        position.commits.append(commit)
+    device = next(model.parameters()).device
+
+    def checkpoint() -> None:
+        check_weights(model, position.step, checkpoints.path)  # the last one must be good
+        checkpoints.write(
+            {
+                "run": dict(identity),
+                "position": vars(position).copy(),
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "method": method.state_dict(),
+                "bits_depend_on": bits_depend_on(str(device)),
+            }
+        )
+
+    clock = _Clock(total=len(batches))
+    for batch in batches.loader(position.step, workers=settings.workers) if position.step < len(batches) else ():
+        model.train()
+        set_learning_rate_(optimizer, peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch))
+        optimizer.zero_grad()
+        watched = WatchedLoss(loss, moved(batch, device, settings), settings.precision)
+        with naming_step(position.step, checkpoints.path):
+            values = {name: float(value) for name, value in method.backward(watched).items()}
+        norm = _gradient_norm(model, settings.clip_norm)
+        check_finite(model, values, norm, watched, position.step, checkpoints.path)
+        optimizer.step()
+        position.step += 1
+        position.add({**values, "gradient_norm": norm})
+        position.seconds += clock.lap()
+        watchers.progress(clock.line(position, batches.per_epoch, values))
+        if position.step % STEPS_PER_LINE == 0:
+            rate = optimizer.param_groups[0]["lr"]
+            watchers.log.write("step", position.step, {**values, "gradient_norm": norm, "learning_rate": rate})
+        if position.step % batches.per_epoch == 0:
+            _end_epoch(model, position, batches, settings, evaluate, watchers)
+            position.seconds += clock.lap()
+        if checkpoints.is_due:
+            checkpoint()
+        if stop.is_set():
+            checkpoint()
+            raise Interrupted(
+                f"stopped at step {position.step:,} of {len(batches):,}; --resume goes on from {checkpoints.path}"
+            )
+    checkpoint()
+    model.eval()
+    return position
+
+
+def _end_epoch(
+    model: nn.Module,
+    position: Position,
+    batches: TrainBatches,
+    settings: Settings,
+    evaluate: Callable[[nn.Module], float],
+    watchers: Watchers,
+) -> None:
+    epoch = position.step // batches.per_epoch
+    values: dict[str, Any] = {"epoch": epoch, **position.means()}
+    if epoch % settings.evaluate_every == 0 or epoch == batches.epochs:
+        watchers.progress(Progress("training", f"testing after epoch {epoch}"))
+        values["accuracy"] = evaluate(model)
+    values["seconds"] = round(position.seconds, 2)
+    watchers.log.write("epoch", position.step, values)
+    parts = [f"epoch {epoch:{len(str(batches.epochs))}}/{batches.epochs}", f"loss {values['loss']:.4f}"]
+    if "loss_low" in values:
+        parts.append(f"low-rank loss {values['loss_low']:.4f}")
+    if "accuracy" in values:
+        parts.append(f"test accuracy {values['accuracy']:.2f}%")
+    watchers.say("  ".join([*parts, as_duration(position.seconds)]))
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay for the kernels of convolutions and linear layers, none for biases and normalisation."""
+    kernels: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, _ConvNd | nn.Linear):
+            kernels.add(id(module.weight))
+        elif isinstance(module, nn.MultiheadAttention):  # packed linear layers
+            packed = (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+            kernels.update(map(id, packed))
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trainable if id(p) in kernels], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if id(p) not in kernels], "weight_decay": 0.0},
+    ]
+
+
+def rate_factor(settings: Settings, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of a step as a part of the highest one.
+
+    >>> [rate_factor(Settings(epochs=10), step, 1) for step in (0, 3, 6, 9)] == [1.0, 0.2, 0.2**2, 0.2**3]
+    True
+    """
+    total, warmup = settings.epochs * steps_per_epoch, settings.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if settings.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
+    if settings.schedule == "polynomial":
+        return float(max(0.0, 1 - (step - warmup) / max(1.0, total - warmup)) ** settings.power)
+    if settings.schedule == "steps":
+        passed = sum(step >= round(m * total) for m in settings.milestones)
+        return float(settings.decay**passed)
+    return 1.0
+
+
+def set_learning_rate_(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """For all groups; a function of the step's number needs no scheduler, and no state of one."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _gradient_norm(model: nn.Module, limit: float) -> float:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if not gradients:
+        return 0.0
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if limit > 0:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
+    return float(norm)
+
+
+class _Clock:
+    """Seconds per step, as they were lately, and the time that is left."""
+
+    def __init__(self, *, total: int) -> None:
+        self.total = total
+        self._last = time.perf_counter()
+        self._lately: deque[float] = deque([self._last], maxlen=200)  # when the last steps ended
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return seconds
+
+    def line(self, position: Position, per_epoch: int, values: Mapping[str, float]) -> Progress:
+        """Epoch, step, loss, rate and time left."""
+        self._lately.append(time.perf_counter())
+        per_step = (self._lately[-1] - self._lately[0]) / (len(self._lately) - 1)
+        epoch, place = divmod(position.step - 1, per_epoch)
+        losses = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items() if "loss" in name)
+        where = f"epoch {epoch + 1}/{self.total // per_epoch}, step {place + 1}/{per_epoch}"
+        return Progress(
+            "training",
+            f"{where}, {losses}, {1 / per_step:.2f} steps/s",
+            fraction=position.step / self.total,
+            seconds_left=per_step * (self.total - position.step),
+        )
+
+
+def moved(batch: Batch, device: torch.device, settings: Settings) -> Batch:
+    """The batch where the model computes, in the layout that the settings ask for."""
+    x, y = batch
+    layout = torch.channels_last if settings.channels_last and x.dim() == 4 else torch.preserve_format
+    return x.to(device, non_blocking=True, memory_format=layout), y.to(device, non_blocking=True)

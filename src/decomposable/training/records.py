@@ -1,0 +1,57 @@
+"""Where figures come from: the commit, the machine and the versions that made them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decomposable import __version__
+from decomposable.machine import Machine
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def commit() -> str | None:
+    """The commit of this package's code, with "+changes" where it differs; None where it is not a checkout of git."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "records.py")  # an installed copy may lie in another project's checkout
+        return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers, and above all the times, may depend on."""
+    here = Machine.here()
+    return {
+        "cpu": here.cpu,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cores": here.cores,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "decomposable": __version__,
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of this package, Python and the packages named."""
+    installed = {name: metadata.version(name) for name in packages}
+    return {"decomposable": __version__, "python": platform.python_version(), **installed}
+
+
+def without_folders(argument: str) -> str:
+    """Where somebody keeps their files is not part of a record."""
+    return Path(argument).name if os.path.isabs(argument) else argument

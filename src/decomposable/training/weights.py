@@ -1,0 +1,144 @@
+"""Starting from weights that somebody else trained: a state dict in any of the files it comes in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from decomposable.errors import DecomposableError
+from decomposable.fields import Damaged
+from decomposable.network import artifact
+from decomposable.network.file.header import parse_header, read_header
+from decomposable.text import one_line
+from decomposable.training.checkpoint import is_checkpoint, read_checkpoint
+from decomposable.training.torch_files import Claim, open_torch_file, read_tensors
+
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
+_PREFIXES = ("module.", "_orig_mod.")
+
+
+class WeightsError(DecomposableError):
+    """A file holds no weights, or not those of this model."""
+
+
+def load_weights_(model: nn.Module, path: Path) -> None:
+    """Put the weights of a file into the model, all of them or none.
+
+    The file is a `.safetensors` state dict, a network of ours (its full size), or what `torch.save` wrote, read
+    without unpickling it; keys may start with the ``module.`` of data parallelism.
+    """
+    ours = model.state_dict()
+    state = _without_prefixes(read_weights(path), ours)
+    _check(model, state, path)
+    # Files from before PyTorch 0.4 do not count batches.
+    model.load_state_dict({name: state.get(name, value) for name, value in ours.items()})
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file."""
+    _require_file(path)
+    if path.suffix == ".safetensors" or _is_safetensors(path):  # a checkpoint of ours is one, too
+        return _read_safetensors(path)
+    return _read_torch(path)
+
+
+def _is_safetensors(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
+
+
+def _without_prefixes(state: dict[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict without what data parallelism and compiling put before every name, unless the model has it too."""
+    while state and not ours.keys() & state.keys() and all(name.startswith(_PREFIXES) for name in state):
+        state = {name.partition(".")[2]: value for name, value in state.items()}
+    return state
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise WeightsError(
+            f"{path}: no such file; allowed: a state dict (.safetensors, .pt, .pth) or a network of ours"
+        )
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        _check_header(path)
+        with safe_open(path, framework="pt") as file:
+            is_ours = "decomposable" in (file.metadata() or {})
+            if not is_ours:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Damaged as error:
+        raise WeightsError(f"{path}: {one_line(error)}") from error
+    except SafetensorError as error:
+        raise WeightsError(f"{path}: not a whole safetensors file ({one_line(error)})") from error
+    if is_checkpoint(path):
+        model = read_checkpoint(path)["model"]
+        return {name: value for name, value in model.items() if isinstance(value, Tensor)}
+    return dict(artifact.read(path).state)
+
+
+def _check_header(path: Path) -> None:
+    """Refuse one that would take far more memory than the file, which the package safetensors does not."""
+    with FileIO(path, "rb") as file:
+        parse_header(read_header(file), os.fstat(file.fileno()).st_size)
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    try:
+        with open_torch_file(path) as file:
+            return read_tensors(file, _state_in(path, file.content))
+    except ValueError as error:
+        raise WeightsError(f"{path} holds no weights: {error}") from error
+
+
+def _state_in(path: Path, content: Any) -> dict[str, Claim]:
+    """The state dict among the things that people save."""
+    for wrapper in _WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+            break
+    is_state = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
+    if not is_state or not content or not all(isinstance(value, Claim) for value in content.values()):
+        came = "a dict of other things" if isinstance(content, Mapping) else f"a {type(content).__name__}"
+        raise WeightsError(f"{path} holds {came}; allowed: a state dict, which maps names to tensors")
+    return dict(content)
+
+
+def _check(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Say what is different in one line; torch would list every key."""
+    ours = model.state_dict()
+    shared = [name for name in ours if name in state]
+    for name in shared:
+        if ours[name].shape != state[name].shape:
+            theirs, wanted = tuple(state[name].shape), tuple(ours[name].shape)
+            classes = " (another number of classes?)" if name == _last_weight(model) else ""
+            raise WeightsError(f"{path}: '{name}' has shape {theirs}, the model's {wanted}{classes}")
+    missing = [name for name in ours if name not in state and not name.endswith("num_batches_tracked")]
+    extra = [name for name in state if name not in ours]
+    if missing or extra:
+        parts = [f"{len(missing)} weights are missing, such as '{missing[0]}'"] if missing else []
+        parts += [f"{len(extra)} are not the model's, such as '{extra[0]}'"] if extra else []
+        raise WeightsError(f"{path} is of another model: {'; '.join(parts)}")
+
+
+def _last_weight(model: nn.Module) -> str | None:
+    names = [name for name, p in model.named_parameters() if p.dim() == 2]
+    return names[-1] if names else None
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file with weights."""
+    _require_file(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
