@@ -10,7 +10,6 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from decomposable.network.decomposed.file import container
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -25,6 +24,7 @@ from decomposable.fields import values_in
 from decomposable.network import artifact
 from decomposable.network import decomposed as network
 from decomposable.network.artifact import read, save_size, shrink, size_state_dict
+from decomposable.network.file import container
 from decomposable.sizing.interpolation import choose_calibrated
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decomposable.network.decomposed.file import container
 from safetensors import safe_open
 from torch import nn
 
@@ -27,6 +26,7 @@ from decomposable.methods.settings import Settings
 from decomposable.models.origin import built_by
 from decomposable.models.rebuilding import BUILDERS, rebuilt
 from decomposable.network import artifact
+from decomposable.network.file import container
 from decomposable.network.file.digests import Blocks
 from decomposable.network.file.header import DTYPES, parse_header, read_header
 from decomposable.recipes import BUILT_IN, cross_entropy, find, make_task

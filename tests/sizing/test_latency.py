@@ -21,6 +21,7 @@ from decomposable.sizing import latency
 from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.latency import Entry, LatencyProfile, TimedSize, choose_timed, fingerprint, timed_now
 from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.timing import WARM_UP, Sample, interleaved
 
 few = settings(deadline=None, derandomize=True, max_examples=80)
@@ -240,9 +241,8 @@ def test_the_alignment_is_the_one_that_was_found_by_trying():
 
 
 def choose(selector, found, *, latency_ms=None, align=None, threads=2, **size):
-    return choose_timed(
-        selector, lambda: found, runtime="torch", threads=threads, latency_ms=latency_ms, align=align, **size
-    )
+    request = SizeRequest(latency_ms=latency_ms, align=align, **size)
+    return choose_timed(selector, lambda: found, request, runtime="torch", threads=threads)
 
 
 def test_a_time_is_a_budget_of_macs():
@@ -348,7 +348,7 @@ def test_the_profile_is_not_asked_for_where_it_is_not_needed():
     def fail():
         raise AssertionError
 
-    plan = choose_timed(chooser(), fail, runtime="torch", threads=1, latency_ms=None, align=4, macs=0.5)
+    plan = choose_timed(chooser(), fail, SizeRequest(align=4, macs=0.5), runtime="torch", threads=1)
     assert plan == chooser().choose(macs=0.5, align=4)
 
 

@@ -24,12 +24,13 @@ from decomposable.edge.feeding import feeds_of
 from decomposable.edge.measuring import RUNTIME, example, time_sizes
 from decomposable.edge.onnx_runtime import onnx_runtime
 from decomposable.edge.options import RuntimeOptions, check_count, check_measuring
-from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
+from decomposable.errors import ArtifactError, DecomposableError
 from decomposable.locks import ForkLock
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.shrunk import check_plan
 from decomposable.text import one_line
 
@@ -115,9 +116,11 @@ class AnySizeSession:
         self._latency: LatencyProfile | None = None
         self._kept: OrderedDict[Any, _Size] = OrderedDict()
         self._lock = ForkLock()  # one resize at a time; runs take no lock
-        given = {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks, "latency_ms": latency_ms}
-        is_given = any(value is not None for value in (*given.values(), batch)) or align not in (None, "auto")
-        plan = self._choose(given, align, batch) if is_given else self.selector.full_plan()
+        request = SizeRequest(
+            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
+        )
+        is_given = request.given() not in ({}, {"align": "auto"})
+        plan = self._choose(request) if is_given else self.selector.full_plan()
         self._has_warned = False
         self._warn_if_not_calibrated(plan)
         self._in_force: _Size = self._size_of(plan)
@@ -241,8 +244,10 @@ class AnySizeSession:
         None), none, as PyTorch's ``resize_`` by default; "measured", as was found to be the fastest. Given `ranks` stay
         as they are. `batch` says which of several measured batches counts; by default the smallest.
         """
-        given = {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks, "latency_ms": latency_ms}
-        return self.set_plan(self._choose(given, align, batch))
+        request = SizeRequest(
+            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
+        )
+        return self.set_plan(self._choose(request))
 
     def set_plan(self, plan: RankPlan) -> RankPlan:
         """Take a size that was chosen before, such as one that `plan` was."""
@@ -284,22 +289,14 @@ class AnySizeSession:
         measure = "parameters" if plan.macs_fraction is None else "MACs"
         return f"{type(self).__name__}({str(self.path)!r}; {len(plan.ranks)} layers decomposed; {part:.3f}x {measure})"
 
-    def _choose(self, given: Mapping[str, Any], align: int | str | None, batch: int | None = None) -> RankPlan:
-        names = [name for name, value in given.items() if value is not None]
-        if len(names) != 1:
-            came = ", ".join(names) or "none"
-            raise InvalidArgumentError(
-                f"a size is given by exactly one of macs, params, ratio, ranks or latency_ms; got {came}"
-            )
+    def _choose(self, request: SizeRequest) -> RankPlan:
         return choose_timed(
             self.selector,
             lambda: self.latency,
+            request,
             calibrated=self._bundle.statistics,
             runtime=RUNTIME,
             threads=self.threads,
-            align=align,
-            batch=batch,
-            **given,
         )
 
     def _warn_if_not_calibrated(self, plan: RankPlan) -> None:

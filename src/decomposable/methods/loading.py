@@ -14,10 +14,10 @@ from decomposable import methods
 from decomposable.core.tree import deep_copy
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.methods.settings import Settings
-from decomposable.network.file.shrinking import size_given
 from decomposable.network.file.skeleton import join
 from decomposable.network.loading import Unbuilt, load_network
 from decomposable.network.sized import SizedNet, restored, sizes_of
+from decomposable.sizing.request import SizeRequest
 from decomposable.text import one_line
 
 _MOST_INPUT = 1 << 23  # numbers in one sample: nothing is allocated that a file merely claims
@@ -66,22 +66,25 @@ def load(
         >>> net.plan.is_full, net.info, small.plan == net.resize_(ratio=0.5)
         (True, {'accuracy': 0.9}, True)
     """
-    size = size_given(
-        align=align, latency_ms=latency_ms, batch=batch, macs=macs, params=params, ratio=ratio, ranks=ranks
+    request = SizeRequest(
+        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
     )
+    size = request if request.given() else None
     found = load_network(path, model, size)
     return _sized(path, found, size) if isinstance(found, Unbuilt) else found
 
 
-def _sized(path: str | os.PathLike[str], found: Unbuilt, size: Mapping[str, Any] | None) -> SizedNet:
+def _sized(path: str | os.PathLike[str], found: Unbuilt, size: SizeRequest | None) -> SizedNet:
     """The network of a method that makes other sizes; `size` is taken as by ``resize_``.
 
     A model that was built because the file says so is on the meta device, and stays there until the tensors of the file
     have turned out to fit: no memory is taken for a claim.
     """
     description, tensors = found.description, found.tensors
-    if size is not None and not set(size) <= {"macs", "params"}:
-        raise InvalidArgumentError(f"{next(iter(size))}=: {path} holds the sizes of a method; allowed: macs, params")
+    if size is not None and not set(size.given()) <= {"macs", "params"}:
+        raise InvalidArgumentError(
+            f"{next(iter(size.given()))}=: {path} holds the sizes of a method; allowed: macs, params"
+        )
     method = _method(path, description, len(tensors))
     strange = next((name for name, tensor in tensors.items() if tensor.dtype in _NOT_COMPUTED_WITH), None)
     if strange is not None:
@@ -90,7 +93,7 @@ def _sized(path: str | os.PathLike[str], found: Unbuilt, size: Mapping[str, Any]
     net = restored(path, description, tensors, network, build)
     try:
         if size is not None:
-            net.resize_(**size)
+            net.resize_(**size.given())
     except ArtifactError as error:  # statistics of that size which do not fit
         raise ArtifactError(f"{path}: {one_line(error)}") from error
     return net

@@ -23,10 +23,11 @@ from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import Container, open_container, write_container
 from decomposable.network.file.contents import Artifact, describe_size
 from decomposable.network.file.parsing import kind_of, naming, network_from
-from decomposable.network.file.shrinking import check_plan, read_network, shrink, size_given, statistics_at
+from decomposable.network.file.shrinking import check_plan, read_network, shrink, statistics_at
 from decomposable.network.file.skeleton import join, pair_around
 from decomposable.network.parts import sliced, truncated
 from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.request import SizeRequest
 
 __all__ = ["Artifact", "outline", "read", "save_size", "shrink", "size_state_dict"]
 
@@ -47,12 +48,12 @@ def read(
     With a size, given as to `resize_`, that size and all smaller ones, which is what `shrink` makes of the whole: only
     that part of the file is read.
     """
-    size = size_given(
-        align=align, latency_ms=latency_ms, batch=batch, macs=macs, params=params, ratio=ratio, ranks=ranks
+    request = SizeRequest(
+        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
     )
     with open_container(path) as container, naming(path):
         _require_network(path, container)
-        return read_network(container, size)
+        return read_network(container, request if request.given() else None)
 
 
 def outline(path: str | os.PathLike[str]) -> Artifact:

@@ -41,6 +41,7 @@ from decomposable.progress import Report, shown
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import AUTO_NEEDS_NONE
 from decomposable.sizing.shrunk import check_plan
 
@@ -161,19 +162,20 @@ class DecomposedNet(nn.Module):
         runtime: str = "torch",
     ) -> RankPlan:
         """The plan that `resize_` would take; what was measured is that in `runtime`, "torch" or "onnxruntime"."""
+        request = SizeRequest(
+            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
+        )
+        return self.plan_for(request, runtime)
+
+    def plan_for(self, request: SizeRequest, runtime: str = "torch") -> RankPlan:
+        """The same for the arguments as one value."""
         return choose_timed(
             self.selector,
             lambda: self.latency,
+            request,
             calibrated=self._statistics,
             runtime=runtime,
             threads=torch.get_num_threads(),
-            latency_ms=latency_ms,
-            align=align,
-            batch=batch,
-            macs=macs,
-            params=params,
-            ratio=ratio,
-            ranks=ranks,
         )
 
     def warn_if_not_calibrated(self, plan: RankPlan, stacklevel: int) -> None:

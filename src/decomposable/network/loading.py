@@ -23,6 +23,7 @@ from decomposable.network.file.contents import Artifact
 from decomposable.network.file.parsing import Size, kind_of, naming, read_built_by, size_from
 from decomposable.network.file.shrinking import read_network
 from decomposable.network.file.skeleton import Skeleton, join
+from decomposable.sizing.request import SizeRequest
 from decomposable.text import one_line
 
 
@@ -37,7 +38,7 @@ class Unbuilt:
 
 
 def load_network(
-    path: str | os.PathLike[str], model: nn.Module | None, size: Mapping[str, Any] | None
+    path: str | os.PathLike[str], model: nn.Module | None, size: SizeRequest | None
 ) -> nn.Module | Unbuilt:
     """The decomposed network or the plain module of a file; what else it may hold is for others to build."""
     with open_container(path) as container, naming(path):
@@ -82,7 +83,7 @@ def _network(
     path: str | os.PathLike[str],
     base: nn.Module,
     artifact: Artifact,
-    size: Mapping[str, Any] | None,
+    size: SizeRequest | None,
     origin: str | None,
 ) -> DecomposedNet:
     """The model filled with what the file holds."""
@@ -97,10 +98,11 @@ def _network(
     return net
 
 
-def _refuse_size(path: str | os.PathLike[str], size: Mapping[str, Any] | None) -> None:
+def _refuse_size(path: str | os.PathLike[str], size: SizeRequest | None) -> None:
     if size is not None:
         raise InvalidArgumentError(
-            f"{next(iter(size))}=: {path} holds one size only; allowed: no size, or the network file it was made from"
+            f"{next(iter(size.given()))}=: {path} holds one size only; allowed: no size, or the network file it was "
+            "made from"
         )
 
 

@@ -11,16 +11,15 @@ neighbours is that of this rank, and only where both neighbours have the same ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import Measure, RankSelector, absolute_budget
+from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import AUTO_PERCENT, AUTO_WIDE
 
 _ROUNDING = 1e-9  # distances that are closer to each other than this may be the same
@@ -192,28 +191,17 @@ def position(plan: RankPlan) -> float:
     return plan.params_fraction if plan.macs_fraction is None else plan.macs_fraction
 
 
-def choose_calibrated(
-    selector: RankSelector,
-    calibrated: CalibratedSizes | None,
-    *,
-    macs: float | None = None,
-    params: float | None = None,
-    ratio: float | None = None,
-    ranks: Mapping[str, int] | None = None,
-    align: Any = None,
-) -> RankPlan:
-    """The plan of ``selector.choose``, or the nearest calibrated one below where its statistics would be a guess.
+def choose_calibrated(selector: RankSelector, calibrated: CalibratedSizes | None, request: SizeRequest) -> RankPlan:
+    """The plan for a request, or the nearest calibrated one below where its statistics would be a guess.
 
     A ratio and given ranks are no budgets, and are taken literally.
     """
-    plan = selector.choose(macs=macs, params=params, ratio=ratio, ranks=ranks, align=align)
-    if calibrated is None or ranks is not None or ratio is not None:
+    plan = selector.plan_for(request)
+    way, value = request.way()
+    if calibrated is None or way not in ("macs", "params"):
         return plan
-    measure: Measure = "macs" if macs is not None else "params"
-    value = macs if macs is not None else params
-    assert value is not None
-    budget = absolute_budget(measure, value, selector.full_cost(measure))
-    return calibrated.stepped_down(plan, selector, measure, budget)
+    measure: Measure = "macs" if way == "macs" else "params"
+    return calibrated.stepped_down(plan, selector, measure, absolute_budget(way, value, selector.full_cost(measure)))
 
 
 def _rounding(plan: RankPlan) -> int:

@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.fields import Damaged
@@ -27,6 +26,7 @@ from decomposable.sizing.interpolation import CalibratedSizes, choose_calibrated
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.profiles import RUNTIMES, Entry, Newer, Stored, TimedSize, timed_now
 from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import Align
 from decomposable.text import one_line
 
@@ -219,48 +219,41 @@ _MEASURE = "measure here with: decomposable bench FILE (without torch: decomposa
 def choose_timed(
     selector: RankSelector,
     profile: Callable[[], LatencyProfile | None],
+    request: SizeRequest,
     *,
     calibrated: CalibratedSizes | None = None,
     runtime: str,
     threads: int,
-    latency_ms: float | None,
-    align: int | str | None,
-    batch: int | None = None,
-    **size: Any,
 ) -> RankPlan:
-    """The plan for a size as ``selector.choose`` takes it, or for a time; `align` may be "measured".
+    """The plan for a request, which may be one for a time, and whose `align` may be "measured".
 
     Where it is too far from all sizes that were `calibrated`, the nearest of those below may take its place. Ranks for
     a time are rounded as they were when it was measured, which "auto" agrees to, and another number does not.
 
     `profile` is called where it is needed. Only entries of the runtime with so many threads count, and of several
-    batches the smallest, unless `batch` names one.
+    batches the smallest, unless the request names one.
     """
-    given = {name: value for name, value in size.items() if value is not None}
+    latency_ms, align = request.latency_ms, request.align
     if latency_ms is None and align != "measured":
-        return choose_calibrated(selector, calibrated, align=align, **given)
-    if latency_ms is not None and given:
-        raise InvalidArgumentError(
-            f"a size is given by exactly one of macs, params, ratio, ranks or latency_ms; got {', '.join(given)} and "
-            "latency_ms"
-        )
+        return choose_calibrated(selector, calibrated, request)
+    request.way()  # before a file is read
     asked = f"align={align!r}" if latency_ms is None else f"latency_ms={latency_ms!r}"
     known = profile()
     if known is None:
         raise InvalidArgumentError(f"{asked}: there is no latency profile of this network; {_MEASURE}")
     known.check_network(selector)
-    entry = _entry_for(known, runtime, batch, threads)
+    entry = _entry_for(known, runtime, request.batch, threads)
     if align == "measured":
         best = known.alignment(runtime=runtime, batch=entry.batch, threads=entry.threads)
         if latency_ms is None:
-            return choose_calibrated(selector, calibrated, align=best, **given)
+            return choose_calibrated(selector, calibrated, replace(request, align=best))
     assert latency_ms is not None
     if align not in (None, "auto", "measured") and selector.effective_align(align) != entry.align:
         raise InvalidArgumentError(
             f"{asked} with align={align!r}: what was measured has align={entry.align} ({entry}); allowed: that one"
         )
     size = {selector.measure: entry.size_for(latency_ms)}
-    return choose_calibrated(selector, calibrated, align=entry.align, **size)
+    return choose_calibrated(selector, calibrated, SizeRequest(**size, align=entry.align))  # type: ignore[arg-type]
 
 
 def _entry_for(profile: LatencyProfile, runtime: str, batch: int | None, threads: int) -> Entry:

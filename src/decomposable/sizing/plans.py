@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from decomposable.sizing.rounding import Align, described
 from decomposable.text import printable
+
+RunsAs = Literal["full", "dense", "factors"]
 
 
 class FrozenDict(dict[str, int]):
@@ -50,6 +52,12 @@ class RankPlan:
     def is_full(self) -> bool:
         """Whether nothing is dropped: the original network."""
         return dict(self.ranks) == dict(self.full_ranks)
+
+    def runs_as(self, name: str) -> RunsAs:
+        """What a layer is at this size: the original layer, one dense layer that holds W̃, or two factors."""
+        if self.ranks[name] == self.full_ranks[name]:
+            return "full"
+        return "dense" if name in self.dense else "factors"
 
     @property
     def macs_fraction(self) -> float | None:

@@ -22,6 +22,7 @@ from decomposable.checks import check_ratio, is_integer, is_number
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.sizing.cost import LayerCost, LeftAlone
 from decomposable.sizing.plans import FrozenDict, RankPlan
+from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import Align, Ints, rounded_ranks
 
 Measure = Literal["macs", "params"]
@@ -205,24 +206,21 @@ class RankSelector:
         `align` rounds ranks to its multiples, and "auto" each rank to what suits it; budgets hold all the same. Given
         ranks are never rounded: a multiple is refused with them, and "auto" leaves them alone.
         """
-        given = {
-            k: v for k, v in {"macs": macs, "params": params, "ratio": ratio, "ranks": ranks}.items() if v is not None
-        }
-        if len(given) != 1:
-            raise InvalidArgumentError(
-                f"a size is given by exactly one of macs, params, ratio or ranks; got {', '.join(given) or 'none'}"
-            )
+        return self.plan_for(SizeRequest(macs=macs, params=params, ratio=ratio, ranks=ranks, align=align))
+
+    def plan_for(self, request: SizeRequest) -> RankPlan:
+        """The plan for a request that is not one for a time, nor for what was measured."""
+        way, value = request.way()
+        align = request.align
         rounding = 1 if align is None else check_align(align)
-        if macs is not None:
-            return replace(self._within("macs", macs, rounding), align=rounding)
-        if params is not None:
-            return replace(self._within("params", params, rounding), align=rounding)
-        if ratio is not None:
-            length = round(check_ratio("ratio", ratio) * len(self.order))
+        if way in ("macs", "params"):
+            return replace(self._within(way, value, rounding), align=rounding)  # type: ignore[arg-type]
+        if way == "ratio":
+            length = round(check_ratio("ratio", value) * len(self.order))
             return replace(self._literal(self._prefix(length, rounding)), align=rounding)
         if align is not None and rounding != "auto":
             raise InvalidArgumentError(f"align={align!r} and ranks=: given ranks are not rounded; allowed: one of them")
-        return self._literal(self._check_ranks(ranks or {}))
+        return self._literal(self._check_ranks(value))
 
     def of_size(self, size: float, measure: Measure | None = None, align: Align | None = None) -> RankPlan:
         """The plan for a budget by a measure, by default the one that is known."""

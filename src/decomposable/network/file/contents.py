@@ -23,6 +23,7 @@ from decomposable.sizing.interpolation import NOT_CALIBRATED, choose_calibrated
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import Measure
 from decomposable.sizing.record import left_alone_records
+from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import Align
 
 
@@ -39,7 +40,7 @@ class Artifact(Parts):
     def of_size(self, size: float, measure: Measure | None = None, align: Align | None = None) -> RankPlan:
         """The plan that a network of this takes for a budget by a measure, by default the one that is known."""
         budget: dict[str, Any] = {measure or self.selector.measure: size}
-        return choose_calibrated(self.selector, self.statistics, align=align, **budget)
+        return choose_calibrated(self.selector, self.statistics, SizeRequest(**budget, align=align))
 
     def complaint(self, plan: RankPlan) -> str | None:
         """What to say where the statistics of this size may be far from its own; None where they are not."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.shrunk import with_stored
 
 
@@ -62,34 +62,25 @@ def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
     )
 
 
-def read_network(container: Container, size: Mapping[str, Any] | None = None) -> Artifact:
-    """The network of a file; with a size, as `size_given` makes it, what `shrink` makes of it.
+def read_network(container: Container, request: SizeRequest | None = None) -> Artifact:
+    """The network of a file; of a size, what `shrink` makes of it.
 
     Only what the result consists of is read, and the rest of a block here and there to verify it.
     """
     outline = network_from(container)
-    if size is None:
+    if request is None:
         return _filled(container, outline)
     plan = choose_timed(
         outline.selector,
         lambda: LatencyProfile.load_beside(container.path),
+        request,
         calibrated=outline.statistics,
         runtime="torch",
         threads=torch.get_num_threads(),
-        **{"latency_ms": None, "align": None, **size},
     )
     if plan.is_full:
         return _filled(container, replace(outline, plan=plan))
     return _filled_at(container, outline, plan)
-
-
-def size_given(**size: Any) -> dict[str, Any] | None:
-    """Those of the ways to ask for a size that were used; None where none was: the whole network is meant.
-
-    >>> size_given(macs=0.25, params=None), size_given(macs=None, params=None)
-    ({'macs': 0.25}, None)
-    """
-    return {name: value for name, value in size.items() if value is not None} or None
 
 
 def _filled(container: Container, outline: Artifact) -> Artifact:
