@@ -25,16 +25,17 @@ $(STAMP): pyproject.toml constraints.txt
 # Three for two cores: some tests wait for other processes.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-test: lint ## ruff, mypy, then all tests but the slow ones
+test: lint ## lint, then all tests but the slow ones
 	$(PYTEST) -m 'not slow'
 
 test-all: lint ## the same with the slow ones
 	$(PYTEST)
 
-lint: $(STAMP) ## ruff and mypy only
+lint: $(STAMP) ## ruff, mypy and the direction of the imports (lint-imports)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(STAMP) ## put the code in ruff's format and fix what can be fixed
 	$(BIN)/ruff check --fix .
