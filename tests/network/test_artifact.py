@@ -21,11 +21,11 @@ from decomposable import decompose, models
 from decomposable.commands.main import main
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable.fields import values_in
-from decomposable.network import artifact
-from decomposable.network import decomposed as network
+from decomposable.network import decompose as decomposing
 from decomposable.network.artifact import read, save_size, shrink, size_state_dict
 from decomposable.network.file import container
 from decomposable.sizing.interpolation import choose_calibrated
+from decomposable.sizing.request import SizeRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)")
 
@@ -338,7 +338,7 @@ def test_nothing_is_decomposed_at_load(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("an SVD")
 
-    monkeypatch.setattr(network, "svd", refuse)
+    monkeypatch.setattr(decomposing, "svd", refuse)
     monkeypatch.setattr(torch.linalg, "svd", refuse)
     monkeypatch.setattr(torch.linalg, "eigh", refuse)
     assert dn.load(tmp_path / "net.safetensors", model=cnn()).plan.is_full
@@ -640,7 +640,7 @@ def test_a_size_has_the_state_dict_of_extract(kind, calibrated, tmp_path):
     stored = read(tmp_path / "net.safetensors")
     for size in sizes_of(net):
         plan = net.resize_(**size)
-        assert choose_calibrated(stored.selector, stored.statistics, **size) == plan
+        assert choose_calibrated(stored.selector, stored.statistics, SizeRequest(**size)) == plan
         assert_same_tensors(net.extract().state_dict(), size_state_dict(stored, plan))
 
 
@@ -1212,7 +1212,6 @@ def test_any_other_description_loads_or_is_refused(files, data, which):
 
 
 def test_public_names():
-    assert dn.load is artifact.load
     assert issubclass(dn.ArtifactError, DecomposableError)
     assert isinstance(read, type(shrink))
 

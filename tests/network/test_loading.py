@@ -32,6 +32,7 @@ from decomposable.network.file.header import DTYPES, parse_header, read_header
 from decomposable.recipes import BUILT_IN, cross_entropy, find, make_task
 from decomposable.sizing.interpolation import choose_calibrated
 from decomposable.sizing.latency import Entry, LatencyProfile, TimedSize
+from decomposable.sizing.request import SizeRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)"),
@@ -152,7 +153,7 @@ def test_a_size_that_is_loaded_is_the_size_that_is_resized_to(folder, file, size
 def test_a_size_that_is_read_is_what_shrink_makes_of_the_whole(folder, file, size, tmp_path):
     path, size = folder / file, asked(folder / file, size)
     whole = artifact.read(path)
-    plan = choose_calibrated(whole.selector, whole.statistics, **size)
+    plan = choose_calibrated(whole.selector, whole.statistics, SizeRequest(**size))
     expected, part = artifact.shrink(whole, plan), artifact.read(path, **size)
     assert part.plan == expected.plan
     assert_same_tensors(expected.state, part.state)

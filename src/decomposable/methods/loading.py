@@ -81,10 +81,9 @@ def _sized(path: str | os.PathLike[str], found: Unbuilt, size: SizeRequest | Non
     have turned out to fit: no memory is taken for a claim.
     """
     description, tensors = found.description, found.tensors
-    if size is not None and not set(size.given()) <= {"macs", "params"}:
-        raise InvalidArgumentError(
-            f"{next(iter(size.given()))}=: {path} holds the sizes of a method; allowed: macs, params"
-        )
+    other = next((name for name in size.given() if name not in ("macs", "params")), None) if size is not None else None
+    if other is not None:
+        raise InvalidArgumentError(f"{other}=: {path} holds the sizes of a method; allowed: macs, params")
     method = _method(path, description, len(tensors))
     strange = next((name for name, tensor in tensors.items() if tensor.dtype in _NOT_COMPUTED_WITH), None)
     if strange is not None:
