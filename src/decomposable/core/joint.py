@@ -33,6 +33,7 @@ from decomposable.core.layers import (
     parameter_of,
     require_layers,
 )
+from decomposable.core.layout import Layout
 from decomposable.core.lowrank import LowRankLayer
 from decomposable.core.svd import SVD, truncate
 from decomposable.core.tree import clone_buffers_, rewire, unwrap
@@ -107,8 +108,7 @@ class JointObjective:
         if seed is not None and not is_integer(seed):
             raise InvalidArgumentError(f"seed={seed!r}; allowed: an int")
         self._generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else int(seed))
-        on_cpu = layers[0].weight.device.type == "cpu"
-        self._memory_format = torch.channels_last if on_cpu else torch.contiguous_format
+        self._layout = Layout(layers)
         self._has_warned = self._has_checked = False
 
     def backward(self, closure: Closure, scaler: torch.amp.GradScaler | None = None) -> Losses:
@@ -176,22 +176,9 @@ class JointObjective:
         ranks: Mapping[str, int],
         full_gradient: Mapping[nn.Parameter, Tensor | None],
     ) -> tuple[Tensor, dict[nn.Parameter, Tensor | None]]:
-        """The low-rank network's loss and gradient, with channels last on a CPU: thin convolutions are faster so.
-
-        That is a layout and changes no result, but a model may call `.view` where the layout has to be the other. Then
-        the pass is made again in the model's own layout, with the same random numbers, and so are all later ones.
-        """
-        random_state = torch.get_rng_state()
+        """The low-rank network's loss and gradient."""
         network, layers = self._build_low_rank_network(decompositions, ranks)
-        try:
-            result = self._differentiate(closure, network, scaler)
-        except Exception as error:  # a layout is refused in many words: what else is wrong is wrong the second time
-            # torch raises the death of a worker process wherever the program happens to be, and only once.
-            if self._memory_format == torch.contiguous_format or "DataLoader worker" in str(error):
-                raise
-            self._memory_format = torch.contiguous_format
-            torch.set_rng_state(random_state)
-            network, layers = self._build_low_rank_network(decompositions, ranks)
+        with self._layout.used_by(network):
             result = self._differentiate(closure, network, scaler)
         self._check_used(layers, full_gradient)
         return result
@@ -208,7 +195,7 @@ class JointObjective:
             else:
                 factors = truncate(to_matrix(layer.weight, layer.form), decomposition, rank)
             for module in layer.modules:
-                replacements[module] = LowRankLayer(layer, self._pairs[module], factors, self._memory_format)
+                replacements[module] = LowRankLayer(layer, self._pairs[module], factors, self._layout)
         network = rewire(unwrap(self.model), replacements)
         clone_buffers_(network)
         avoid_fast_paths_(network)

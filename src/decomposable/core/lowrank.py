@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from decomposable.core.forms import first_weight, second_weight, to_weight
 from decomposable.core.layers import Layer, TwoFactors, laid_out
+from decomposable.core.layout import Layout
 from decomposable.core.standin import factored_weight
 from decomposable.sizing.cost import two_factors_are_faster
 
@@ -22,13 +23,14 @@ class LowRankLayer(nn.Module):
         layer: Layer,
         pair: TwoFactors,
         factors: tuple[Tensor, Tensor] | None,
-        memory_format: torch.memory_format,
+        layout: Layout,
     ) -> None:
         super().__init__()
         self._parameters["weight"] = layer.weight  # by the name that the model knows it
         self.name, self.bias = layer.name, pair.module.bias
         self.training = pair.module.training
-        self.pair, self.factors, self.memory_format = pair, factors, memory_format
+        self.pair, self.factors, self.layout = pair, factors, layout
+        self.memory_format = layout.memory_format
         self.has_run = False
 
     @property
@@ -53,6 +55,8 @@ class LowRankLayer(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """W̃ applied to the input."""
         self.has_run = True
+        if torch._C._current_graph_task_id() == -1:  # else a checkpoint repeats, in the layout of its first pass
+            self.memory_format = self.layout.memory_format
         module, form = self.pair.module, self.pair.form
         if self.factors is None:
             return _apply(module, input, module.weight)

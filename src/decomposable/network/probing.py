@@ -25,25 +25,8 @@ from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_, laid_
 from decomposable.core.standin import WITHOUT_VALUES
 from decomposable.core.tracing import Forward
 from decomposable.core.tree import clone_buffers_, rewire
+from decomposable.core.undisturbed import undisturbed
 from decomposable.network.parts import mapped, sliced
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Passes inside draw no random numbers, and what they write to buffers is undone."""
-    held = [(module, dict(module._buffers)) for module in model.modules()]
-    buffers = {id(b): b for _, own in held for b in own.values() if b is not None and not is_lazy(b)}
-    values = {key: buffer.detach().clone() for key, buffer in buffers.items()}
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    try:
-        with torch.random.fork_rng(devices=list(devices)):
-            yield
-    finally:
-        with torch.no_grad():
-            for key, buffer in buffers.items():
-                buffer.copy_(values[key])
-        for module, own in held:
-            module._buffers.update({name: b for name, b in own.items() if b is None or not is_lazy(b)})
 
 
 @contextmanager
