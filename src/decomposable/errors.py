@@ -17,6 +17,14 @@ class InvalidArgumentError(DecomposableError, ValueError):
     """An option or argument has a value that is not allowed."""
 
 
+class ModelNeededError(InvalidArgumentError):
+    """A file holds weights but not the code that uses them, and no model was given."""
+
+
+class ExampleNeededError(InvalidArgumentError):
+    """It is not known what a network takes, and no example input was given."""
+
+
 class BudgetError(InvalidArgumentError):
     """A size was asked for that the network cannot have."""
 

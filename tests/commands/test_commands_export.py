@@ -322,7 +322,7 @@ def test_force_replaces(file, call, tmp_path):
     out_file = tmp_path / "small.onnx"
     out_file.write_bytes(b"old")
     assert call(file, "-o", out_file, "--macs", "0.5", "--align", "4", "--force", "--format", "onnx")[0] == 0
-    ranks = json.loads({p.key: p.value for p in onnx.load(out_file).metadata_props}["decomposable.sizing.ranks"])
+    ranks = json.loads({p.key: p.value for p in onnx.load(out_file).metadata_props}["decomposable.ranks"])
     assert any(rank % 4 == 0 for rank in ranks.values())
 
 

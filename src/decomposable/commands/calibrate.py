@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
 from decomposable.console import Verb, multiple, parse_sizes, progress_line, showing_warnings
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import InvalidArgumentError, ModelNeededError
 from decomposable.progress import Progress, Report
 
 if TYPE_CHECKING:
@@ -116,9 +116,7 @@ def _opened(file: Path, task: Task) -> DecomposedNet:
 
     try:
         net: DecomposedNet = load(file)
-    except InvalidArgumentError as error:
-        if not str(error).startswith("model= is needed"):
-            raise
+    except ModelNeededError:
         net = load(file, model=task.build_model())
     if not tracked_batch_norms(net):
         raise InvalidArgumentError(f"{file}: it has no batch normalisation; allowed: a network with some")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from decomposable.commands import networks, opening
 from decomposable.console import Verb, parse_size, progress_line, showing_warnings
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import ExampleNeededError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -83,9 +83,7 @@ def _run(options: argparse.Namespace) -> None:
             plan = _rounded(options, kind, net, size)
             line("exporting and comparing with PyTorch")
             report = _exported(options, kind, net, size, example)
-        except InvalidArgumentError as error:
-            if not str(error).startswith("example_input is needed"):
-                raise
+        except ExampleNeededError as error:
             raise InvalidArgumentError(
                 f"--input is needed: {options.file} does not say what the network takes; allowed: the shape of one "
                 "sample, as in --input 3x32x32"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import networks
 from decomposable.console import alignment as alignment
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import InvalidArgumentError, ModelNeededError
 from decomposable.notes import recipe_in
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ def open_network(options: argparse.Namespace) -> nn.Module:
     else:
         try:
             net = load(options.file)
-        except InvalidArgumentError as error:
-            if not str(error).startswith("model= is needed"):
-                raise
+        except ModelNeededError:
             net = load(options.file, model=_of_its_recipe(options.file))
     return net
 
@@ -78,10 +76,7 @@ def _built(address: str) -> nn.Module:
 
     if ":" not in address:
         raise InvalidArgumentError(f"--model {address}: not a module and a function; allowed: package.module:function")
-    try:
-        function: Any = recipes.find(address)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(str(error).replace("recipe", "--model", 1)) from error
+    function: Any = recipes.imported(address, option="--model")
     try:
         model = function()
     except Exception as error:  # code of somebody else

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from decomposable.core.tracing import Forward, call_with_first, on_device_of, other_macs, trace
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import ExampleNeededError, InvalidArgumentError
 from decomposable.export.interface import Feeds, Interface
 from decomposable.export.program import ExportError, ready
 from decomposable.export.quiet import reason
@@ -147,7 +147,7 @@ def taken_by(
         )
     if found.call is None:
         got = "none" if example_input is None else type(example_input).__name__
-        raise InvalidArgumentError(
+        raise ExampleNeededError(
             f"example_input is needed, because the network does not know what it takes; got {got}; "
             "allowed: a batch as a tensor, or with one as its first entry"
         )

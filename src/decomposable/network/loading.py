@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from decomposable.core.layers import Decomposable, Layer, TwoFactors, avoid_fast_paths_
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import InvalidArgumentError, ModelNeededError
 from decomposable.fields import Damaged, Fields
 from decomposable.models.rebuilding import BUILDERS, rebuilt
 from decomposable.network.decomposed import DecomposedNet
@@ -64,12 +64,12 @@ def _base(
         return deep_copy(rewire(unwrap(model), {})), None
     note = read_built_by(Fields({"built_by": None, **description}, "the file"))
     if note is None:
-        raise InvalidArgumentError(
+        raise ModelNeededError(
             f"model= is needed: {path} holds weights but not the code that uses them; "
             "allowed: a model built as the one that was saved, of any weights"
         )
     if note["name"] not in BUILDERS:
-        raise InvalidArgumentError(
+        raise ModelNeededError(
             f"model= is needed: {path} says that {note['name']!r:.60} built its model, which is not one of "
             f"decomposable.models; allowed: a model built so, of any weights"
         )
@@ -176,11 +176,10 @@ def _fit_(
     `origin` is who built the model where the file said that, and not the caller gave it.
     """
     slots = _slots(base, persistent=True)
-    try:
-        types = {key: tensor.dtype for key, tensor in state.items() if tensor is not None}
-        _check_same_architecture(path, slots, skeleton, shapes, types)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(one_line(error) if origin is None else _changed(path, origin, error)) from error
+    types = {key: tensor.dtype for key, tensor in state.items() if tensor is not None}
+    misfit = _misfit(slots, skeleton, shapes, types)
+    if misfit is not None:
+        raise _other_model(path, misfit, origin)
     _refuse_changed(path, skeleton.built_by, origin)
     first_keys: dict[int, str] = {}
     for key, tensor in state.items():
@@ -194,7 +193,7 @@ def _fit_(
     for key, slot in slots.items():
         tensor = state[key]
         if tensor is not None and slot.tensor.data_ptr() != tensor.data_ptr():
-            raise _misfit(path, key, "a tensor of its own", "one that it shares with another layer")
+            raise _other_model(path, _differs(key, "a tensor of its own", "one that it shares with another layer"))
         if slot.is_parameter:
             slot.tensor.requires_grad_(skeleton.trainable[key])
     for key, slot in _slots(base, persistent=False).items():
@@ -207,14 +206,13 @@ def _fit_(
         module.training = skeleton.training != (name in others)
 
 
-def _check_same_architecture(
-    path: str | os.PathLike[str],
+def _misfit(
     slots: Mapping[str, _Slot],
     skeleton: Skeleton,
     shapes: Mapping[str, tuple[int, ...] | None],
     types: Mapping[str, torch.dtype],
-) -> None:
-    """Raise for the first layer, in the file's order, that the model has not or has in another shape."""
+) -> str | None:
+    """The first layer, in the file's order, that the model has not or has in another shape; None if there is none."""
     for key in [*shapes, *slots]:
         in_file = in_model = "nothing"
         if key in shapes:
@@ -224,15 +222,16 @@ def _check_same_architecture(
             in_model = _in_words(slots[key].is_parameter, None if nn.parameter.is_lazy(tensor) else tensor.shape)
         is_replaced = key in shapes and shapes[key] is None and key in slots  # its shape is not known any more
         if in_file != in_model and not is_replaced:
-            raise _misfit(path, key, in_file, in_model)
+            return _differs(key, in_file, in_model)
         if key in types and _kind(types[key]) != _kind(slots[key].tensor.dtype):
-            raise _misfit(path, key, f"one of {types[key]}", f"one of {slots[key].tensor.dtype}")
+            return _differs(key, f"one of {types[key]}", f"one of {slots[key].tensor.dtype}")
     for layer in skeleton.layers:
         for name in layer.paths:
             module = slots[join(name, "weight")].module
             expected = nn.Linear if len(layer.shape) == 2 else nn.Conv2d
             if not isinstance(module, expected):
-                raise _misfit(path, join(name, "weight"), f"a {expected.__name__}", f"a {type(module).__name__}")
+                return _differs(join(name, "weight"), f"a {expected.__name__}", f"a {type(module).__name__}")
+    return None
 
 
 def _kind(dtype: torch.dtype) -> str:
@@ -245,23 +244,28 @@ def _in_words(is_parameter: bool, shape: tuple[int, ...] | None) -> str:
     return f"{'a parameter' if is_parameter else 'a buffer'} of {size}"
 
 
-def _misfit(path: str | os.PathLike[str], key: str, in_file: str, in_model: str) -> InvalidArgumentError:
+def _differs(key: str, in_file: str, in_model: str) -> str:
     layer, _, name = key.rpartition(".")
-    return InvalidArgumentError(
-        f"model: it is not the one of {path}: for '{name}' of layer '{layer}' the file has {in_file}, "
-        f"the model {in_model}"
-    )
+    return f"for '{name}' of layer '{layer}' the file has {in_file}, the model {in_model}"
+
+
+def _other_model(path: str | os.PathLike[str], misfit: str, origin: str | None = None) -> InvalidArgumentError:
+    """The model is not the file's: it was given so, or the file says itself who built it, which is not all."""
+    reason = f"it is not the one of {path}: {misfit}"
+    return InvalidArgumentError(one_line(f"model: {reason}")) if origin is None else _changed(path, origin, reason)
 
 
 def _refuse_changed(path: str | os.PathLike[str], note: Mapping[str, Any] | None, origin: str | None) -> None:
     """The file says itself that its model is not any more what was built here."""
     if note is not None and origin is not None and note["is_changed"]:
-        raise InvalidArgumentError(_changed(path, origin, None))
+        raise _changed(path, origin)
 
 
-def _changed(path: str | os.PathLike[str], origin: str, error: Exception | None) -> str:
-    reason = f": {one_line(error).removeprefix('model: ')}" if error is not None else ""
-    return f"model= is needed: {path} was built by {origin}{reason}; allowed: a model as the one that was saved"
+def _changed(path: str | os.PathLike[str], origin: str, reason: str | None = None) -> ModelNeededError:
+    why = "" if reason is None else f": {one_line(reason)}"
+    return ModelNeededError(
+        f"model= is needed: {path} was built by {origin}{why}; allowed: a model as the one that was saved"
+    )
 
 
 def _layers_of(base: nn.Module, skeleton: Skeleton) -> tuple[Layer, ...]:

@@ -54,9 +54,9 @@ class Task:
 def find(name: str) -> Recipe:
     """A built-in recipe by its name, or any function as ``package.module:function``."""
     if name in BUILT_IN:
-        return _imported(BUILT_IN[name])
+        return imported(BUILT_IN[name])
     if ":" in name:
-        return _imported(name)
+        return imported(name)
     near = difflib.get_close_matches(name.lower().replace("_", "-"), BUILT_IN, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise InvalidArgumentError(
@@ -64,21 +64,22 @@ def find(name: str) -> Recipe:
     )
 
 
-def _imported(address: str) -> Recipe:
+def imported(address: str, option: str = "recipe") -> Recipe:
+    """The function of a ``package.module:function``; `option` is what messages call it."""
     module_name, _, function_name = address.partition(":")
     if not module_name or not function_name or module_name.endswith(".py"):
         example = f"{module_name.removesuffix('.py') or 'package.module'}:{function_name or 'function'}"
-        raise InvalidArgumentError(f"recipe {address}: not a module and a function; allowed: as in {example}")
+        raise InvalidArgumentError(f"{option} {address}: not a module and a function; allowed: as in {example}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # the folder one is in, as `python -m` has it
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # code of somebody else
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
-        raise InvalidArgumentError(f"recipe {address}: {module_name} cannot be imported ({reason})") from error
+        raise InvalidArgumentError(f"{option} {address}: {module_name} cannot be imported ({reason})") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise InvalidArgumentError(f"recipe {address}: {module_name} has no function called {function_name}")
+        raise InvalidArgumentError(f"{option} {address}: {module_name} has no function called {function_name}")
     return function
 
 
