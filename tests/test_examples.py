@@ -11,6 +11,7 @@ import torch
 
 import decomposable as dn
 from decomposable.commands import main as cli
+from decomposable.methods import METHODS
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((CHECKOUT / "examples").glob("*.py"))
@@ -57,6 +58,15 @@ def run_python_of(path):
         code = compile("\n" * first_line + block[1], str(path), "exec")  # so that an error names the page's line
         exec(code, namespace)
     return namespace
+
+
+@pytest.fixture(autouse=True)
+def registered_methods():
+    """Those that a page adds are gone after it."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

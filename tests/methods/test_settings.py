@@ -3,6 +3,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from decomposable.errors import InvalidArgumentError
+from decomposable.methods.registry import kinds
 from decomposable.methods.settings import Settings, from_text, with_overrides
 
 
@@ -67,8 +68,9 @@ def test_what_is_wrong_is_said_in_one_line(text, words):
         assert word in message
 
 
-WHOLE = [field.name for field in fields(Settings) if field.type in ("int", "tuple[int, ...]")]
-FRACTIONS = [field.name for field in fields(Settings) if field.type in ("float", "tuple[float, ...]")]
+FIELDS = {field.name: field.type for kind in (Settings, *kinds()) for field in fields(kind)}
+WHOLE = [name for name, kind in FIELDS.items() if kind in ("int", "tuple[int, ...]")]
+FRACTIONS = [name for name, kind in FIELDS.items() if kind in ("float", "tuple[float, ...]")]
 
 
 @pytest.mark.parametrize("name", [*WHOLE, *FRACTIONS])

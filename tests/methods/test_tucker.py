@@ -13,8 +13,7 @@ from decomposable import models
 from decomposable.core.forms import form_for, to_matrix, to_weight
 from decomposable.core.standin import StandIn
 from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError, NonFiniteError
-from decomposable.methods.base import Material
-from decomposable.methods.plain.step import PlainStep
+from decomposable.methods.base import Material, PlainStep
 from decomposable.methods.settings import Settings, with_overrides
 from decomposable.methods.tucker import CIFAR_GRID, IMAGENET_GRID, METHOD
 from decomposable.methods.tucker.layers import (

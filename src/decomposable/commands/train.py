@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,9 @@ def _train(options: argparse.Namespace, line: ProgressLine) -> None:
 
 
 def _show_settings(options: argparse.Namespace, settings: Any) -> None:
-    values = asdict(settings)
+    from decomposable.methods.settings import flat
+
+    values = flat(settings)
     if options.json:
         print(json.dumps(values))
         return

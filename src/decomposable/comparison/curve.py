@@ -27,32 +27,49 @@ class Curve:
     highest: Sequence[float] = ()
 
 
-def draw_curves(curves: Sequence[Curve], *, title: str, message: str, caption: str, ticks: Sequence[float]) -> bytes:
-    """The curves as a PNG; their points at `ticks` are marked, and the last ones named."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def blank(*, size: tuple[float, float], dpi: int, title: str, text: str) -> tuple[Any, Any]:
+    """A figure of accuracy over MACs, and its axes, in which nothing is drawn yet."""
     from matplotlib.figure import Figure  # not pyplot: no window and no global state
 
-    figure = Figure(figsize=(8, 4.8), dpi=160, layout="constrained")
+    figure = Figure(figsize=size, dpi=dpi, layout="constrained")
     axes = figure.add_subplot()
-    for curve, style in zip(curves, STYLES, strict=False):
-        _draw(axes, curve, style, ticks)
     axes.set_title(title, loc="left", fontsize=15, fontweight="bold", pad=26)
-    line = axes.text(0, 1.03, message, transform=axes.transAxes, fontsize=10.5, color="#444444")
+    line = axes.text(0, 1.03, text, transform=axes.transAxes, fontsize=10.5, color="#444444")
     line.set_in_layout(False)  # a long one must not make the axes narrower
     axes.set_xlabel("MACs, as a fraction of the original network's", fontsize=11)
     axes.set_ylabel("test accuracy (%)", fontsize=11)
     axes.set_xscale("log")
-    axes.set_xlim(0.84 * min(ticks), 1.05)
-    axes.set_ylim(top=100)
-    axes.set_xticks(ticks, [f"{size:g}" for size in ticks])
-    axes.minorticks_off()
     axes.grid(color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False, fontsize=11, title=caption, alignment="left")
+    return figure, axes
+
+
+def set_sizes(axes: Any, smallest: float, largest: float, ticks: Sequence[float]) -> None:
+    """The limits of the sizes, and those that are named."""
+    axes.set_xlim(smallest, largest)
+    axes.set_xticks(ticks, [f"{size:g}" for size in ticks])
+    axes.minorticks_off()
+
+
+def as_png(figure: Any) -> bytes:
+    """The figure as a file's content."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     png = io.BytesIO()
     FigureCanvasAgg(figure).print_png(png)
     return png.getvalue()
+
+
+def draw_curves(curves: Sequence[Curve], *, title: str, message: str, caption: str, ticks: Sequence[float]) -> bytes:
+    """The curves as a PNG; their points at `ticks` are marked, and the last ones named."""
+    figure, axes = blank(size=(8, 4.8), dpi=160, title=title, text=message)
+    for curve, style in zip(curves, STYLES, strict=False):
+        _draw(axes, curve, style, ticks)
+    set_sizes(axes, 0.84 * min(ticks), 1.05, ticks)
+    axes.set_ylim(top=100)
+    axes.legend(loc="lower right", frameon=False, fontsize=11, title=caption, alignment="left")
+    return as_png(figure)
 
 
 def _draw(axes: Any, curve: Curve, style: dict[str, Any], ticks: Sequence[float]) -> None:

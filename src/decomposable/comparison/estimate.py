@@ -26,7 +26,6 @@ from decomposable.training.checkpoint import seed_everything
 
 TIMED_STEPS = 4
 START_SECONDS = 4.0  # of a process: python and torch
-_RANKS_FROM_WEIGHTS = ("tucker", "scratch")  # how fast they are depends on weights that are not there yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +110,11 @@ class _StepClock:
         )
 
     def _step(self, part: Part) -> float:
-        method = "plain" if part.method in _RANKS_FROM_WEIGHTS else part.method
+        # How fast a network is whose ranks come from weights that are not there yet, nobody knows: as the full one.
+        is_known = part.training.init is None and part.training.ranks is None
+        method = part.method if is_known else "plain"
         settings = replace(part.settings, method=method)
-        key = (method, settings.width, settings.form, settings.batch_size)
+        key = (method, part.training.pace, settings.form, settings.batch_size)
         if key not in self._steps:
             self.progress(Progress("timing", f"a step of {method}"))
             self._steps[key] = _timed(self._stepper(settings), TIMED_STEPS)

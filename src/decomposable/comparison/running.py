@@ -21,7 +21,9 @@ from decomposable.comparison.watching import Watch, Watchers
 from decomposable.comparison.workers import cores
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import write_atomically
-from decomposable.methods.settings import Settings, with_overrides
+from decomposable.methods import Method
+from decomposable.methods.registry import BUILT_IN, kinds
+from decomposable.methods.settings import Settings, flat, with_overrides
 from decomposable.network import artifact
 from decomposable.progress import Progress, Report, quiet, shown
 from decomposable.training import experiment
@@ -30,17 +32,6 @@ from decomposable.training.loop import Say
 from decomposable.training.runs import RunError, RunFolder, check_same_run, held
 
 MOST_JOBS = 4  # side by side unless more are asked for: each takes the memory of a training
-SET_BY_ITSELF = {
-    "method": "--methods",
-    "seed": "--seeds",
-    "width": "compare_widths",
-    "ranks": "compare_ranks",
-    "trp_energy": "compare_energies",
-    "trp_strength": "compare_strengths",
-    "vbmf_form": "compare_vbmf_forms",
-}
-"""Settings that a comparison has a value of its own for in each training, and how to choose these."""
-
 _NOBODY = Watchers()
 
 
@@ -63,6 +54,7 @@ class Circumstances:
     device: str = "cpu"
     checkpoint_seconds: float = 60.0
     command: str = ""
+    guests: tuple[Method, ...] = ()  # the methods that do not come with the package: other processes have to be told
 
     def task(self, settings: Settings) -> recipes.Task:
         """What the recipe trains under these settings."""
@@ -139,9 +131,7 @@ def prepare(
     name = recipe if isinstance(recipe, str) else f"{function.__module__}:{function.__qualname__}"
     default = recipes.default_settings(function)
     chosen = with_overrides(settings or default, overrides or {})
-    for key, instead in SET_BY_ITSELF.items():
-        if getattr(chosen, key) != getattr(default, key):
-            raise InvalidArgumentError(f"{key}={getattr(chosen, key)}: a comparison sets it itself; allowed: {instead}")
+    _refuse_what_is_swept(flat(chosen), flat(default))
     recipes.make_task(function, data, chosen)
     if not checkpoint_seconds >= 0:
         raise InvalidArgumentError(f"--checkpoint-seconds {checkpoint_seconds:g}; allowed: a number of at least 0")
@@ -158,8 +148,19 @@ def prepare(
         device=choose_device(device),
         checkpoint_seconds=checkpoint_seconds,
         command=command,
+        guests=tuple(methods.find(name) for name in sorted({p.method for p in comparison.parts} - BUILT_IN)),
     )
     return comparison, circumstances
+
+
+def _refuse_what_is_swept(chosen: Mapping[str, Any], default: Mapping[str, Any]) -> None:
+    """Settings that a comparison has a value of its own for in each training are chosen in another way."""
+    swept = {"method": "--methods", "seed": "--seeds"}
+    for kind in kinds():
+        swept |= kind.swept
+    for key, instead in swept.items():
+        if chosen[key] != default[key]:
+            raise InvalidArgumentError(f"{key}={chosen[key]}: a comparison sets it itself; allowed: {instead}")
 
 
 def job_of(part: Part, circumstances: Circumstances) -> experiment.Job:
@@ -215,6 +216,8 @@ def run(
 
 
 def _train(circumstances: Circumstances, part: Part, progress: Report, say: Say) -> dict[str, Any]:
+    for method in circumstances.guests:
+        methods.register(method)
     return experiment.run(job_of(part, circumstances), progress=progress, say=say)
 
 
@@ -252,12 +255,15 @@ def _finished(part: Part, circumstances: Circumstances) -> dict[str, Any]:
 
 
 def _check_sendable(circumstances: Circumstances, jobs: int) -> None:
-    try:
-        pickle.dumps(circumstances)
-    except Exception as error:  # a function inside a function, a lambda …
-        raise InvalidArgumentError(
-            f"jobs={jobs}: the recipe cannot be sent to another process; allowed: jobs=1, or a function of a module"
-        ) from error
+    sent: list[tuple[str, Any, str]] = [("the recipe", replace(circumstances, guests=()), "a function of a module")]
+    sent += [(f"method {method.name}", method, "a class of a module") for method in circumstances.guests]
+    for what, value, allowed in sent:
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # a function inside a function, a lambda …
+            raise InvalidArgumentError(
+                f"jobs={jobs}: {what} cannot be sent to another process; allowed: jobs=1, or {allowed}"
+            ) from error
 
 
 def gather(comparison: Comparison, circumstances: Circumstances, failures: Failures) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Each is a package of the same shape:
 
     __init__.py    what it is and where it comes from; `METHOD`
     method.py      the `Method`: the network that is trained, and that network's sizes afterwards
-    step.py        the `Step`: what happens in one step of the training
+    settings.py    its `MethodSettings`, where it has settings of its own
+    step.py        its `Step`, where one step of the training is more than one pass and one gradient
 
 From a recipe's model to a network at some sizes, the calls are
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from decomposable.data.base import Batch
 from decomposable.methods.settings import Settings
+from decomposable.methods.values import MethodSettings
 from decomposable.progress import Report, quiet
 
 Closure = Callable[[nn.Module], Tensor]
@@ -110,6 +112,7 @@ class Training:
         choice: tells apart trainings of one curve that are alternatives, of which the most accurate one counts.
         init: the method whose trained network, of the same seed, this one starts from.
         ranks: the part of the MACs at which Decomposable-Net, of the same seed, says the ranks of this one.
+        pace: tells apart trainings of a method whose steps take differently long for the same form.
     """
 
     curve: str
@@ -119,42 +122,81 @@ class Training:
     choice: str = ""
     init: str | None = None
     ranks: float | None = None
+    pace: str = ""
 
 
-class Method(Protocol):
-    """A way to train a network, and to have it at some sizes afterwards."""
+@dataclass(frozen=True, kw_only=True)
+class LineStyle:
+    """How a method is drawn in a figure, in the words of matplotlib."""
 
-    @property
-    def name(self) -> str:
-        """As it is typed."""
+    color: str
+    marker: str
+    linestyle: str = "-"  # "none" where a method's sizes are trainings of their own: points without a line
+    linewidth: float = 2.0
+    markersize: float = 7.5
+    zorder: float = 4  # what is higher is drawn above
+    place: int = 100  # in the legend, from above
 
-    @property
-    def summary(self) -> str:
-        """One line about it."""
+
+class PlainStep:
+    """One pass, one gradient: that of the loss."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+
+    def backward(self, closure: Closure) -> dict[str, Tensor | float]:
+        """Add the gradient of the loss."""
+        loss = closure(self.network)
+        loss.backward()
+        return {"loss": loss.detach()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to do."""
+
+
+class Method:
+    """A way to train a network, and to have it at some sizes afterwards.
+
+    What it says here is normal learning of the model as it is; a method replaces what it does otherwise, and has to
+    say its sizes. One whose `sized` makes a `SizedNet` also has
+
+        rebuilt(model, example_input, settings, structure)   the network whose state dict a file holds, and the
+                                                             function from a `Size` to its plain module
+        size_again(network, value, example_input)            what the `Size` of this value costs: no file is believed
+
+    Attributes:
+        name: as it is typed.
+        summary: one line about it.
+        label: what a figure calls it; its name where it says nothing.
+        style: its line in a figure; one that no other has where it says nothing.
+        settings: the class of the settings that it has of its own.
+    """
+
+    name: str
+    summary: str
+    label: str = ""
+    style: LineStyle | None = None
+    settings: type[MethodSettings] | None = None
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """Refuse settings that it cannot work with, before anything is made."""
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
         """What is trained, made from the recipe's model, whose weights are fresh or were trained before."""
+        return model
 
     def step(self, network: nn.Module, settings: Settings) -> Step:
         """The training step around that network."""
+        return PlainStep(network)
 
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> Sized:
         """The trained network at its sizes."""
+        raise NotImplementedError
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """What a comparison trains of this method."""
-
-
-class Rebuilds(Protocol):
-    """A method whose `sized` makes a `SizedNet`: it also makes the modules of a file again."""
-
-    def rebuilt(
-        self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
-    ) -> tuple[nn.Module, Callable[[Any], nn.Module]]:
-        """The network whose state dict a file holds, and the function from a `Size` to its plain module."""
-
-    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Any:
-        """What the `Size` of this value costs: a file is not believed."""
+        return (Training(curve=self.name),)

@@ -31,6 +31,7 @@ from decomposable.core.factors import memory_format_of
 from decomposable.core.tracing import first_entry, trace
 from decomposable.core.tree import clone_buffers_, deep_copy, plain_name, rewire, unwrap
 from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, UnsupportedModelError
+from decomposable.network.sized import Size
 
 STEPS = 1024
 """`Widths.largest` looks at multiples of 1 / STEPS."""
@@ -153,6 +154,18 @@ class Widths:
                 if parameter is not None:
                     sizes[parameter] = _size(parameter, extents)
         return Cost(shape.macs, sum(sizes.values()))
+
+    def size(self, width: float) -> Size:
+        """The same as a `Size`; its name tells widths apart that differ by 1 / STEPS."""
+        (macs, params), (full_macs, full_params) = self.cost(width), self.cost(1.0)
+        return Size(
+            name=f"width {width:.4g}",
+            value=width,
+            macs=macs,
+            params=params,
+            full_macs=full_macs,
+            full_params=full_params,
+        )
 
     def largest(self, *, macs: float, smallest: float, largest: float = 1.0) -> float:
         """The largest width between two whose MACs are within a budget."""

@@ -50,12 +50,14 @@ IMAGENET = ImageNetSettings(
     std=imagenet.STD,
     channels_last=True,
     workers=8,
-    width_loss="sum",
-    compare_energies=(0.999995, 0.999999),
-    compare_strengths=(1e-4, 3e-4, 5e-4),
-    tuning_rates=(0.01,),  # the best of appendix D's grid
-    tuning_weight_decays=(1e-4,),
-    tuning_schedules=("steps:0.2",),
+    of_methods={
+        "width_loss": "sum",
+        "compare_energies": (0.999995, 0.999999),
+        "compare_strengths": (1e-4, 3e-4, 5e-4),
+        "tuning_rates": (0.01,),  # the best of appendix D's grid
+        "tuning_weight_decays": (1e-4,),
+        "tuning_schedules": ("steps:0.2",),
+    },
 )
 
 

@@ -28,9 +28,7 @@ DIGITS = DigitsSettings(
     warmup_epochs=2.0,
     channels_last=True,
     # A part of the sweeps, so that all methods together take minutes: energies that cut something off at this size.
-    compare_energies=(0.95, 0.99),
-    compare_strengths=(3e-4,),
-    tuning_epochs=5,
+    of_methods={"compare_energies": (0.95, 0.99), "compare_strengths": (3e-4,), "tuning_epochs": 5},
 )
 FASHION_MNIST = Settings(
     epochs=8,
@@ -42,9 +40,7 @@ FASHION_MNIST = Settings(
     std=fashion_mnist.STD,
     channels_last=True,
     # A part of the sweeps, so that all methods together take hours and not days on a CPU.
-    compare_energies=(0.95, 0.99),
-    compare_strengths=(3e-4,),
-    tuning_epochs=4,
+    of_methods={"compare_energies": (0.95, 0.99), "compare_strengths": (3e-4,), "tuning_epochs": 4},
 )
 CIFAR10_RESNET20 = Settings(
     epochs=40,

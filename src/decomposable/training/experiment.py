@@ -21,7 +21,8 @@ from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.machine import timestamp
 from decomposable.methods import decomposing
 from decomposable.methods.loading import load
-from decomposable.methods.settings import Settings, from_plain, with_overrides
+from decomposable.methods.registry import of_other_guests
+from decomposable.methods.settings import Settings, flat, from_plain, with_overrides
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.progress import InTurn, Progress, Report, quiet, shown
 from decomposable.text import one_line
@@ -66,10 +67,11 @@ class Job:
     @property
     def identity(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the one that was cut off."""
+        without_effect = {*WITHOUT_EFFECT, *of_other_guests(self.settings.method)}
         settings = {
             key: value
             for key, value in plain_settings(self.settings).items()
-            if key not in WITHOUT_EFFECT and not key.startswith(_OF_COMPARISONS)
+            if key not in without_effect and not key.startswith(_OF_COMPARISONS)
         }
         return {"recipe": self.recipe, "init": self.init_sha256, "settings": settings}
 
@@ -77,7 +79,7 @@ class Job:
 def plain_settings(settings: Settings) -> dict[str, Any]:
     """The settings as JSON gives them back, so that those of a record and of a checkpoint are the same."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(settings), default=str, allow_nan=False))
+        plain: dict[str, Any] = json.loads(json.dumps(flat(settings), default=str, allow_nan=False))
     except ValueError as error:
         raise InvalidArgumentError(f"settings: they cannot be stored ({error}); allowed: numbers and text") from error
     return plain

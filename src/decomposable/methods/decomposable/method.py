@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from decomposable.errors import InvalidArgumentError
-from decomposable.methods.base import Material, Training
+from decomposable.methods.base import LineStyle, Material, Method
 from decomposable.methods.decomposable.step import JointStep
 from decomposable.methods.decomposing import decomposed
 from decomposable.methods.settings import Settings
 from decomposable.network.decomposed import DecomposedNet
 
 
-class Decomposable:
+class Decomposable(Method):
     """The paper's method."""
 
     name = "decomposable"
     summary = "the full network and a low-rank network of random size together: Decomposable-Net"
+    label = "Decomposable-Net"
+    style = LineStyle(color="#0072B2", marker="o", linewidth=2.8, zorder=6, place=0)
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """The Taylor criterion takes a gradient of its own, which no step of the training has."""
@@ -26,10 +28,6 @@ class Decomposable:
                 "singular_value, energy, uniform"
             )
 
-    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
-        """The model itself."""
-        return model
-
     def step(self, network: nn.Module, settings: Settings) -> JointStep:
         """Algorithm 1."""
         return JointStep(network, settings)
@@ -37,10 +35,6 @@ class Decomposable:
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
         """Decomposed by the form and the criterion that it was trained with."""
         return decomposed(network, material, settings)
-
-    def trainings(self, settings: Settings) -> tuple[Training, ...]:
-        """One for all sizes."""
-        return (Training(curve="decomposable"),)
 
 
 METHOD = Decomposable()

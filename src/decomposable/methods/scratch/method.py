@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from decomposable.checks import is_integer
 from decomposable.errors import ArtifactError, InvalidArgumentError
-from decomposable.methods.base import Material, Training
+from decomposable.methods.base import LineStyle, Material, Method, Training
 from decomposable.methods.scratch.factored import (
     empty_factors,
     factored,
@@ -19,20 +19,23 @@ from decomposable.methods.scratch.factored import (
     size_of,
     truncated_factors,
 )
-from decomposable.methods.scratch.step import PlainStep
+from decomposable.methods.scratch.settings import ScratchSettings
 from decomposable.methods.settings import Settings
 from decomposable.network.sized import Size, SizedNet
 
 
-class Scratch:
+class Scratch(Method):
     """The factored network, trained normally."""
 
     name = "scratch"
     summary = "the factored network at given ranks, trained normally from scratch"
+    label = "our ranks, trained from scratch"
+    style = LineStyle(color="#56B4E9", marker="X", linestyle="none", markersize=10, zorder=8, place=7)
+    settings = ScratchSettings
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """There must be ranks; how many, only the model tells."""
-        if not settings.ranks:
+        if not settings.of(ScratchSettings).ranks:
             raise InvalidArgumentError(
                 "ranks: none are given; allowed with method=scratch: the rank of every layer in order, such as "
                 "plan.ranks of a trained network at one size; `decomposable compare` takes Decomposable-Net's"
@@ -43,11 +46,8 @@ class Scratch:
         before the best of that rank.
         """
         self.check(settings, has_init=is_trained)
-        return factored(model, settings.ranks, settings.form, truncated_factors if is_trained else fresh_factors)
-
-    def step(self, network: nn.Module, settings: Settings) -> PlainStep:
-        """One pass, one gradient."""
-        return PlainStep(network)
+        ranks = settings.of(ScratchSettings).ranks
+        return factored(model, ranks, settings.form, truncated_factors if is_trained else fresh_factors)
 
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
         """The trained network at its one size."""
@@ -58,7 +58,7 @@ class Scratch:
             build=partial(_build, network),  # a copy of the whole copies the network in it, too
             structure={
                 "form": settings.form,
-                "ranks": list(settings.ranks),
+                "ranks": list(settings.of(ScratchSettings).ranks),
                 "input_shape": list(material.example_input.shape[1:]),
             },
         )
@@ -79,7 +79,8 @@ class Scratch:
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for each size, at the ranks that Decomposable-Net has there."""
-        return tuple(Training(curve="scratch", folder=f"{size:.12g}", ranks=size) for size in settings.compare_ranks)
+        sizes = settings.of(ScratchSettings).compare_ranks
+        return tuple(Training(curve="scratch", folder=f"{size:.12g}", ranks=size) for size in sizes)
 
 
 def _build(network: nn.Module, size: Size) -> nn.Module:

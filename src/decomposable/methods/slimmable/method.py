@@ -8,30 +8,34 @@ from typing import Any
 from torch import Tensor, nn
 
 from decomposable.errors import ArtifactError, InvalidArgumentError
-from decomposable.methods.base import Material, Training
+from decomposable.methods.base import LineStyle, Material, Method
 from decomposable.methods.settings import Settings
 from decomposable.methods.slimmable.network import SlimmableNet
+from decomposable.methods.slimmable.settings import SlimmableSettings
 from decomposable.methods.slimmable.step import SlimmableStep
-from decomposable.methods.width.size import size_at
 from decomposable.network.sized import Size, SizedNet
 
 
-class Slimmable:
+class Slimmable(Method):
     """Slimmable networks."""
 
     name = "slimmable"
     summary = "a few widths together, each with its own batch normalisation: slimmable networks"
+    label = "slimmable network"
+    style = LineStyle(color="#E69F00", marker="D", linestyle=":", place=2)
+    settings = SlimmableSettings
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """The model itself is trained at width 1, and its batch normalisation is that of this width."""
-        widths = settings.widths
+        widths = settings.of(SlimmableSettings).widths
         if 1 not in widths or len(set(widths)) < len(widths):
             came = ",".join(f"{width:g}" for width in widths)
             raise InvalidArgumentError(f"widths={came}; allowed: 1 and others below it, each once, as in 0.25,0.5,1")
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> SlimmableNet:
         """The model with normalisation layers for all widths."""
-        return SlimmableNet(model, example_input, settings.widths, multiple=settings.width_multiple)
+        own = settings.of(SlimmableSettings)
+        return SlimmableNet(model, example_input, own.widths, multiple=own.width_multiple)
 
     def step(self, network: nn.Module, settings: Settings) -> SlimmableStep:
         """One pass for every width."""
@@ -45,7 +49,7 @@ class Slimmable:
         return SizedNet(
             method=self.name,
             network=network,
-            sizes=[size_at(network.widths, width) for width in widths],
+            sizes=[network.widths.size(width) for width in widths],
             build=network.build,
             structure={
                 "widths": list(widths),
@@ -66,11 +70,7 @@ class Slimmable:
         assert isinstance(network, SlimmableNet)
         if value not in (1.0, *network.narrow):
             raise ArtifactError(f"width {value:g}; allowed: 1 and {', '.join(map(str, network.narrow))}")
-        return size_at(network.widths, value)
-
-    def trainings(self, settings: Settings) -> tuple[Training, ...]:
-        """One for all widths."""
-        return (Training(curve="slimmable"),)
+        return network.widths.size(value)
 
 
 METHOD = Slimmable()

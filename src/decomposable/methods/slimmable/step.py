@@ -10,6 +10,7 @@ from torch import Tensor
 from decomposable.methods.base import Closure
 from decomposable.methods.settings import Settings
 from decomposable.methods.slimmable.network import SlimmableNet
+from decomposable.methods.slimmable.settings import SlimmableSettings
 
 
 class SlimmableStep:
@@ -18,7 +19,7 @@ class SlimmableStep:
     def __init__(self, network: SlimmableNet, settings: Settings) -> None:
         self.network = network
         self.widths = (1.0, *network.narrow)
-        self.share = 1 / len(self.widths) if settings.width_loss == "mean" else 1.0
+        self.share = 1 / len(self.widths) if settings.of(SlimmableSettings).width_loss == "mean" else 1.0
 
     def backward(self, closure: Closure) -> dict[str, Tensor | float]:
         """Add the gradient of all widths; one graph at a time is in memory."""

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from decomposable.core.tree import deep_copy, rewire, unwrap
-from decomposable.methods.base import Material, Training
+from decomposable.methods.base import LineStyle, Material, Method, Training
 from decomposable.methods.decomposing import SHORT_FORMS, decomposed
 from decomposable.methods.settings import Settings
+from decomposable.methods.trp.settings import TRPSettings
 from decomposable.methods.trp.step import TRPStep
 from decomposable.methods.trp.truncation import layer_filter, truncate_network_
 from decomposable.network.decomposed import DecomposedNet
 
 
-class TRP:
+class TRP(Method):
     """Trained Rank Pruning."""
 
     name = "trp"
     summary = "weights truncated in training to a part of their energy, with the nuclear norm: Trained Rank Pruning"
-
-    def check(self, settings: Settings, *, has_init: bool) -> None:
-        """Nothing is refused."""
-
-    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
-        """The model itself."""
-        return model
+    label = "TRP"
+    style = LineStyle(color="#009E73", marker="^", linestyle="-.", place=3)
+    settings = TRPSettings
 
     def step(self, network: nn.Module, settings: Settings) -> TRPStep:
         """Truncate, one pass, the gradient and that of the nuclear norm."""
@@ -48,15 +45,16 @@ class TRP:
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for each form, strength and energy: each has its own size."""
+        own = settings.of(TRPSettings)
         return tuple(
             Training(
                 curve=f"trp_{SHORT_FORMS[form]} {energy:.12g}-{strength:.12g}",
                 folder=f"{SHORT_FORMS[form]}-e{energy:.12g}-tau{strength:.12g}",
                 settings={"form": form, "trp_energy": energy, "trp_strength": strength, "criterion": "energy"},
             )
-            for form in settings.compare_forms
-            for strength in settings.compare_strengths
-            for energy in settings.compare_energies
+            for form in own.compare_forms
+            for strength in own.compare_strengths
+            for energy in own.compare_energies
         )
 
 

@@ -13,6 +13,7 @@ from decomposable.core.svd import SVD
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure
 from decomposable.methods.settings import Settings
+from decomposable.methods.trp.settings import TRPSettings
 from decomposable.methods.trp.truncation import add_subgradients_, ranks_of, selected_layers, truncate_
 
 
@@ -32,7 +33,8 @@ class TRPStep:
 
     def __init__(self, network: nn.Module, settings: Settings) -> None:
         self.network = network
-        self.energy, self.strength, self.interval = settings.trp_energy, settings.trp_strength, settings.trp_interval
+        own = settings.of(TRPSettings)
+        self.energy, self.strength, self.interval = own.trp_energy, own.trp_strength, own.trp_interval
         self.layers = selected_layers(network, settings)
         self.ranks = {layer.name: layer.full_rank for layer in self.layers}
         self._full_ranks = sum(self.ranks.values())

@@ -19,13 +19,14 @@ from decomposable.core.svd import SVD, svd
 from decomposable.core.tree import plain_name, unwrap
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.settings import Settings
+from decomposable.methods.trp.settings import TRPSettings
 
 
 def layer_filter(network: nn.Module, settings: Settings) -> FilterFn | None:
     """Which layers take part: all that can be decomposed, or as in the authors' code the "inner" ones, convolutions
     except the first and those of 1 × 1.
     """
-    if settings.trp_layers == "all":
+    if settings.of(TRPSettings).trp_layers == "all":
         return None
     # By name: it is asked about copies of the network, too.
     convolutions = (plain_name(name) for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
@@ -41,7 +42,7 @@ def selected_layers(network: nn.Module, settings: Settings) -> tuple[Layer, ...]
     """The layers that are truncated."""
     network = unwrap(network)
     layers, skipped = find_layers(network, check_form(settings.form), layer_filter(network, settings))
-    if not layers and settings.trp_layers == "inner":
+    if not layers and settings.of(TRPSettings).trp_layers == "inner":
         raise InvalidArgumentError(
             "trp_layers=inner: the model has no convolution but the first and those of 1 × 1; allowed: all"
         )
@@ -59,7 +60,7 @@ def truncate_network_(network: nn.Module, settings: Settings) -> dict[str, int]:
     >>> round(model.weight[2, 2].item(), 6)
     0.0
     """
-    return ranks_of(truncate_(selected_layers(network, settings), settings.trp_energy))
+    return ranks_of(truncate_(selected_layers(network, settings), settings.of(TRPSettings).trp_energy))
 
 
 def ranks_of(kept: Mapping[str, SVD]) -> dict[str, int]:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from decomposable.core.layers import Decomposable, avoid_fast_paths_
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import ArtifactError, InvalidArgumentError
-from decomposable.methods.base import Material, Training
-from decomposable.methods.settings import Settings, tuning_schedule
+from decomposable.methods.base import LineStyle, Material, Method, Training
+from decomposable.methods.settings import Settings
 from decomposable.methods.tucker import layers as factored
 from decomposable.methods.tucker.layers import FactorForm
 from decomposable.methods.tucker.ranks import LayerRanks, Structure, is_dense, structure_of
-from decomposable.methods.tucker.step import PlainStep
+from decomposable.methods.tucker.settings import TuckerSettings, tuning_schedule
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.sized import Size, SizedNet, batch_statistics
 from decomposable.progress import Tracker
@@ -26,29 +26,17 @@ from decomposable.progress import Tracker
 CURVES = {"tucker": "tucker_vbmf_ft", "channel": "ch_vbmf_ft", "spatial": "sp_vbmf_ft"}
 """How the paper's figures call the forms."""
 
-CIFAR_GRID: dict[str, Any] = {
-    "tuning_rates": (0.0005, 0.001, 0.005, 0.01),
-    "tuning_weight_decays": (0.00005, 0.0001, 0.0005, 0.001),
-    "tuning_schedules": ("steps:0.5", "steps:0.2", "steps:0.1", "polynomial:1", "polynomial:1.5", "polynomial:2"),
-}
-"""All of appendix D's grid for CIFAR: 96 trainings for each form, of 15 epochs. For both CIFAR sets the paper found
-rate 0.01, weight decay 0.001 and polynomial decay of power 1.5 to be best: the defaults of the settings."""
-
-IMAGENET_GRID: dict[str, Any] = {
-    "tuning_rates": (0.001, 0.01),
-    "tuning_weight_decays": (0.0001, 0.001),
-    "tuning_schedules": ("steps:0.2", "steps:0.1"),
-}
-"""Appendix D's grid for ImageNet; best were rate 0.01, weight decay 0.0001 and a decay of 0.2."""
-
 _STRUCTURE = "_vbmf_structure"  # the attribute of a decomposed network that says what it was made from
 
 
-class Tucker:
+class Tucker(Method):
     """Decomposition of a trained network at ranks that VBMF chooses, then fine-tuning."""
 
     name = "tucker"
     summary = "Tucker (or matrix) decomposition of a trained network at ranks by VBMF, then fine-tuning"
+    label = "Tucker, VBMF, fine-tuned"
+    style = LineStyle(color="#CC79A7", marker="P", linestyle=":", place=4)
+    settings = TuckerSettings
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """The ranks are those of trained weights."""
@@ -62,16 +50,12 @@ class Tucker:
         """A copy of the model in which plain factored layers stand in for those that they make cheaper."""
         self.check(settings, has_init=is_trained)
         base = deep_copy(rewire(unwrap(model), {}))
-        structure = structure_of(base, example_input, cast(FactorForm, settings.vbmf_form))
+        structure = structure_of(base, example_input, cast(FactorForm, settings.of(TuckerSettings).vbmf_form))
 
         def factors(layer: LayerRanks, weight: Tensor) -> factored.Factors:
             return factored.decompose(weight, layer.form, layer.kept(1.0))
 
         return _with_factors(base, structure, factors)
-
-    def step(self, network: nn.Module, settings: Settings) -> PlainStep:
-        """One pass, one gradient."""
-        return PlainStep(network)
 
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
         """The size that was fine-tuned, as it is, and smaller ones without retraining, with statistics of their own.
@@ -119,17 +103,15 @@ class Tucker:
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """For each form one at every point of the grid, from the network that normal learning trained."""
+        own = settings.of(TuckerSettings)
         grid = itertools.product(
-            settings.compare_vbmf_forms,
-            settings.tuning_rates,
-            settings.tuning_weight_decays,
-            settings.tuning_schedules,
+            own.compare_vbmf_forms, own.tuning_rates, own.tuning_weight_decays, own.tuning_schedules
         )
-        found = [_training(settings, *point) for point in grid]
+        found = [_training(own.tuning_epochs, *point) for point in grid]
         return tuple({training.folder: training for training in found}.values())
 
 
-def _training(settings: Settings, form: str, rate: float, weight_decay: float, schedule: str) -> Training:
+def _training(epochs: int, form: str, rate: float, weight_decay: float, schedule: str) -> Training:
     schedule_settings = tuning_schedule(schedule)
     assert schedule_settings is not None  # the settings have checked it
     kind, _, number = schedule.partition(":")
@@ -140,7 +122,7 @@ def _training(settings: Settings, form: str, rate: float, weight_decay: float, s
         choice=point,
         settings={
             "vbmf_form": form,
-            "epochs": settings.tuning_epochs,
+            "epochs": epochs,
             "learning_rate": rate,
             "fine_tune_learning_rate": rate,
             "weight_decay": weight_decay,

@@ -8,25 +8,28 @@ from typing import Any
 from torch import Tensor, nn
 
 from decomposable.errors import InvalidArgumentError
-from decomposable.methods.base import Material, Training
+from decomposable.methods.base import LineStyle, Material, Method
 from decomposable.methods.settings import Settings
 from decomposable.methods.us_net.network import UniversalNet
+from decomposable.methods.us_net.settings import UniversalSettings
 from decomposable.methods.us_net.step import SandwichStep
-from decomposable.methods.width.size import size_at
 from decomposable.methods.widths import Widths
 from decomposable.network.sized import Size, SizedNet, batch_statistics
 from decomposable.progress import Tracker
 
 
-class UniversallySlimmable:
+class UniversallySlimmable(Method):
     """US-Nets."""
 
     name = "us-net"
     summary = "random widths together, distilled from the largest: universally slimmable networks"
+    label = "US-Net"
+    style = LineStyle(color="#D55E00", marker="s", linestyle="--", place=1)
+    settings = UniversalSettings
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """The model itself is the largest width."""
-        low, high = settings.width_range
+        low, high = settings.of(UniversalSettings).width_range
         if high != 1:
             raise InvalidArgumentError(
                 f"width_range={low:g},{high:g}; allowed with method=us-net: a largest width of 1, as in {low:g},1"
@@ -34,8 +37,9 @@ class UniversallySlimmable:
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> UniversalNet:
         """The model, and what it is at other widths."""
-        network = UniversalNet(model, example_input, multiple=settings.width_multiple)
-        for width in (0.75, settings.width_range[0]):
+        own = settings.of(UniversalSettings)
+        network = UniversalNet(model, example_input, multiple=own.width_multiple)
+        for width in (0.75, own.width_range[0]):
             network.widths.cost(width)  # what cannot be so narrow is refused now, and not in the middle of a training
         return network
 
@@ -76,22 +80,18 @@ class UniversallySlimmable:
     def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
         """Any width."""
         assert isinstance(network, UniversalNet)
-        return size_at(network.widths, value)
-
-    def trainings(self, settings: Settings) -> tuple[Training, ...]:
-        """One for all widths."""
-        return (Training(curve="us-net"),)
+        return network.widths.size(value)
 
 
 def sizes_within(widths: Widths, settings: Settings) -> list[Size]:
     """The largest width within each of the settings' sizes that is not too small, and the two ends; each once."""
-    low, high = settings.width_range
+    low, high = settings.of(UniversalSettings).width_range
     full, least = widths.cost(1.0).macs, widths.cost(low).macs
     budgets = [part * full * (1 + 1e-12) for part in settings.sizes]  # rounding is no excess
     chosen = [widths.largest(macs=macs, smallest=low, largest=high) for macs in budgets if macs >= least]
     found: dict[tuple[int, int], Size] = {}
     for width in (high, low, *chosen):
-        size = size_at(widths, width)
+        size = widths.size(width)
         found.setdefault((size.macs, size.params), size)  # widths that differ by less than a channel are the same
     return list(found.values())
 

@@ -20,6 +20,7 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure
 from decomposable.methods.settings import Settings
 from decomposable.methods.us_net.network import UniversalNet
+from decomposable.methods.us_net.settings import UniversalSettings
 
 
 class SandwichStep:
@@ -27,7 +28,8 @@ class SandwichStep:
 
     def __init__(self, network: UniversalNet, settings: Settings) -> None:
         self.network = network
-        self.range, self.random_widths = settings.width_range, settings.random_widths
+        own = settings.of(UniversalSettings)
+        self.range, self.random_widths = own.width_range, own.random_widths
         self._generator = generator_for(settings.seed, "widths", 0)
 
     def backward(self, closure: Closure) -> dict[str, Tensor | float]:

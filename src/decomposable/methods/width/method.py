@@ -9,35 +9,31 @@ from typing import Any
 from torch import Tensor, nn
 
 from decomposable.core.tree import deep_copy
-from decomposable.methods.base import Material, Training
+from decomposable.methods.base import LineStyle, Material, Method, Training
 from decomposable.methods.settings import Settings, with_overrides
-from decomposable.methods.width.size import size_at
-from decomposable.methods.width.step import WidthStep
+from decomposable.methods.width.settings import WidthSettings
 from decomposable.methods.widths import Widths
 from decomposable.network.sized import Size, SizedNet
 
 _SIZE = "size_among_widths"  # an attribute of the narrow network: nothing in it tells what the full one would cost
 
 
-class Width:
+class Width(Method):
     """A network with fewer channels."""
 
     name = "width"
     summary = "the network with a part of its channels, trained normally"
-
-    def check(self, settings: Settings, *, has_init: bool) -> None:
-        """Nothing is refused."""
+    label = "fewer channels, trained alone"
+    style = LineStyle(color="#000000", marker="*", linestyle="none", markersize=13, zorder=7, place=6)
+    settings = WidthSettings
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
         """A plain module of its own. Weights that were trained are cut; fresh ones fit the narrower layers."""
-        widths = Widths(model, example_input, multiple=settings.width_multiple)
-        network = widths.extract(settings.width, is_fresh=not is_trained)
-        vars(network)[_SIZE] = size_at(widths, settings.width)
+        own = settings.of(WidthSettings)
+        widths = Widths(model, example_input, multiple=own.width_multiple)
+        network = widths.extract(own.width, is_fresh=not is_trained)
+        vars(network)[_SIZE] = widths.size(own.width)
         return network
-
-    def step(self, network: nn.Module, settings: Settings) -> WidthStep:
-        """One pass, one gradient."""
-        return WidthStep(network)
 
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
         """The network as it is, at its one size."""
@@ -49,7 +45,7 @@ class Width:
             build=_Copies(network),
             structure={
                 "width": size.value,
-                "multiple": settings.width_multiple,
+                "multiple": settings.of(WidthSettings).width_multiple,
                 "input_shape": list(material.example_input.shape[1:]),
             },
         )
@@ -70,7 +66,8 @@ class Width:
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for every width."""
         return tuple(
-            Training(curve="width", folder=f"{width:g}", settings={"width": width}) for width in settings.compare_widths
+            Training(curve="width", folder=f"{width:g}", settings={"width": width}, pace=f"{width:g}")
+            for width in settings.of(WidthSettings).compare_widths
         )
 
 
