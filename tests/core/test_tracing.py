@@ -24,7 +24,7 @@ def costs(model: nn.Module, x, form: str = "spatial", **options):
     """(cost by layer name, MACs of everything else)."""
     layers, _ = find_layers(model, form)
     seen = trace(model, x, **options)
-    return {cost.name: cost for cost in layer_costs(layers, seen)}, other_macs(model, layers, seen)
+    return {cost.name: cost for cost in layer_costs(layers, seen)}, other_macs(layers, seen)
 
 
 def total_macs(model: nn.Module, x, form: str = "spatial", **options) -> int:

@@ -18,7 +18,7 @@ import decomposable as dn
 from decomposable import locks
 from decomposable.core.layers import TwoFactors
 from decomposable.errors import BudgetError
-from decomposable.network import decomposed as network
+from decomposable.network import original
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|has statistics|was calibrated)")
 
@@ -251,14 +251,14 @@ def test_saving_copying_extracting_and_calibrating_go_on_meanwhile(net, x, tmp_p
 
 
 def test_a_size_that_was_being_made_does_not_bring_the_old_mode_back(net, monkeypatch):
-    is_making, go_on, finish = threading.Event(), threading.Event(), network.avoid_fast_paths_
+    is_making, go_on, finish = threading.Event(), threading.Event(), original.avoid_fast_paths_
 
     def pause(module):
         is_making.set()
         go_on.wait(timeout=60)
         finish(module)
 
-    monkeypatch.setattr(network, "avoid_fast_paths_", pause)
+    monkeypatch.setattr(original, "avoid_fast_paths_", pause)
     resizing, setting = threading.Thread(target=net.resize_, kwargs={"macs": 0.5}), threading.Thread(target=net.train)
     resizing.start()
     assert is_making.wait(timeout=60)
@@ -274,7 +274,7 @@ def test_what_is_copied_is_one_size_whatever_happens_meanwhile(net):
     net.resize_(macs=0.5)
     state = net.__getstate__()  # copy and pickle begin with it, and then take their time
     net.resize_(macs=0.3)
-    assert state["_modules"]["module"] is state["_size"].module
+    assert state["_modules"]["module"] is state["_in_force"].module
 
 
 # The mode and the type are changed in the same way

@@ -215,7 +215,7 @@ def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
     return tuple(costs)
 
 
-def other_macs(model: nn.Module, layers: Sequence[Layer], seen: Trace) -> int:
+def other_macs(layers: Sequence[Layer], seen: Trace) -> int:
     """MACs of everything that is not decomposed."""
     decomposed = {module for layer in layers for module in layer.modules}
     return seen.per_sample(sum(macs for module, macs in macs_left_alone(seen).items() if module not in decomposed))

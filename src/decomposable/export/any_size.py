@@ -110,7 +110,7 @@ def export_any_size(
     model = tidy(model, to_rename(twin, artifact), to_keep(twin))
     model.doc_string = _DOC
     trials = trials_of(twin, interface, found.rows, _BATCHES)
-    lacks_statistics = bool(twin._norms) and artifact.statistics is None
+    lacks_statistics = bool(twin._original.norms) and artifact.statistics is None
     content = _sealed(model, artifact, interface, lacks_statistics=lacks_statistics)
     with replacing(target) as unfinished:
         unfinished.write_bytes(content)

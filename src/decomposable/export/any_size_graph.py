@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from decomposable.core.layers import avoid_fast_paths_
-from decomposable.core.tree import rewire
 from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.contents import Artifact
 from decomposable.network.file.skeleton import join
+from decomposable.network.parts import mapped
 
 if TYPE_CHECKING:
     import onnx
@@ -22,15 +21,7 @@ if TYPE_CHECKING:
 
 def in_pairs(net: DecomposedNet) -> nn.Module:
     """The network with two factors, all bases, in place of every decomposed layer."""
-    replacements: dict[nn.Module, nn.Module] = {}
-    for layer in net._layers:
-        factors = net._factors[layer.name]
-        pair = [nn.Parameter(w.contiguous(), requires_grad=False) for w in (factors.first, factors.second)]
-        for module in layer.modules:
-            replacements[module] = net._pairs[module].build(*pair)
-    network = rewire(net._base, replacements)
-    avoid_fast_paths_(network)
-    return network
+    return net._original.in_factors(mapped(Tensor.contiguous, net._factors))
 
 
 def to_rename(net: DecomposedNet, artifact: Artifact) -> dict[str, str]:
@@ -41,7 +32,7 @@ def to_rename(net: DecomposedNet, artifact: Artifact) -> dict[str, str]:
     for layer in artifact.skeleton.layers:
         for path in layer.paths:
             names[join(path, "0.weight")], names[join(path, "1.weight")] = first_of(layer.name), second_of(layer.name)
-    by_module = {net._base.get_submodule(name): name for name in net._norms}
+    by_module = {net._base.get_submodule(name): name for name in net._original.norms}
     for path, module in net._base.named_modules(remove_duplicate=False):
         if module in by_module:
             for kind in ("running_mean", "running_var"):
@@ -51,7 +42,7 @@ def to_rename(net: DecomposedNet, artifact: Artifact) -> dict[str, str]:
 
 def to_keep(net: DecomposedNet) -> set[str]:
     """The other weights that must not be computed away: scale and shift of batch normalisation."""
-    modules = {net._base.get_submodule(name) for name in net._norms}
+    modules = {net._base.get_submodule(name) for name in net._original.norms}
     return {
         join(path, kind)
         for path, module in net._base.named_modules(remove_duplicate=False)

@@ -122,7 +122,7 @@ def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> Su
         rows=rows,
     )
     try:
-        macs = other_macs(plain, (), trace(plain, Interface(call=call).rows(rows, 1), call.run))
+        macs = other_macs((), trace(plain, Interface(call=call).rows(rows, 1), call.run))
     except Exception:  # a model that cannot run is refused later, in better words
         return subject
     return replace(subject, macs=macs, full_macs=macs)

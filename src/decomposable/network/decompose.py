@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from warnings import warn
 
@@ -12,15 +13,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from decomposable.core.criteria import Criterion, find_criterion
-from decomposable.core.factors import factors_in_order
+from decomposable.core.factors import Factors, factors_in_order
 from decomposable.core.forms import check_form, to_matrix
-from decomposable.core.layers import (
-    FilterFn,
-    Layer,
-    find_layers,
-    in_order_of,
-    require_layers,
-)
+from decomposable.core.layers import FilterFn, Layer, find_layers, in_order_of, require_layers
 from decomposable.core.svd import svd
 from decomposable.core.taylor import Taylor
 from decomposable.core.tracing import (
@@ -34,13 +29,14 @@ from decomposable.core.tracing import (
     trace,
 )
 from decomposable.core.tree import deep_copy, rewire, settle_lazy_, unwrap
+from decomposable.core.undisturbed import undisturbed
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.leftalone import parts_left_alone, reasons_with_shares
 from decomposable.network.parts import Parts
-from decomposable.network.probing import Trial, undisturbed, weights_used_elsewhere
+from decomposable.network.probing import Trial, weights_used_elsewhere
 from decomposable.sizing.ranks import Limits, RankSelector, rank_limits
 
 
@@ -77,59 +73,105 @@ def decompose(
         >>> plan.macs <= 0.5 * plan.full_macs, net(torch.zeros(2, 3, 8, 8)).shape
         (True, torch.Size([2, 8, 6, 6]))
     """
-    checked_form = check_form(form)
+    checked_form, call = check_form(form), forward or call_with_first
     if not isinstance(criterion, Taylor):
         criterion = find_criterion(criterion)
     base = deep_copy(rewire(unwrap(model), {})).eval()
-    layers, skipped = find_layers(base, checked_form, filter_fn)
-    require_layers(layers, skipped)
-    bounds = _bounds(layers, min_rank, limits)
-    call, has_example = forward or call_with_first, example_input is not None
-    batch, seen, captured = on_device_of(base, example_input), Trace(), Captured()
-    if has_example:
-        watch = Watch(call)
-        with undisturbed(base), weights_used_elsewhere(layers) as used:
-            seen = trace(base, batch, watch)
-        settle_lazy_(base)
-        captured = watch.captured(base)
-        if call is call_with_first and captured.unclear is not None:
-            warn(
-                f"example_input: {captured.unclear}; if they belong to it: forward=lambda net, batch: net(**batch)",
-                stacklevel=3,
-            )
-        layers, skipped = _without(base, layers, skipped, used)
+    chosen = _Chosen(base, *find_layers(base, checked_form, filter_fn))
+    bounds = _bounds(chosen.layers, min_rank, limits)
+    batch, seen, captured = on_device_of(base, example_input), None, Captured()
+    if example_input is not None:
+        seen, captured, used_elsewhere = _watched_pass(base, chosen.layers, batch, call)
+        chosen = chosen.without(used_elsewhere)
     _require_no_lazy(base)
-    decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in layers})
-    factors, scores = factors_in_order(base, layers, decompositions, criterion)
-    if has_example:
+    decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in chosen.layers})
+    factors, scores = factors_in_order(base, chosen.layers, decompositions, criterion)
+    if seen is not None:
         smallest = {name: lower for name, (lower, _) in bounds.items()}
-        trial = Trial(base=base, layers=layers, factors=factors, ranks=smallest, example=batch, forward=call)
+        trial = Trial(base=base, layers=chosen.layers, factors=factors, ranks=smallest, example=batch, forward=call)
         factors, unfit = trial.judge(seen.outputs)
-        layers, skipped = _without(base, layers, skipped, unfit)
+        chosen = chosen.without(unfit)
+    parts = _parts(chosen, factors, _selector(chosen, scores, bounds, seen), seen, captured)
+    net = DecomposedNet(base=base, layers=chosen.layers, parts=parts, forward=call)
+    net._rows = captured.kept()
+    return net
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """The layers of a model to decompose, and why the others are not."""
+
+    base: nn.Module
+    layers: tuple[Layer, ...]
+    skipped: dict[str, str]
+
+    def __post_init__(self) -> None:
+        require_layers(self.layers, self.skipped)
+
+    def without(self, reasons: Mapping[str, str]) -> _Chosen:
+        """Leave out those that there is a reason for, which is listed for every module that has the weight."""
+        out = {
+            module: reasons[layer.name] for layer in self.layers if layer.name in reasons for module in layer.modules
+        }
+        skipped = self.skipped | {name: out[module] for name, module in self.base.named_modules() if module in out}
+        left = tuple(layer for layer in self.layers if layer.name not in reasons)
+        return _Chosen(self.base, left, in_order_of(self.base, skipped))
+
+
+def _watched_pass(
+    base: nn.Module, layers: Sequence[Layer], batch: Any, forward: Forward
+) -> tuple[Trace, Captured, dict[str, str]]:
+    """What one pass of the full network shows: how often every weight is applied, how the network is called, and which
+    weights are used other than by calling their layers.
+    """
+    watch = Watch(forward)
+    with undisturbed(base), weights_used_elsewhere(layers) as used:
+        seen = trace(base, batch, watch)
+    settle_lazy_(base)
+    captured = watch.captured(base)
+    if forward is call_with_first and captured.unclear is not None:
+        warn(
+            f"example_input: {captured.unclear}; if they belong to it: forward=lambda net, batch: net(**batch)",
+            stacklevel=4,  # whoever calls decompose
+        )
+    return seen, captured, used
+
+
+def _selector(
+    chosen: _Chosen,
+    scores: Mapping[str, np.ndarray],
+    bounds: Mapping[str, tuple[int, int]],
+    seen: Trace | None,
+) -> RankSelector:
+    """All that a choice of size depends on; MACs are known where a pass was seen."""
+    base, layers = chosen.base, chosen.layers
     lower, upper = (np.array(ends, dtype=np.int64) for ends in zip(*(bounds[x.name] for x in layers), strict=True))
-    selector = RankSelector(
-        costs=layer_costs(layers, seen),
+    return RankSelector(
+        costs=layer_costs(layers, seen or Trace()),
         scores=tuple(scores[layer.name] for layer in layers),
-        fixed_macs=other_macs(base, layers, seen) if has_example else None,
+        fixed_macs=None if seen is None else other_macs(layers, seen),
         fixed_params=sum(p.numel() for p in base.parameters()) - sum(layer.weight.numel() for layer in layers),
         lower=lower,
         upper=upper,
-        left_alone=parts_left_alone(base, skipped, seen),
+        left_alone=parts_left_alone(base, chosen.skipped, seen or Trace()),
     )
-    uncounted = not_counted(base, seen) if has_example else {}
-    parts = Parts(
-        factors={layer.name: factors[layer.name] for layer in layers},
+
+
+def _parts(
+    chosen: _Chosen, factors: Mapping[str, Factors], selector: RankSelector, seen: Trace | None, captured: Captured
+) -> Parts:
+    """What the network consists of besides its modules, at full size."""
+    uncounted = {} if seen is None else not_counted(chosen.base, seen)
+    return Parts(
+        factors={layer.name: factors[layer.name] for layer in chosen.layers},
         selector=selector,
         plan=selector.full_plan(),
-        feeders=_named_feeders(base, layers, seen),
-        skipped=reasons_with_shares(skipped, selector, uncounted),
+        feeders={} if seen is None else _named_feeders(chosen.base, chosen.layers, seen),
+        skipped=reasons_with_shares(chosen.skipped, selector, uncounted),
         not_counted=uncounted,
         call=captured.call,
         unclear=captured.unclear,
     )
-    net = DecomposedNet(base=base, layers=layers, parts=parts, forward=call)
-    net._rows = captured.kept()
-    return net
 
 
 def _bounds(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> dict[str, tuple[int, int]]:
@@ -137,17 +179,6 @@ def _bounds(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> di
     names = [layer.name for layer in layers]
     lower, upper = rank_limits(names, [layer.full_rank for layer in layers], min_rank, limits)
     return dict(zip(names, zip(lower.tolist(), upper.tolist(), strict=True), strict=True))
-
-
-def _without(
-    base: nn.Module, layers: tuple[Layer, ...], skipped: dict[str, str], reasons: Mapping[str, str]
-) -> tuple[tuple[Layer, ...], dict[str, str]]:
-    """The layers without those that there is a reason for, which is listed for every module that has the weight."""
-    out = {module: reasons[layer.name] for layer in layers if layer.name in reasons for module in layer.modules}
-    skipped = skipped | {name: out[module] for name, module in base.named_modules() if module in out}
-    layers, skipped = tuple(x for x in layers if x.name not in reasons), in_order_of(base, skipped)
-    require_layers(layers, skipped)
-    return layers, skipped
 
 
 def _require_no_lazy(base: nn.Module) -> None:

@@ -3,8 +3,8 @@
     model ── decompose ──▶ DecomposedNet ── resize_(macs=0.25) ──▶ the same network, smaller ── extract ──▶ plain module
 
 A size is a module tree of its own: plain layers whose weights are slices of the factors, made in milliseconds by
-`rewire`. The network holds one of them at a time, and replaces it as a whole, so that a forward pass that is under way
-in another thread ends at the size it began with.
+`rewire`. The network holds one of them at a time, with the `Parts` that it was made from. Every change replaces both as
+one value, so that a forward pass that is under way in another thread ends at the size it began with.
 """
 
 from __future__ import annotations
@@ -13,45 +13,61 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.layers import (
-    Layer,
-    TwoFactors,
-    avoid_fast_paths_,
-)
-from decomposable.core.tracing import (
-    Forward,
-)
-from decomposable.core.tree import clone_buffers_, deep_copy, own_parameters_, rewire
+from decomposable.core.factors import Factors
+from decomposable.core.layers import Layer
+from decomposable.core.tracing import Forward
+from decomposable.core.tree import deep_copy, own_parameters_, rewire
 from decomposable.errors import InvalidArgumentError
 from decomposable.locks import ForkLock
 from decomposable.network.calibration.calibrating import calibrate_grid, calibrate_sizes, plans_of
 from decomposable.network.calibration.grid import PASSES, check_passes
-from decomposable.network.calibration.statistics import CalibrationReport, Statistics, Subject, tracked_batch_norms
-from decomposable.network.calls import InputSpec
+from decomposable.network.calibration.statistics import CalibrationReport, Statistics, Subject
+from decomposable.network.calls import Call, InputSpec
 from decomposable.network.file.contents import Artifact
 from decomposable.network.file.skeleton import skeleton_of, state_of
-from decomposable.network.parts import Parts, mapped, sliced, stored_ranks, truncated
+from decomposable.network.original import Original
+from decomposable.network.parts import Parts, mapped, stored_ranks
 from decomposable.progress import Report, shown
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import AUTO_NEEDS_NONE
 from decomposable.sizing.shrunk import check_plan
 
 
 @dataclass(frozen=True, eq=False)
-class _Size:
-    """What a resize replaces as one: the plan and the network made from it."""
+class _InForce:
+    """What a change replaces as one: the parts, among them the size, and the network made from them."""
 
-    plan: RankPlan
+    parts: Parts
     module: nn.Module
+
+
+T = TypeVar("T")
+
+
+class _Part(Generic[T]):
+    """An attribute of the network that is one of its `Parts`; setting it replaces these."""
+
+    def __set_name__(self, owner: type[DecomposedNet], name: str) -> None:
+        self._name = name.removeprefix("_")
+
+    def __get__(self, net: DecomposedNet, owner: type[DecomposedNet]) -> T:
+        found: T = getattr(net._in_force.parts, self._name)
+        return found
+
+    def __set__(self, net: DecomposedNet, value: T) -> None:
+        with net._lock:
+            parts = replace(net._in_force.parts, **{self._name: value})  # type: ignore[arg-type]
+            net._put_in_force(parts, net._in_force.module)
 
 
 class DecomposedNet(nn.Module):
@@ -70,39 +86,41 @@ class DecomposedNet(nn.Module):
         latency_beside: the file whose latency profile `latency` reads, where it was loaded from one.
     """
 
+    selector = _Part[RankSelector]()
+    skipped = _Part[Mapping[str, str]]()
+    not_counted = _Part[Mapping[str, str]]()
+    call = _Part[Call | None]()
+    unclear = _Part[str | None]()
+    info = _Part[Mapping[str, Any]]()
+    _factors = _Part[Mapping[str, Factors]]()
+    _statistics = _Part[Statistics | None]()
+
     def __init__(self, *, base: nn.Module, layers: tuple[Layer, ...], parts: Parts, forward: Forward) -> None:
         super().__init__()
-        self.skipped, self.not_counted, self.info = dict(parts.skipped), dict(parts.not_counted), dict(parts.info)
-        self.selector, self.call, self.unclear = parts.selector, parts.call, parts.unclear
         self._rows: Mapping[str, Tensor] | None = None  # of the example input: exports are tried with them
-        self._trainable = {name: p.requires_grad for name, p in base.named_parameters(remove_duplicate=False)}
-        self.__dict__["_base"] = base.requires_grad_(False)  # not a submodule: what runs is `module`
-        self._layers, self._factors, self._forward = layers, dict(parts.factors), forward
-        self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
-        self._norms, self._feeders = tuple(tracked_batch_norms(base)), dict(parts.feeders)
-        self._statistics: Statistics | None = parts.statistics
+        self._original, self._forward = Original(base, layers), forward
         self._has_warned = False
         self.latency_beside: Path | None = None
         self._latency: LatencyProfile | None = None
         self._lock = ForkLock()  # one change at a time; forward passes take no lock
         self.training = base.training
-        self.selector.prepare()
-        self._install(parts.plan)
+        parts.selector.prepare()
+        self._install(parts.alone())
 
     @property
     def plan(self) -> RankPlan:
         """The size in force."""
-        return self._in_force.plan
+        return self._in_force.parts.plan
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
         """What it takes, by name; nothing where no example input has told."""
-        return {} if self.call is None else self.call.inputs
+        return self._in_force.parts.inputs
 
     @property
     def input(self) -> InputSpec | None:
         """What it takes, where that is one input."""
-        return next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
+        return self._in_force.parts.input
 
     @property
     def latency(self) -> LatencyProfile | None:
@@ -180,7 +198,7 @@ class DecomposedNet(nn.Module):
 
     def warn_if_not_calibrated(self, plan: RankPlan, stacklevel: int) -> None:
         """Say once, where `plan` is used, that its batch normalisation has statistics of other sizes."""
-        if not self._norms or plan.is_full or self._has_warned:
+        if not self._original.norms or plan.is_full or self._has_warned:
             return
         text = NOT_CALIBRATED if self._statistics is None else self._statistics.complaint(plan)
         if text is not None:
@@ -191,7 +209,7 @@ class DecomposedNet(nn.Module):
         """Take a size that was chosen before, such as one that `net.plan` was; `resize_` chooses and takes."""
         with self._lock:
             self._check_plan(plan)
-            self._install(plan)
+            self._install(replace(self._in_force.parts, plan=plan))
         return plan
 
     @torch.inference_mode(False)  # weights made in that mode could not be trained
@@ -202,10 +220,8 @@ class DecomposedNet(nn.Module):
         else:
             with self._lock:
                 self._check_plan(plan)
-                module = deep_copy(self._made(plan))
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(self._trainable[name if name in self._trainable else _dense_name(name)])
-        return module
+                module = deep_copy(self._original.at_size(replace(self._in_force.parts, plan=plan)))
+        return self._original.with_trainable(module)
 
     def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
         """Write the network at every size to one safetensors file, which `load` reads; at once or not at all.
@@ -218,20 +234,9 @@ class DecomposedNet(nn.Module):
     def artifact(self) -> Artifact:
         """What `save` writes, sharing this network's memory; for the functions of `decomposable.network.artifact`."""
         with self._lock:
-            return Artifact(
-                factors=self._factors,
-                selector=self.selector,
-                plan=self.plan,
-                statistics=self._statistics,
-                feeders=self._feeders,
-                skipped=self.skipped,
-                not_counted=self.not_counted,
-                call=self.call,
-                unclear=self.unclear,
-                info=self.info,
-                skeleton=skeleton_of(self._base, self._layers, self._trainable),
-                state=state_of(self._base),
-            )
+            original = self._original
+            skeleton = skeleton_of(original.base, original.layers, original.trainable)
+            return Artifact(**vars(self._in_force.parts), skeleton=skeleton, state=state_of(original.base))
 
     def calibrate_(
         self,
@@ -265,12 +270,13 @@ class DecomposedNet(nn.Module):
         plans = None if sizes is None else plans_of(self.selector, sizes, align)
         if exact and plans is None:
             raise InvalidArgumentError("calibrate_(exact=True): got no sizes; allowed: with sizes=[...], as it is slow")
-        if not self._norms:
+        if not self._original.norms:
             return CalibrationReport(sizes=0, batches=0, seconds=0.0, bytes=0, passes=0.0)
+        parts = self._in_force.parts
         subject = Subject(
-            build=self._build,
+            build=lambda plan: self._original.uncalibrated(replace(parts, plan=plan)),
             forward=forward or self._forward,
-            feeders=self._feeders,
+            feeders=parts.feeders,
             full_plan=self.selector.full_plan(),
         )
         with shown(progress) as report:
@@ -280,16 +286,14 @@ class DecomposedNet(nn.Module):
                 found = calibrate_sizes(subject, plans, loader, exact=exact, report=report)
         with self._lock:
             keep = self._statistics if sizes is not None or align is not None else None
-            self._statistics = found[0] if keep is None else keep.merged(found[0])
-            self._has_warned = False  # of what was not calibrated before
-            self._install(self.plan)
-        return replace(found[1], bytes=self._statistics.bytes)
+            statistics = found[0] if keep is None else keep.merged(found[0])
+            self._take_statistics(statistics)
+        return replace(found[1], bytes=statistics.bytes)
 
     def forget_statistics_(self) -> None:
         """Drop what `calibrate_` has stored: all sizes have the original's statistics, until it is called again."""
         with self._lock:
-            self._statistics, self._has_warned = None, False
-            self._install(self.plan)
+            self._take_statistics(None)
 
     def train(self, mode: bool = True) -> DecomposedNet:
         """Set training mode here and for the sizes to come; a pass that is under way ends in the mode it began with.
@@ -299,13 +303,13 @@ class DecomposedNet(nn.Module):
         if not isinstance(mode, bool):
             raise InvalidArgumentError(f"train: mode={mode!r}; allowed: True or False")
         with self._lock:  # a size that is being made now must not come into force in the other mode
-            self._base.train(mode)
+            self._original.base.train(mode)
             self.training = mode
             module = self._in_force.module
             if any(part.training != mode for part in module.modules()):
                 twin = rewire(module, {})  # of its own modules, and the same tensors
                 twin.train(mode)
-                self._put_in_force(self.plan, twin)
+                self._put_in_force(self._in_force.parts, twin)
         return self
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
@@ -325,63 +329,27 @@ class DecomposedNet(nn.Module):
         if plan.macs_fraction is not None:
             size = f"{plan.macs_fraction:.3f}x MACs, {size}"
         calibrated = len(self._statistics.plans) if self._statistics else 0
-        layers = f"{len(self._layers)} layers decomposed, {len(self.skipped)} left alone"
+        layers = f"{len(self._original.layers)} layers decomposed, {len(self.skipped)} left alone"
         return f"{layers}; {size}; {calibrated} sizes calibrated"
 
     @property
-    def _in_force(self) -> _Size:
-        size: _Size = self.__dict__["_size"]
-        return size
-
-    @property
     def _base(self) -> nn.Module:
-        base: nn.Module = self.__dict__["_base"]
-        return base
+        return self._original.base
 
     def _check_plan(self, plan: RankPlan) -> None:
         check_plan(plan, self.selector, stored_ranks(self._factors).tolist())
 
-    def _install(self, plan: RankPlan) -> None:
-        """Make the network of this size, complete, and put it in force at once."""
-        self._put_in_force(plan, self._made(plan))
+    def _install(self, parts: Parts) -> None:
+        """Make the network of these parts, complete, and put it in force at once."""
+        self._put_in_force(parts, self._original.at_size(parts))
 
-    def _put_in_force(self, plan: RankPlan, module: nn.Module) -> None:
+    def _take_statistics(self, statistics: Statistics | None) -> None:
+        self._has_warned = False  # of what was not calibrated before
+        self._install(replace(self._in_force.parts, statistics=statistics))
+
+    def _put_in_force(self, parts: Parts, module: nn.Module) -> None:
         self._modules["module"] = module
-        self.__dict__["_size"] = _Size(plan, module)
-
-    def _made(self, plan: RankPlan) -> nn.Module:
-        """The network of a size, with the statistics that were calibrated for it."""
-        module = self._build(plan)
-        statistics = self._statistics.at(plan) if self._statistics is not None else None
-        for name, (mean, var) in (statistics or {}).items():
-            module.get_submodule(name)._buffers.update(running_mean=mean.clone(), running_var=var.clone())
-        return module
-
-    @torch.inference_mode(False)  # a size made in that mode could not be used outside it
-    @torch.no_grad()
-    def _build(self, plan: RankPlan) -> nn.Module:
-        """The network of a size: slices of the factors, or the dense layer, with the original's other parameters."""
-        replacements: dict[nn.Module, nn.Module] = {}
-        for layer in self._layers:
-            rank = plan.ranks[layer.name]
-            if rank == layer.full_rank:
-                continue  # the original dense layer
-            factors = self._factors[layer.name]
-            if layer.name in plan.dense:
-                dense = truncated(layer.weight, factors, layer.form, rank, layer.full_rank)
-                weight = nn.Parameter(dense, requires_grad=False)
-                for module in layer.modules:
-                    replacements[module] = _with_dense_weight(module, weight)
-            else:
-                pair = sliced(factors, rank)
-                first, second = (nn.Parameter(w, requires_grad=False) for w in (pair.first, pair.second))
-                for module in layer.modules:
-                    replacements[module] = self._pairs[module].build(first, second)
-        network = rewire(self._base, replacements)
-        avoid_fast_paths_(network)
-        for name in self._norms:
-            clone_buffers_(network.get_submodule(name))  # a pass in training mode writes to them
-        return network
+        self._in_force = _InForce(parts, module)
 
     def _apply(self, fn: Any, recurse: bool = True) -> DecomposedNet:
         """Move or cast: the original and the factors, then the size in force is made anew from them.
@@ -389,12 +357,11 @@ class DecomposedNet(nn.Module):
         What a pass that is under way uses stays as it is.
         """
         with self._lock:
-            own_parameters_(self._base)  # the size in force has the same ones
-            self._base._apply(fn)
-            self._factors = mapped(fn, self._factors)
-            if self._statistics is not None:
-                self._statistics = self._statistics.map(fn)
-            self._install(self.plan)
+            own_parameters_(self._original.base)  # the size in force has the same ones
+            self._original.base._apply(fn)
+            statistics = None if self._statistics is None else self._statistics.map(fn)
+            factors = mapped(fn, self._factors)
+            self._install(replace(self._in_force.parts, factors=factors, statistics=statistics))
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -405,16 +372,3 @@ class DecomposedNet(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._lock = ForkLock()
-
-
-def _with_dense_weight(module: nn.Module, weight: nn.Parameter) -> nn.Module:
-    """The same layer with another weight."""
-    twin = rewire(module, {})
-    twin._parameters["weight"] = weight
-    return twin
-
-
-def _dense_name(name: str) -> str:
-    """The original's name of a parameter of a pair: ``conv.1.bias`` → ``conv.bias``."""
-    *path, _, kind = name.split(".")
-    return ".".join([*path, kind])

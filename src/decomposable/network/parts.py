@@ -7,7 +7,7 @@ functions that do without a model take a size's tensors from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,10 @@ class Parts:
     def input(self) -> InputSpec | None:
         """What it takes, where that is one input."""
         return next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
+
+    def alone(self) -> Parts:
+        """These, without what a file holds besides."""
+        return Parts(**{each.name: getattr(self, each.name) for each in fields(Parts)})
 
 
 def stored_ranks(factors: Mapping[str, Factors]) -> Ints:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.tracing import call_with_first, on_device_of
-from decomposable.core.tree import deep_copy
+from decomposable.core.tree import clone_buffers_, deep_copy, rewire
 from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
 from decomposable.models.origin import built_inside
-from decomposable.network.calibration.statistics import tracked_batch_norms
+from decomposable.network.calibration.statistics import averaged, tracked_batch_norms
 from decomposable.network.file.container import as_json, write_container
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # mean and variance by the name of the normalisation layer
@@ -202,36 +202,12 @@ class SizedNet(nn.Module):
         return self
 
 
-@torch.no_grad()
 def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Statistics:
-    """Mean and variance that every normalisation layer sees, averaged over the batches (a cumulative average).
-
-    Each layer normalises with its batch's own statistics meanwhile, as in training. The network is as before after.
-    """
-    norms = tracked_batch_norms(network)
-    flags = {module: module.training for module in network.modules()}
-    before = {name: dict(norm._buffers) for name, norm in norms.items()}
-    momenta = {name: norm.momentum for name, norm in norms.items()}
-    seen = 0
-    try:
-        network.eval()  # dropout off
-        for norm in norms.values():
-            norm._buffers.update({k: v.clone() for k, v in norm._buffers.items() if v is not None})
-            norm.reset_running_stats()
-            norm.momentum = None  # every batch counts the same
-            norm.training = True
-        for batch in batches:
-            call_with_first(network, on_device_of(network, batch))
-            seen += 1
-        if not seen:
-            raise InvalidArgumentError("calibration: there is no batch; allowed: at least one")
-        return {name: (norm.running_mean, norm.running_var) for name, norm in norms.items()}  # type: ignore[misc]
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
-        for name, norm in norms.items():
-            norm._buffers.update(before[name])
-            norm.momentum = momenta[name]
+    """Mean and variance that every normalisation layer sees, averaged over the batches. The network stays as it is."""
+    twin = rewire(network, {})
+    clone_buffers_(twin)
+    [row] = averaged([lambda: twin], lambda net, batch: call_with_first(net, on_device_of(net, batch)), batches)
+    return row
 
 
 def restored(

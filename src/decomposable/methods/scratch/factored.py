@@ -120,7 +120,7 @@ def size_of(network: nn.Module, example_input: Any) -> Size:
     """
     pairs = _pairs_of(network)
     seen = trace(network, on_device_of(network, example_input))
-    macs, params = other_macs(network, (), seen), sum(p.numel() for p in network.parameters())
+    macs, params = other_macs((), seen), sum(p.numel() for p in network.parameters())
     extra_macs, dense_params = 0, {}
     for first, second in pairs:
         dense = _dense_size(first, second)

@@ -267,7 +267,7 @@ def structure_of(
             )
             for layer in layers
         ),
-        fixed_macs=other_macs(model, layers, seen),
+        fixed_macs=other_macs(layers, seen),
         fixed_params=sum(p.numel() for p in model.parameters()) - sum(dense_size(layer.shape) for layer in layers),
     )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -136,7 +136,13 @@ def tracked_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
 def measured(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], ran: Ran) -> Statistics:
     """The statistics of every plan's network: the average over the batches, in one pass over them."""
     plans = sorted(plans, key=position)
-    return _as_statistics(subject, plans, _cumulative_average(subject, plans, batches, ran))
+
+    def seen(index: int, number: int, buffers: Buffers) -> None:
+        _check_finite(buffers, number)
+        ran(plans[index])
+
+    rows = averaged([partial(subject.build, plan) for plan in plans], subject.forward, batches, seen)
+    return _as_statistics(subject, plans, rows)
 
 
 def measured_exactly(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report) -> Statistics:
@@ -169,34 +175,47 @@ def _as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[R
 Row = dict[str, tuple[Tensor, Tensor]]
 
 
+Buffers = dict[str, dict[str, Tensor | None]]  # of every normalisation layer
+
+
 @torch.no_grad()
-def _cumulative_average(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], ran: Ran) -> list[Row]:
-    """Average of the batches' means and variances, every normalisation layer using its batch's own as in training."""
-    buffers: list[dict[str, dict[str, Tensor | None]]] = [{} for _ in plans]
+def averaged(
+    builds: Sequence[Callable[[], nn.Module]],
+    forward: Forward,
+    batches: Iterable[Any],
+    seen: Callable[[int, int, Buffers], None] | None = None,
+) -> list[Row]:
+    """For each of some networks the average of the batches' means and variances, in one pass over the batches.
+
+    Every normalisation layer uses its batch's own meanwhile, as in training. A network is built for every batch, so
+    that one of them is there at a time; its normalisation layers and their buffers are written to. `seen` is told
+    which network has run which batch, and of the buffers so far.
+    """
+    kept: list[Buffers] = [{} for _ in builds]
+    number = 0
     for number, batch in enumerate(batches, start=1):
-        for plan, kept in zip(plans, buffers, strict=True):
-            network = subject.build(plan).eval()
+        for index, (build, buffers) in enumerate(zip(builds, kept, strict=True)):
+            network = build().eval()  # dropout off
             for name, norm in tracked_batch_norms(network).items():
                 norm.momentum = None  # torch's own cumulative average
-                if name in kept:
-                    norm._buffers = kept[name]
+                if name in buffers:
+                    norm._buffers = buffers[name]
                 else:
                     norm.reset_running_stats()
-                    kept[name] = norm._buffers
+                    buffers[name] = norm._buffers
                 norm.train()
-            _run_for_statistics(subject.forward, network, batch)
-            _check_finite(kept, number)
-            ran(plan)
-    return [{n: (b["running_mean"], b["running_var"]) for n, b in kept.items()} for kept in buffers]  # type: ignore[misc]
+            _run_for_statistics(forward, network, batch)
+            if seen is not None:
+                seen(index, number, buffers)
+    if not number:
+        raise InvalidArgumentError("calibration: there is no batch; allowed: at least one")
+    return [{n: (b["running_mean"], b["running_var"]) for n, b in buffers.items()} for buffers in kept]  # type: ignore[misc]
 
 
-def _check_finite(kept: Mapping[str, Mapping[str, Tensor | None]], number: int) -> None:
+def _check_finite(buffers: Buffers, number: int) -> None:
     """Refuse a batch that makes statistics which are no numbers: every later result would be none."""
-    for name, tensors in kept.items():
-        mean, var = tensors["running_mean"], tensors["running_var"]
-        assert mean is not None
-        assert var is not None
-        if not bool(torch.isfinite(mean + var).all()):
+    for name, tensors in buffers.items():
+        if not all(bool(torch.isfinite(tensors[kind]).all()) for kind in ("running_mean", "running_var")):  # type: ignore[arg-type]
             raise InvalidArgumentError(
                 f"calibrate_: batch {number} gives '{name}' statistics that are NaN or infinite; allowed: finite inputs"
             )

@@ -1,0 +1,92 @@
+"""The model that was decomposed, and the networks of other sizes that are made around its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from decomposable.core.factors import Factors
+from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_
+from decomposable.core.tree import clone_buffers_, rewire
+from decomposable.network.calibration.statistics import tracked_batch_norms
+from decomposable.network.parts import Parts, sliced, truncated
+
+
+class Original:
+    """The model itself, of which every size shares what is not decomposed.
+
+    Attributes:
+        base: the model; its parameters are not trainable any more.
+        trainable: which of them were.
+        norms: the names of its batch normalisation layers.
+    """
+
+    def __init__(self, base: nn.Module, layers: tuple[Layer, ...]) -> None:
+        self.trainable = {name: p.requires_grad for name, p in base.named_parameters(remove_duplicate=False)}
+        self.base, self.layers = base.requires_grad_(False), layers
+        self.norms = tuple(tracked_batch_norms(base))
+        self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
+
+    def at_size(self, parts: Parts) -> nn.Module:
+        """The network of the size in force, with the statistics that were calibrated for it."""
+        module = self.uncalibrated(parts)
+        statistics = parts.statistics.at(parts.plan) if parts.statistics is not None else None
+        for name, (mean, var) in (statistics or {}).items():
+            module.get_submodule(name)._buffers.update(running_mean=mean.clone(), running_var=var.clone())
+        return module
+
+    @torch.inference_mode(False)  # a size made in that mode could not be used outside it
+    @torch.no_grad()
+    def uncalibrated(self, parts: Parts) -> nn.Module:
+        """The same with the original's statistics: slices of the factors, or W̃ as one weight, in each layer's place."""
+        replacements: dict[nn.Module, nn.Module] = {}
+        for layer in self.layers:
+            factors, rank = parts.factors[layer.name], parts.plan.ranks[layer.name]
+            match parts.plan.runs_as(layer.name):
+                case "dense":
+                    dense = truncated(layer.weight, factors, layer.form, rank, layer.full_rank)
+                    weight = nn.Parameter(dense, requires_grad=False)
+                    replacements |= {module: _with_weight(module, weight) for module in layer.modules}
+                case "factors":
+                    replacements |= self._in_factors(layer, sliced(factors, rank))
+        network = self._rewired(replacements)
+        for name in self.norms:
+            clone_buffers_(network.get_submodule(name))  # a pass in training mode writes to them
+        return network
+
+    def in_factors(self, factors: Mapping[str, Factors]) -> nn.Module:
+        """The network with these two factors in place of every decomposed layer."""
+        replacements: dict[nn.Module, nn.Module] = {}
+        for layer in self.layers:
+            replacements |= self._in_factors(layer, factors[layer.name])
+        return self._rewired(replacements)
+
+    def with_trainable(self, module: nn.Module) -> nn.Module:
+        """The network of a size, its parameters as trainable as the original's were."""
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(self.trainable[name if name in self.trainable else _before(name)])
+        return module
+
+    def _in_factors(self, layer: Layer, factors: Factors) -> dict[nn.Module, nn.Module]:
+        weights = [nn.Parameter(weight, requires_grad=False) for weight in (factors.first, factors.second)]
+        return {module: self._pairs[module].build(*weights) for module in layer.modules}
+
+    def _rewired(self, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
+        network = rewire(self.base, replacements)
+        avoid_fast_paths_(network)
+        return network
+
+
+def _with_weight(module: nn.Module, weight: nn.Parameter) -> nn.Module:
+    """The same layer with another weight."""
+    twin = rewire(module, {})
+    twin._parameters["weight"] = weight
+    return twin
+
+
+def _before(name: str) -> str:
+    """The original's name of a parameter of a pair: ``conv.1.bias`` → ``conv.bias``."""
+    *path, _, kind = name.split(".")
+    return ".".join([*path, kind])
