@@ -184,8 +184,11 @@ def assert_equal(one, other, x):
     for name in ("lower", "upper", "order"):
         assert np.array_equal(getattr(one.selector, name), getattr(other.selector, name)), name
     assert all(map(np.array_equal, one.selector.scores, other.selector.scores))
-    for name in ("skipped", "not_counted", "_feeders", "_trainable", "_norms"):
+    for name in ("skipped", "not_counted"):
         assert getattr(one, name) == getattr(other, name), name
+    assert one._in_force.parts.feeders == other._in_force.parts.feeders
+    for name in ("trainable", "norms"):
+        assert getattr(one._original, name) == getattr(other._original, name), name
     for ours, theirs in zip(one._factors.items(), other._factors.items(), strict=True):
         assert ours[0] == theirs[0]
         assert_same_tensors(vars(ours[1]), vars(theirs[1]))

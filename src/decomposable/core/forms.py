@@ -24,6 +24,7 @@ from typing import Literal, cast, get_args
 from torch import Tensor
 
 from decomposable.errors import InvalidArgumentError
+from decomposable.sizing.cost import factor_sizes
 
 Form = Literal["channel", "spatial"]
 FORMS: tuple[str, ...] = get_args(Form)
@@ -52,11 +53,7 @@ def matrix_shape(shape: Sequence[int], form: Form) -> tuple[int, int]:
     >>> matrix_shape((8, 4, 3, 5), "channel"), matrix_shape((8, 4, 3, 5), "spatial"), matrix_shape((10, 64), "channel")
     ((60, 8), (20, 24), (64, 10))
     """
-    out_channels, in_channels, *kernel = shape
-    height, width = kernel or (1, 1)
-    if form == "spatial":
-        return in_channels * width, out_channels * height
-    return in_channels * height * width, out_channels
+    return factor_sizes(shape, form)  # a row or column of the matrix is a basis' part of a factor
 
 
 def to_matrix(w_OIHW: Tensor, form: Form) -> Tensor:

@@ -73,14 +73,25 @@ def on_device_of(module: nn.Module, batch: Any) -> Any:
     tensor = next(module.parameters(), None)
     if tensor is None:
         return batch
-    if isinstance(batch, Tensor):
-        return batch.to(tensor.device)
+    return map_entries(lambda value, _: value.to(tensor.device) if isinstance(value, Tensor) else value, batch)
+
+
+Entry = tuple[str | int, ...]
+"""Where in a batch something lies: keys and places, from the outside in."""
+
+
+def map_entries(function: Callable[[Any, Entry], Any], batch: Any, entry: Entry = ()) -> Any:
+    """The batch with each of its entries replaced by ``function(value, where it lies)``.
+
+    >>> map_entries(lambda value, entry: (value, entry), {"a": [1, 2]})
+    {'a': [(1, ('a', 0)), (2, ('a', 1))]}
+    """
     if isinstance(batch, Mapping):
-        return {key: on_device_of(module, value) for key, value in batch.items()}
+        return {key: map_entries(function, value, (*entry, key)) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        moved = [on_device_of(module, value) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    return batch
+        made = [map_entries(function, value, (*entry, i)) for i, value in enumerate(batch)]
+        return type(batch)(*made) if hasattr(batch, "_fields") else type(batch)(made)
+    return function(batch, entry)
 
 
 @dataclass

@@ -11,14 +11,10 @@ import torch
 from torch import nn
 
 from decomposable.errors import InvalidArgumentError
+from decomposable.models import MODELS, small_cnn
 from decomposable.models.origin import built_by, is_patched
-from decomposable.models.resnet import resnet20, resnet34, resnet50, resnet56
-from decomposable.models.small import small_cnn
-from decomposable.models.vgg import vgg15
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    builder.__name__: builder for builder in (vgg15, resnet20, resnet34, resnet50, resnet56, small_cnn)
-}
+BUILDERS: dict[str, Callable[..., nn.Module]] = {**MODELS, "small_cnn": small_cnn}
 """What a file may name. Nothing else is ever called because a file says so."""
 
 _MOST = {"num_classes": 1 << 20, "in_channels": 1 << 12, "widths": 1 << 14}

@@ -15,16 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.tracing import first_entry
+from decomposable.core.tracing import Entry, first_entry, map_entries
 from decomposable.errors import InvalidArgumentError
 
 INPUT = "input"
 """What the one input of a network is called that takes the first entry of a batch."""
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-Entry = tuple[str | int, ...]
-"""Where in a batch something lies: keys and places, from the outside in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +104,11 @@ class Call:
 
     def run(self, net: nn.Module, inputs: Mapping[str, Any]) -> Any:
         """What the network gives for these inputs."""
-        args = [_filled(value, inputs) for value in self.args]
-        return net(*args, **{name: _filled(value, inputs) for name, value in self.kwargs.items()})
+
+        def filled(value: Any, _: Entry) -> Any:
+            return inputs[value.name] if isinstance(value, Slot) else value
+
+        return net(*map_entries(filled, self.args), **map_entries(filled, self.kwargs))
 
     def forward(self, net: nn.Module, batch: Any) -> Any:
         """What the network gives for a batch, as ``forward(net, batch)`` of `decompose` does."""
@@ -130,13 +130,3 @@ def _at(batch: Any, entry: Entry) -> Any:
                 f"batch: it has no entry {where}, which the network takes; allowed: one made as the example input was"
             ) from None
     return found
-
-
-def _filled(value: Any, inputs: Mapping[str, Any]) -> Any:
-    if isinstance(value, Slot):
-        return inputs[value.name]
-    if isinstance(value, Mapping):
-        return {key: _filled(part, inputs) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_filled(part, inputs) for part in value)
-    return value

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.tracing import Forward, call_with_first, first_entry
-from decomposable.network.calls import INPUT, Call, Entry, InputSpec, Slot
+from decomposable.core.tracing import Entry, Forward, call_with_first, first_entry, map_entries
+from decomposable.network.calls import INPUT, Call, InputSpec, Slot
 
 _KEPT_ROWS, _KEPT_BYTES = 8, 1 << 26
 
@@ -78,7 +78,7 @@ class Watch:
 
     def _run(self, net: nn.Module, batch: Any, calls: list[Call | Unclear], *, stop: bool = False) -> Any:
         entries = _Entries()
-        labelled = entries.labelled(batch, ())
+        labelled = map_entries(entries.labelled, batch)
 
         def see(module: nn.Module, args: Any, kwargs: Any) -> None:
             try:
@@ -108,7 +108,7 @@ class Watch:
         for times in (0, 2):
             others: list[Call | Unclear] = []
             with suppress(_Stop, Exception):  # code of somebody else
-                self._run(net, _changed(self._batch, times), others, stop=True)
+                self._run(net, map_entries(partial(_changed, times), self._batch), others, stop=True)
             other = others[0] if others else None
             if not isinstance(other, Call) or (other.args, other.kwargs) != (call.args, call.kwargs):
                 raise Unclear("forward= computes a number or a text from the batch, which the network is called with")
@@ -122,32 +122,22 @@ class _Entries:
         self.others: list[Any] = []
 
     def labelled(self, value: Any, entry: Entry) -> Any:
-        """The batch with every tensor an object of its own: one that is there twice is two entries."""
+        """An entry of the batch, every tensor an object of its own: one that is there twice is two entries."""
         if isinstance(value, Tensor):
             twin = value.detach()
             self.tensors[id(twin)] = twin, entry
             return twin
-        if isinstance(value, Mapping):
-            return {key: self.labelled(part, (*entry, key)) for key, part in value.items()}
-        if isinstance(value, tuple | list):
-            parts = [self.labelled(part, (*entry, i)) for i, part in enumerate(value)]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if value is not None:
             self.others.append(value)
         return value
 
 
-def _changed(value: Any, times: int) -> Any:
-    """A batch of zeros with so many times as many samples, or with one."""
-    if isinstance(value, Tensor):
-        zeros = torch.zeros_like(value)
-        return zeros if not value.dim() else torch.cat([zeros] * times) if times else zeros[:1]
-    if isinstance(value, Mapping):
-        return {key: _changed(part, times) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [_changed(part, times) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+def _changed(times: int, value: Any, _: Entry) -> Any:
+    """An entry of a batch as zeros for so many times as many samples, or for one."""
+    if not isinstance(value, Tensor):
+        return value
+    zeros = torch.zeros_like(value)
+    return zeros if not value.dim() else torch.cat([zeros] * times) if times else zeros[:1]
 
 
 def _has_constants(call: Call) -> bool:
