@@ -17,6 +17,7 @@ from decomposable.console import as_table, parse_size, parse_sizes
 from decomposable.errors import InvalidArgumentError
 from decomposable.network import artifact
 from decomposable.recipes import small
+from decomposable.training.evaluation import accuracy
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -108,9 +109,9 @@ def test_a_drop_without_accuracies_is_measured_where_the_data_is_at_hand(file, c
     [row] = json.loads(out)["sizes"]
     task = recipes.make_task(small.digits, None, small.DigitsSettings(train_images=300))
     net.resize_(macs=1.0)
-    full = dn.evaluation.accuracy(net, task.load_data())
+    full = accuracy(net, task.load_data())
     net.resize_(macs=row["size"])
-    assert dn.evaluation.accuracy(net, task.load_data()) == pytest.approx(row["accuracy"])
+    assert accuracy(net, task.load_data()) == pytest.approx(row["accuracy"])
     assert row["accuracy"] >= full - 3
     net.save(file, info={"settings": {}})
     code, _, err = call("sizes", file, "--accuracy-drop", "3")

@@ -138,7 +138,7 @@ def test_the_file_says_what_it_is(net, tmp_path):
     assert props["decomposable.version"] == dn.__version__
     assert int(props["decomposable.macs"]) == report.macs
     assert int(props["decomposable.full_params"]) == report.full_params
-    assert json.loads(props["decomposable.sizing.ranks"]) == dict(report.ranks)
+    assert json.loads(props["decomposable.ranks"]) == dict(report.ranks)
     assert list(tmp_path.iterdir()) == [path]
     for word in (f"{report.macs:,}", f"{report.params:,}", f"{report.bytes:,}", f"{report.largest_difference:.1e}"):
         assert word in str(report)
