@@ -69,7 +69,14 @@ def registered_methods():
     METHODS.update(before)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+SLOW_PAGES = ("deploy.md",)  # what it does is also done by tests/export, tests/edge and the Python of the README
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.name in SLOW_PAGES else []) for path in PAGES],
+    ids=lambda path: path.name,
+)
 def test_python_of_a_page_runs(path):
     run_python_of(path)
 
@@ -93,15 +100,31 @@ def test_python_of_the_readme_runs_as_printed_from_imports_to_output(tmp_path, m
     assert (torch.from_numpy(namespace["y"]).argmax(1) == net(images).argmax(1)).float().mean() > 0.99
 
 
-@pytest.mark.parametrize("path", [p for p in PAGES if "```sh" in p.read_text(encoding="utf-8")], ids=lambda p: p.name)
-def test_commands_of_a_page_work(path, tmp_path, monkeypatch, capsys):
-    """The lines of ```sh blocks one after the other in one folder; a plain ``` block is for what cannot run here."""
-    monkeypatch.chdir(tmp_path)
+def commands_of(path):
+    """The lines of ```sh blocks; a plain ``` block is for what cannot run here."""
     for block in re.findall(r"^```sh\n(.*?)^```$", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE):
         for line in block.splitlines():
             program, *arguments = shlex.split(line)
             assert program == "decomposable"
-            assert cli.main(arguments) == 0, capsys.readouterr().err
+            yield arguments
+
+
+WITH_COMMANDS = [path for path in PAGES if "```sh" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.name)
+def test_commands_of_a_page_are_understood(path):
+    for arguments in commands_of(path):
+        assert cli.build_parser().parse_args(arguments).verb_name == arguments[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.name)
+def test_commands_of_a_page_work(path, tmp_path, monkeypatch, capsys):
+    """One after the other in one folder."""
+    monkeypatch.chdir(tmp_path)
+    for arguments in commands_of(path):
+        assert cli.main(arguments) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", [*PAGES, *READMES], ids=lambda path: f"{path.parent.name}/{path.name}")

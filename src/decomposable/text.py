@@ -18,6 +18,15 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
+def first_line(error: BaseException, most: int = 200) -> str:
+    r"""What an error of somebody else's code says first; where it says nothing, its class.
+
+    >>> first_line(ValueError("one\ntwo")), first_line(ValueError())
+    ('one', 'ValueError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0][:most]
+
+
 def one_line(text: object, most: int = 400) -> str:
     r"""The same, cut off where it is long.
 

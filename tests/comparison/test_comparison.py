@@ -1,6 +1,5 @@
 """Comparing methods: what is trained, in what order, once; and what comes out."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -58,20 +57,16 @@ def run(out, *more, **options):
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory):
-    """All methods, reduced, two trainings at a time; made once for all processes that run tests: not to be changed."""
-    is_alone = os.environ.get("PYTEST_XDIST_WORKER") is None
-    base = tmp_path_factory.getbasetemp()
-    out = (base if is_alone else base.parent) / "comparison" / "all"
-    said = out.parent / "said.json"
-    out.parent.mkdir(exist_ok=True)
-    with (out.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not said.exists():
-            result = run(out, "--jobs", "2")
-            assert result.returncode == 0, result.stderr
-            said.write_text(json.dumps([result.stdout, result.stderr]))
-    return out, *json.loads(said.read_text())
+def everything(made_once):
+    """All methods, reduced, two trainings at a time: the folder, and what was said."""
+
+    def fill(out):
+        result = run(out, "--jobs", "2")
+        assert result.returncode == 0, result.stderr
+        return result.stdout, result.stderr
+
+    out, said = made_once("comparison", fill)
+    return out, *said
 
 
 @pytest.fixture
@@ -210,6 +205,7 @@ def test_a_comparison_that_is_stopped_goes_on_to_the_same_numbers(tmp_path, jobs
     assert networks[0] == networks[1]
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_leaves_the_others_their_results(tmp_path):
     def brittle(settings=small.DIGITS):
         task = small.digits(settings)
@@ -328,6 +324,7 @@ def test_ctrl_c_while_the_processes_are_starting_shows_no_traceback(tmp_path):
     assert "error" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_no_process_outlives_a_parent_that_was_killed(tmp_path):
     more = ("--methods", "plain,width", "--jobs", "2", "--checkpoint-seconds", "600")
@@ -538,6 +535,7 @@ def test_it_shows_at_once_what_it_does_and_the_time_left(tmp_path, capsys, monke
     assert " s left" in training[0]
 
 
+@pytest.mark.slow
 def test_quiet_shows_results_only_and_verbose_more(tmp_path, capsys):
     assert cli.main(tiny(tmp_path / "quiet", "-q")) == 0
     out, err = capsys.readouterr()

@@ -431,7 +431,7 @@ def test_it_runs_where_torch_is_not(bundle, expected, x, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_fork_while_another_thread_resizes_leaves_a_child_that_can_resize_and_run(bundle, expected, x, threads):
     right = {size: expected(macs=size) for size in (0.8, 0.5, 0.3)}
     session, is_over = AnySizeSession(bundle, threads=threads, keep=1), threading.Event()

@@ -123,7 +123,11 @@ def thin(name):
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("resnet20", "spatial"), ("resnet34", "channel"), ("resnet50", "spatial")],
+    [
+        ("resnet20", "spatial"),
+        ("resnet34", "channel"),
+        pytest.param("resnet50", "spatial", marks=pytest.mark.slow),
+    ],
 )
 def test_the_networks_of_the_zoo_calibrated_or_not(tmp_path, name, form):
     torch.manual_seed(0)

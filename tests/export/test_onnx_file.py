@@ -77,7 +77,10 @@ def test_the_zoo_is_complete():
     assert {name for name, _, _ in ZOO} == set(models.MODELS)
 
 
-@pytest.mark.parametrize(("name", "form", "size"), ZOO)
+@pytest.mark.parametrize(
+    ("name", "form", "size"),
+    [pytest.param(*case, marks=[] if case[0] in ("resnet20", "resnet56") else pytest.mark.slow) for case in ZOO],
+)
 def test_every_model_of_the_zoo(name, form, size, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(1, 3, 32, 32)

@@ -186,7 +186,7 @@ def test_channels_last_is_kept():
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["cnn", "small_cnn", "resnet20"])
+@pytest.mark.parametrize("kind", ["cnn", "small_cnn", pytest.param("resnet20", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [0.25, 0.6])
 def test_macs_and_parameters_are_those_of_decomposable_net_at_the_same_ranks(kind, form, size):
     model = {"cnn": cnn, "small_cnn": lambda: models.small_cnn((8, 12, 12, 16, 16)), "resnet20": models.resnet20}[

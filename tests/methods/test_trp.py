@@ -538,7 +538,7 @@ def test_shared_kernels_stay_shared():
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["small_cnn", "resnet20"])
+@pytest.mark.parametrize("kind", ["small_cnn", pytest.param("resnet20", marks=pytest.mark.slow)])
 def test_macs_and_parameters_of_every_size_are_those_of_the_network(kind, form):
     settings = replace(SETTINGS, form=form, trp_energy=0.9, calibrated_sizes=(1.0,))
     if kind == "small_cnn":

@@ -490,7 +490,9 @@ def check_costs(module, size, x):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("name", "shape"), [("small_cnn", (1, 8, 8)), ("resnet20", (3, 16, 16))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("small_cnn", (1, 8, 8)), pytest.param("resnet20", (3, 16, 16), marks=pytest.mark.slow)]
+)
 def test_costs_of_every_size_are_what_a_count_of_the_exported_module_says(name, shape, form):
     model = low_rank_(getattr(models, name)()).eval()
     x = torch.zeros(1, *shape)
@@ -509,7 +511,12 @@ def test_costs_of_every_size_are_what_a_count_of_the_exported_module_says(name, 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    ("name", "shape"), [("resnet34", (3, 8, 8)), ("vgg15", (3, 32, 32)), ("resnet50", (3, 32, 32))]
+    ("name", "shape"),
+    [
+        pytest.param("resnet34", (3, 8, 8), marks=pytest.mark.slow),
+        ("vgg15", (3, 32, 32)),
+        pytest.param("resnet50", (3, 32, 32), marks=pytest.mark.slow),
+    ],
 )
 def test_costs_of_large_networks(name, shape, form):
     """At ranks given by hand: the SVDs of VBMF would take most of the time, and the costs depend on shapes only."""

@@ -255,31 +255,15 @@ def test_all_widths_learn(batch):
     assert all(rows[-1][name] < 0.5 * rows[0][name] for name in ("loss", "loss_0.25", "loss_random1"))
 
 
-def test_a_whole_run_that_is_resumed_ends_with_the_same_bits(tmp_path, monkeypatch):
+def test_a_whole_run(tmp_path, monkeypatch):
     monkeypatch.setitem(methods.METHODS, "us-net", METHOD)
     arguments = {
         "device": "cpu",
         "method": "us-net",
-        "epochs": 2,
+        "epochs": 1,
         "train_images": 200,
         "calibration_images": 100,
         "sizes": (1, 0.3),
-        "checkpoint_seconds": 0.0,
     }
     whole = experiment.train("digits", out=tmp_path / "whole", **arguments)
-
-    class Killed(Exception):
-        pass
-
-    def killing(line):
-        if "epoch 2/2, step 2/4" in line:
-            raise Killed
-
-    with pytest.raises(Killed):
-        experiment.train("digits", out=tmp_path / "cut", progress=killing, **arguments)
-    resumed = experiment.train("digits", out=tmp_path / "cut", resume=True, **arguments)
-    assert resumed["sizes"] == whole["sizes"]
-    networks = [next((tmp_path / run).glob("*.safetensors")) for run in ("whole", "cut")]
-    tensors = [read_container(path)[1] for path in networks]
-    assert all(torch.equal(tensors[0][key], tensors[1][key]) for key in tensors[0])
     assert [round(row["size"], 1) for row in whole["sizes"]] == [1.0, 0.3, 0.1]

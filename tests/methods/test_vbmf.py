@@ -6,7 +6,11 @@ import pytest
 from decomposable.errors import DecomposableError, InvalidArgumentError, NonFiniteError
 from decomposable.methods.tucker.vbmf import bend, least_tau, shrunk, vbmf, vbmf_of_values, vbmf_rank
 
-SHAPES = [(16, 144), (144, 16), (64, 64), (40, 200), (256, 256), (128, 1152), (256, 2304), (48, 96)]
+SHAPES = [
+    *((16, 144), (144, 16), (64, 64), (40, 200)),
+    *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((256, 256), (128, 1152), (256, 2304))),
+    (48, 96),
+]
 
 
 def orthonormal(generator, rows, columns):

@@ -86,7 +86,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("name", "width"), [(name, width) for name, case in CASES.items() for width in case[3]])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        pytest.param(name, width, marks=pytest.mark.slow if name in ("resnet34", "vgg15") else [])
+        for name, case in CASES.items()
+        for width in case[3]
+    ],
+)
 def test_a_width_is_the_network_that_has_so_many_channels(name, width, monkeypatch):
     build, build_narrow, shape, _ = CASES[name]
     model, x = with_random_norms_(build()), torch.randn(shape)
@@ -217,10 +224,10 @@ def test_scaled(channels, width, multiple, expected):
 def test_the_largest_width_within_a_budget():
     widths = Widths(models.resnet20(), torch.zeros(1, 3, 32, 32))
     full = widths.cost(1).macs
+    macs = {w: widths.cost(w).macs for w in [0.25, *(k / 1024 for k in range(257, 1025))]}
     for part in (0.9, 0.5, 0.3, 0.1):
         width = widths.largest(macs=part * full, smallest=0.25)
-        all_widths = [0.25, *(k / 1024 for k in range(257, 1025))]
-        assert width == max(w for w in all_widths if widths.cost(w).macs <= part * full)
+        assert width == max(w for w in macs if macs[w] <= part * full)
     assert widths.largest(macs=full, smallest=0.25) == 1
     assert widths.largest(macs=full, smallest=0.25, largest=0.9) == 0.9
     assert widths.largest(macs=widths.cost(0.25).macs, smallest=0.25) < 0.28

@@ -108,7 +108,7 @@ def test_initial_values(name: str) -> None:
             assert (norm.bias == 0).all()
 
 
-@pytest.mark.parametrize("name", ["vgg15", "resnet20", "resnet34"])
+@pytest.mark.parametrize("name", ["vgg15", "resnet20", pytest.param("resnet34", marks=pytest.mark.slow)])
 def test_gradient_reaches_every_parameter(name: str) -> None:
     torch.manual_seed(0)
     model = models.build(name, num_classes=10)

@@ -119,7 +119,7 @@ MODELS = {
     "one convolution": (lambda: nn.Conv2d(3, 6, 3), IMAGE),
     "resnet20": (lambda: models.resnet20(num_classes=10, in_channels=1), (2, 1, 8, 8)),
 }
-with_normalisation = pytest.mark.parametrize("kind", ["cnn", "twice", "resnet20"])
+with_normalisation = pytest.mark.parametrize("kind", ["cnn", "twice", pytest.param("resnet20", marks=pytest.mark.slow)])
 every_kind = pytest.mark.parametrize("kind", MODELS)
 
 
@@ -270,6 +270,7 @@ def test_without_an_example_input(tmp_path):
         loaded.resize_(macs=0.5)
 
 
+@pytest.mark.slow
 def test_vgg15(tmp_path):
     net = decompose(
         models.vgg15(num_classes=10).eval(),

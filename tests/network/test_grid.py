@@ -1,5 +1,6 @@
 """The grid of sizes that `calibrate_` makes by itself, and what happens to sizes that lie far from calibrated ones."""
 
+import functools
 import itertools
 import math
 import warnings
@@ -48,6 +49,12 @@ def make(sizes=None, **options):
     return net, batches
 
 
+@functools.cache
+def gridded(passes):
+    """The same with a grid, made once: to be resized, and not otherwise changed."""
+    return make(passes=passes)
+
+
 def warned(action):
     """What an action warns of."""
     with warnings.catch_warnings(record=True) as caught:
@@ -77,7 +84,7 @@ def test_effort_is_counted_as_torch_counts_it():
     assert report.batches == len(batches)
 
 
-@pytest.mark.parametrize("passes", [3, 5, 12.5])
+@pytest.mark.parametrize("passes", [3, 5, pytest.param(12.5, marks=pytest.mark.slow)])
 def test_it_stops_at_the_effort_and_says_so(passes):
     net, batches = make()
     report = net.calibrate_(batches, passes=passes)
@@ -111,7 +118,7 @@ def test_it_refines_where_outputs_differ_and_nowhere_else(monkeypatch):
 @pytest.mark.parametrize("size", [0.13, 0.2, 0.33, 0.5, 0.62, 0.81])
 def test_statistics_of_every_size_are_close_to_its_own(size):
     """In outputs: nearer than the statistics of a neighbouring size of the coarse grid would be."""
-    net, batches = make(passes=200)
+    net, batches = gridded(passes=200)
     x = torch.cat(batches)
     net.resize_(macs=size)
     stored = net(x)
@@ -262,7 +269,7 @@ def test_parameters_step_down_or_warn_and_a_ratio_warns():
 @few
 @given(size=st.floats(0.05, 1), align=st.sampled_from([None, "auto"]))
 def test_sizes_inside_a_grid_neither_warn_nor_step_down(size, align):
-    net, _ = make(passes=10)
+    net, _ = gridded(passes=10)
     smallest = net.selector.smallest_size
     assert warned(lambda: net.resize_(macs=max(size, smallest + 1e-6), align=align)) == []
     assert net.plan.instead_of is None

@@ -133,9 +133,15 @@ def asked(file, size):
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("file", FILES)
-def test_a_size_that_is_loaded_is_the_size_that_is_resized_to(folder, file, size):
+def test_a_part_of_a_file_is_that_part_of_the_whole(folder, file, size, tmp_path):
+    """Of what the file holds, where `shrink` takes the part; and of the network made from it, where `resize_` does."""
     path, size = folder / file, asked(folder / file, size)
-    whole, part = dn.load(path, model=model_of(file)), dn.load(path, model=model_of(file), **size)
+    check_contents(path, size, tmp_path)
+    check_network(path, size, model_of(file))
+
+
+def check_network(path, size, model):
+    whole, part = dn.load(path, model=model), dn.load(path, model=model, **size)
     x = image().to(next(whole.parameters()).dtype)
     assert whole.resize_(**size) == part.plan
     assert_same_values(whole.module.state_dict(), part.module.state_dict())
@@ -148,10 +154,7 @@ def test_a_size_that_is_loaded_is_the_size_that_is_resized_to(folder, file, size
         assert torch.equal(factors.second, whole._factors[name].second[:, :rank])
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("file", FILES)
-def test_a_size_that_is_read_is_what_shrink_makes_of_the_whole(folder, file, size, tmp_path):
-    path, size = folder / file, asked(folder / file, size)
+def check_contents(path, size, tmp_path):
     whole = artifact.read(path)
     plan = choose_calibrated(whole.selector, whole.statistics, SizeRequest(**size))
     expected, part = artifact.shrink(whole, plan), artifact.read(path, **size)
@@ -226,7 +229,11 @@ def sizes_within(selector, ranks, count, dice):
 
 @pytest.mark.parametrize(
     ("kind", "form", "step"),
-    [("small_cnn", "spatial", 0.05), ("small_cnn", "channel", 0.1), ("resnet20", "spatial", 0.15)],
+    [
+        pytest.param("small_cnn", "spatial", 0.05, marks=pytest.mark.slow),
+        ("small_cnn", "channel", 0.1),
+        pytest.param("resnet20", "spatial", 0.15, marks=pytest.mark.slow),
+    ],
 )
 def test_statistics_of_rounded_ranks_beside_others(kind, form, step, tmp_path):
     net, x = calibrated_in_many_ways(kind, form)
@@ -657,7 +664,10 @@ def first_layers(module, _):
     return module.weight.numel() < 10_000  # the others take seconds
 
 
-@pytest.mark.parametrize("name", ZOO)
+LARGE = ("resnet34", "resnet50", "resnet56")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else []) for name in ZOO])
 def test_our_models_are_loaded_without_their_code(name, tmp_path):
     assert ZOO.keys() == BUILDERS.keys()
     with torch.device("meta"):

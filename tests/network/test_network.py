@@ -395,7 +395,13 @@ def test_ups_and_downs_leave_no_trace(sizes):
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("resnet20", "spatial"), ("resnet20", "channel"), ("vgg15", "channel"), ("resnet50", "spatial")]
+    ("name", "form"),
+    [
+        ("resnet20", "spatial"),
+        ("resnet20", "channel"),
+        pytest.param("vgg15", "channel", marks=pytest.mark.slow),
+        pytest.param("resnet50", "spatial", marks=pytest.mark.slow),
+    ],
 )
 def test_the_models_of_the_zoo(name, form):
     model, x = with_statistics_(models.build(name)).eval(), torch.randn(2, 3, 32, 32)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import networks, opening
+from decomposable.commands import arguments, networks
 from decomposable.console import (
     Verb,
     alignment,
@@ -52,7 +52,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
     parser.add_argument("--model", metavar="FUNCTION", help="package.module:function that builds the model")
-    networks.add_recipe(parser)
+    arguments.add_recipe(parser)
     parser.add_argument("--out", metavar="PROFILE", type=Path, help="where to keep it (default: FILE.latency.json)")
 
 
@@ -90,10 +90,10 @@ def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: Pro
     from decomposable.sizing.latency import LatencyProfile
 
     runtimes = _runtimes(options.runtime)
-    net = opening.open_network(options)
+    net = networks.open_network(options)
     if not isinstance(net, DecomposedNet):
         raise InvalidArgumentError(f"{options.file}: it holds no decomposed network; allowed: a file of net.save()")
-    spec = None if options.input is None else InputSpec.of(opening.example(options.input, net))
+    spec = None if options.input is None else InputSpec.of(networks.example(options.input, net))
     if spec is None and net.call is None:
         raise InvalidArgumentError(f"--input is needed: {options.file} does not say what the network takes")
     how = {"batch": options.batch, "threads": _threads(options), "seconds": options.seconds, "align": options.align}

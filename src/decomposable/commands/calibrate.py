@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import networks
+from decomposable.commands import arguments, networks
 from decomposable.console import Verb, multiple, parse_sizes, progress_line, showing_warnings
-from decomposable.errors import InvalidArgumentError, ModelNeededError
+from decomposable.errors import DecomposableError, InvalidArgumentError, ModelNeededError
 from decomposable.progress import Progress, Report
+from decomposable.text import first_line
 
 if TYPE_CHECKING:
     from decomposable.methods.settings import Settings
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    networks.add_file(parser)
-    parser.add_argument("--data", metavar="DIR", type=Path, help="where the data set is (digits needs none)")
+    arguments.add_file(parser)
+    arguments.add_data(parser)
     parser.add_argument(
         "--sizes",
         metavar="LIST",
@@ -41,16 +42,16 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", metavar="N", type=int, help="of which images, and how augmented (default: its own)")
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, help="the file to write (default: FILE itself)")
-    parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
-    networks.add_recipe(parser)
-    parser.add_argument("--device", metavar="NAME", default="auto", help="auto (cuda or cpu), cpu, cuda:1 …")
+    arguments.add_force(parser)
+    arguments.add_recipe(parser)
+    arguments.add_device(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
     from decomposable.network import artifact
     from decomposable.training.devices import choose_device
 
-    out = _place(options)
+    out = options.file if options.out is None else arguments.checked_out(options, [".safetensors"])
     device = choose_device(options.device)
     contents = artifact.outline(options.file)
     sizes = _sizes(contents.selector, options)
@@ -64,21 +65,6 @@ def _run(options: argparse.Namespace) -> None:
         info, dropped = _still_so(net, before)
         net.save(out, info)
     _show(options, out, net, report, images, dropped)
-
-
-def _place(options: argparse.Namespace) -> Path:
-    """Where the file goes; whatever can be seen to be wrong before any work is refused."""
-    if options.out is None:
-        file: Path = options.file
-        return file
-    out: Path = options.out
-    if out.suffix != ".safetensors":
-        raise InvalidArgumentError(f"-o {out}: got the ending {out.suffix!r}; allowed: .safetensors")
-    if not out.parent.is_dir():
-        raise InvalidArgumentError(f"-o {out}: there is no folder {out.parent}; allowed: one that exists")
-    if out.is_dir() or (out.exists() and not options.force):
-        raise InvalidArgumentError(f"-o {out}: it exists; allowed: another name, or --force to replace it")
-    return out
 
 
 def _sizes(selector: RankSelector, options: argparse.Namespace) -> list[float] | None:
@@ -141,8 +127,8 @@ def _calibrated(
     try:
         net.extract()(x.to(next(net.parameters()).device))
     except Exception as error:  # whatever a model of somebody else raises
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise WrongDataError(f"the network cannot run a batch of shape {tuple(x.shape)}: {reason}") from error
+        shape = tuple(x.shape)
+        raise WrongDataError(f"the network cannot run a batch of shape {shape}: {first_line(error)}") from error
     report = net.calibrate_(batches, sizes, align=align, passes=settings.calibration_passes, progress=progress)
     return report, report.batches * len(x)
 
@@ -160,8 +146,6 @@ def _has_same_statistics(
     row: object, selector: RankSelector, before: Statistics | None, after: Statistics | None
 ) -> bool:
     """Whether a measured size runs exactly as it did."""
-    from decomposable.errors import DecomposableError
-
     size = row.get("size") if isinstance(row, Mapping) else None
     try:
         plan = selector.of_size(size)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import trainings
+from decomposable.commands import arguments
 from decomposable.console import Verb, as_table, progress_line
 from decomposable.errors import InvalidArgumentError, MissingExtraError
 from decomposable.progress import Progress, ProgressLine
@@ -22,7 +22,9 @@ SHOWN_SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.1)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    trainings.add_what(parser, settings_help="such as epochs=10 (decomposable train RECIPE --dry-run lists them all)")
+    arguments.add_what_to_train(
+        parser, settings_help="such as epochs=10 (decomposable train RECIPE --dry-run lists them all)"
+    )
     parser.add_argument("--out", metavar="DIR", type=Path, help="the folder of the comparison; the same one goes on")
     parser.add_argument("--methods", metavar="LIST", default="all", help="some of them, or all (default: all)")
     parser.add_argument("--seeds", metavar="LIST", default="0", help="train each with these, as in 0,1 (default: 0)")
@@ -32,7 +34,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="trainings side by side (default: 1 on a GPU; on a CPU one for each core, up to 4)",
     )
-    trainings.add_how(parser)
+    arguments.add_how_to_train(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="tell what would run and about how long, and train nothing"
     )
@@ -196,7 +198,7 @@ VERB = Verb(
         "         us-net        universally slimmable: any width\n"
         "         decomposable  Decomposable-Net\n"
         "         tucker starts from plain's network, scratch from decomposable's ranks: these are trained as well\n\n"
-        + trainings.RECIPES
+        + arguments.RECIPES
     ),
     example=(
         "decomposable compare digits --methods plain,us-net,decomposable --seeds 0,1 --out runs/digits-comparison\n"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import networks
+from decomposable.commands import arguments, networks
 from decomposable.console import Verb, parse_sizes, progress_line, rounding, showing_warnings
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Tracker
@@ -24,19 +23,17 @@ DEFAULT = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    networks.add_file(parser)
-    parser.add_argument("--data", metavar="DIR", type=Path, help="where the data set is (digits needs none)")
+    arguments.add_file(parser)
+    arguments.add_data(parser)
     usual = ",".join(f"{size:g}" for size in DEFAULT)
     parser.add_argument("--sizes", metavar="LIST", help=f"MAC budgets, as in 1,0.5,25%%,10M (default: {usual})")
     parser.add_argument("--params", metavar="LIST", help="parameter budgets in place of MAC budgets")
     parser.add_argument("--align", metavar="N", type=rounding, help="round ranks to multiples of 8, 16 …; or auto")
-    networks.add_recipe(parser)
-    networks.add_computing(parser)
+    arguments.add_recipe(parser)
+    arguments.add_measuring(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
-    from dataclasses import asdict
-
     from decomposable.methods.loading import load
     from decomposable.network import artifact
     from decomposable.sizing.rounding import described
@@ -44,18 +41,12 @@ def _run(options: argparse.Namespace) -> None:
     from decomposable.training.evaluation import Row, accuracy
 
     device = choose_device(options.device)
-    description = networks.sized_description(options.file)
-    info: Mapping[str, Any]
-    if description is None:
-        contents = artifact.outline(options.file)
-        plans = _plans(contents, options)  # what is impossible is refused before any work
-        info = contents.info
-    else:
-        noted = description.get("info")
-        info = noted if isinstance(noted, Mapping) else {}
-    task = networks.find_task(info, options.recipe, options.data)
+    description, is_sized = networks.description_of(options.file)
+    if not is_sized:
+        plans = _plans(artifact.outline(options.file), options)  # what is impossible is refused before any work
+    task = networks.find_task(networks.info_in(description), options.recipe, options.data)
     net = load(options.file, model=task.build_model()).to(device)
-    if description is not None:
+    if is_sized:
         plans = _sized_plans(net, options)
     data = task.load_data()
     rows: list[tuple[str, Row]] = []
@@ -63,7 +54,7 @@ def _run(options: argparse.Namespace) -> None:
         tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
         for asked, size, plan in plans:
             tracker.update(len(rows), f"now {asked}")
-            if description is None:
+            if not is_sized:
                 net.warn_if_not_calibrated(plan, stacklevel=1)
             net.set_plan_(plan)
             rows.append((asked, Row.of(size, plan, accuracy(net, data, workers=options.workers))))
@@ -77,32 +68,32 @@ def _run(options: argparse.Namespace) -> None:
     print(f"\n{data.test_count:,} test images, no retraining{rounded}")
 
 
+def _asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple[str, float]]]:
+    """The measure and the sizes that were typed; none where no size was."""
+    if options.sizes is not None and options.params is not None:
+        raise InvalidArgumentError("--sizes and --params: got both; allowed: one of them")
+    if options.params is not None:
+        return "params", parse_sizes("--params", options.params)
+    return None, [] if options.sizes is None else parse_sizes("--sizes", options.sizes)
+
+
 def _sized_plans(net: SizedNet, options: argparse.Namespace) -> list[tuple[str, float, Any]]:
     """All sizes of a method that does not decompose, or the largest within each budget."""
     if options.align is not None:
         raise InvalidArgumentError(f"--align: not for a network of the method {net.method}; allowed: no --align")
-    if options.sizes is not None and options.params is not None:
-        raise InvalidArgumentError("--sizes and --params: got both; allowed: one of them")
-    if options.sizes is None and options.params is None:
+    measure, wanted = _asked(options)
+    if not wanted:
         return [(size.name, size.macs_fraction, size) for size in net.sizes]
-    if options.params is None:
-        return [(asked, size, net.choose(macs=size)) for asked, size in parse_sizes("--sizes", options.sizes)]
-    return [(asked, size, net.choose(params=size)) for asked, size in parse_sizes("--params", options.params)]
+    return [(asked, size, net.choose(**{measure or "macs": size})) for asked, size in wanted]
 
 
 def _plans(contents: Artifact, options: argparse.Namespace) -> list[tuple[str, float, RankPlan]]:
     """What was asked for, as text and as a number, and its plan."""
-    selector = contents.selector
-    if options.sizes is not None and options.params is not None:
-        raise InvalidArgumentError("--sizes and --params: got both; allowed: one of them")
-    measure: Measure = selector.measure if options.params is None else "params"
-    if options.sizes is None and options.params is None:
+    selector, (measure, wanted) = contents.selector, _asked(options)
+    if not wanted:
         least = selector.smallest_cost(selector.measure, options.align or 1) / selector.full_cost(selector.measure)
         wanted = [(f"{size:g}", size) for size in DEFAULT if size >= least]
-    else:
-        option = "--sizes" if options.params is None else "--params"
-        wanted = parse_sizes(option, options.params or options.sizes)
-    return [(asked, size, contents.of_size(size, measure, options.align)) for asked, size in wanted]
+    return [(asked, size, contents.of_size(size, measure or selector.measure, options.align)) for asked, size in wanted]
 
 
 VERB = Verb(

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from decomposable.commands import networks, opening
-from decomposable.console import Verb, parse_size, progress_line, showing_warnings
+from decomposable.commands import arguments, networks
+from decomposable.console import Verb, alignment, progress_line, showing_warnings
 from decomposable.errors import ExampleNeededError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ _USUAL = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1)  # sizes that a device may take
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    networks.add_file(parser)
-    networks.add_size(parser)
+    arguments.add_file(parser)
+    arguments.add_size(parser)
     parser.add_argument(
         "--latency-ms", metavar="MS", type=float, help="at most this long here, as decomposable bench measured it"
     )
     parser.add_argument(
         "--align",
         metavar="N",
-        type=opening.alignment,
+        type=alignment,
         help="round ranks to multiples: 8, 16 …; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
         "measured: what bench found to be best (default: auto)",
     )
@@ -49,11 +49,17 @@ def _options(parser: argparse.ArgumentParser) -> None:
         type=_axis,
         help="an axis that varies besides the batch, as in input_ids:1=length; may be given several times",
     )
-    opening.add_code(parser)
+    parser.add_argument(
+        "--input", metavar="SHAPE", help="of one sample, where the file does not know it: 3x32x32, or 128:int64"
+    )
+    arguments.add_recipe(parser)
+    parser.add_argument(
+        "--model", metavar="FUNCTION", help="package.module:function, which builds the model, where FILE is not of ours"
+    )
     parser.add_argument(
         "--tolerance", metavar="T", type=float, default=1e-4, help="largest difference from PyTorch (default: 1e-4)"
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
+    arguments.add_force(parser)
 
 
 def _axis(text: str) -> tuple[str, int, str]:
@@ -78,7 +84,7 @@ def _run(options: argparse.Namespace) -> None:
     with showing_warnings("decomposable export"), progress_line(options) as line:
         try:
             line("reading the network")
-            net = opening.open_network(options)
+            net = networks.open_network(options)
             example = _example(options, net)
             plan = _rounded(options, kind, net, size)
             line("exporting and comparing with PyTorch")
@@ -140,23 +146,16 @@ def _example(options: argparse.Namespace, net: nn.Module) -> Tensor | None:
             f"--input {options.input:.60}: {options.file} says what the network takes ({', '.join(call.inputs)}); "
             "allowed: no --input"
         )
-    return opening.example(options.input, net)
+    return networks.example(options.input, net)
 
 
 def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """What kind of file is wanted, and the size; whatever can be seen to be wrong before any work is refused."""
-    out = options.out
-    endings = [ENDINGS["onnx"]] if options.any_size else list(ENDINGS.values())
-    kind = options.format or next((name for name, ending in ENDINGS.items() if out.suffix == ending), None)
-    if options.any_size and kind == "torch-export":
+    kinds = {ending: kind for kind, ending in ENDINGS.items()}
+    if options.any_size and "torch-export" in (options.format, kinds.get(options.out.suffix)):
         raise InvalidArgumentError("--any-size is not for torch-export; allowed: a file that ends in .onnx")
-    if kind is None or out.suffix != ENDINGS[kind]:
-        allowed = " or ".join(endings if options.format is None else [ENDINGS[options.format]])
-        raise InvalidArgumentError(f"-o {out}: got the ending {out.suffix!r}; allowed: {allowed}")
-    if not out.parent.is_dir():
-        raise InvalidArgumentError(f"-o {out}: there is no folder {out.parent}; allowed: one that exists")
-    if out.is_dir() or (out.exists() and not options.force):
-        raise InvalidArgumentError(f"-o {out}: it exists; allowed: another name, or --force to replace it")
+    wanted = "onnx" if options.any_size else options.format
+    out = arguments.checked_out(options, [ENDINGS[wanted]] if wanted else list(ENDINGS.values()))
     if options.any_size:
         refused = ("macs", "params", "ratio", "latency_ms", "align", "batch")
         came = [f"--{name.replace('_', '-')}" for name in refused if getattr(options, name) is not None]
@@ -165,14 +164,12 @@ def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
                 f"--any-size holds every size and takes any batch; got {', '.join(came)}; allowed: no size, no --align "
                 "and no --batch"
             )
-    size = _size(options)
-    return ("any-size" if options.any_size else kind), size
+    return ("any-size" if options.any_size else kinds[out.suffix]), _size(options)
 
 
 def _size(options: argparse.Namespace) -> dict[str, Any]:
     """The options of a size, as `resize_` takes them; none where the network is taken as it was saved."""
-    typed = {name: getattr(options, name) for name in ("macs", "params", "ratio")}
-    size: dict[str, Any] = {name: parse_size(f"--{name}", text) for name, text in typed.items() if text is not None}
+    size: dict[str, Any] = arguments.sizes_asked(options)
     if options.latency_ms is not None:
         size["latency_ms"] = options.latency_ms
     if len(size) > 1:

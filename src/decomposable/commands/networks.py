@@ -1,4 +1,4 @@
-"""What the verbs that take a network file share: reading it, and finding the recipe that it was trained with."""
+"""What the verbs that take a network file share: reading it, the code of its model, and the table of its sizes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.console import as_table, parse_size
-from decomposable.errors import ArtifactError, InvalidArgumentError
+from decomposable.console import as_table
+from decomposable.errors import ArtifactError, InvalidArgumentError, ModelNeededError
 from decomposable.notes import measured_rows, recipe_in
 from decomposable.text import printable
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from decomposable.methods.settings import Settings
     from decomposable.network.file.contents import Artifact
     from decomposable.recipes import Task
@@ -22,56 +24,26 @@ if TYPE_CHECKING:
 HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks", "test accuracy")
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
-    """The network file, as the first argument."""
-    parser.add_argument("file", metavar="FILE", type=Path, help="a network.safetensors, of any training")
+# --- what a file says ----------------------------------------------------------------------------------------------
 
 
-def add_computing(parser: argparse.ArgumentParser) -> None:
-    """Where accuracies are measured."""
-    parser.add_argument("--device", metavar="NAME", default="auto", help="auto (cuda or cpu), cpu, cuda:1 …")
-    parser.add_argument("--workers", metavar="N", type=_count, default=0, help="processes that read data (default: 0)")
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: an int of at least 0")
-    return number
-
-
-def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Which model and data, where the file does not say it."""
-    parser.add_argument(
-        "--recipe",
-        metavar="RECIPE",
-        help="what it was trained with, where the file does not name a built-in recipe; may be package.module:function",
-    )
-
-
-def warn_of(verb: str, complaint: str | None) -> None:
-    """Say what statistics are not known, where that is so."""
-    if complaint is not None:
-        print(f"decomposable {verb}: warning: {printable(complaint)}", file=sys.stderr)
-
-
-def first_complaint(contents: Artifact, sizes: Sequence[float]) -> str | None:
-    """What to say of the first of these sizes whose statistics are not known."""
-    plans = [contents.of_size(size) for size in sizes if contents.selector.smallest_size <= size <= 1]
-    return next((text for plan in plans if (text := contents.complaint(plan)) is not None), None)
-
-
-def sized_description(path: Path) -> dict[str, Any] | None:
-    """What a file says of itself that holds the sizes of a method which does not decompose; None for other files."""
+def description_of(file: Path) -> tuple[dict[str, Any], bool]:
+    """What a file says of itself, and whether it holds the sizes of a method which does not decompose."""
     from decomposable.network.file.container import open_container
     from decomposable.network.file.parsing import kind_of
 
-    with open_container(path) as container:
-        return container.description if kind_of(path, container.description) == "sized" else None
+    with open_container(file) as container:
+        return container.description, kind_of(file, container.description) == "sized"
+
+
+def info_in(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the maker of a file noted in it."""
+    info = description.get("info")
+    return info if isinstance(info, Mapping) else {}
 
 
 def sized_rows(path: Path, description: Mapping[str, Any]) -> list[tuple[str, Row]]:
-    """The sizes of such a file under their own names, with the accuracies that it knows."""
+    """The sizes of a method which does not decompose under their own names, with the accuracies that the file knows."""
     from decomposable.network.sized import sizes_of
     from decomposable.training.evaluation import Row
 
@@ -86,63 +58,16 @@ def sized_rows(path: Path, description: Mapping[str, Any]) -> list[tuple[str, Ro
     ]
 
 
-def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> Task:
-    """The model and the data of a network file."""
-    return task_and_settings(info, recipe, data)[0]
+def first_complaint(contents: Artifact, sizes: Sequence[float]) -> str | None:
+    """What to say of the first of these sizes whose statistics are not known."""
+    plans = [contents.of_size(size) for size in sizes if contents.selector.smallest_size <= size <= 1]
+    return next((text for plan in plans if (text := contents.complaint(plan)) is not None), None)
 
 
-def task_and_settings(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:
-    """The model and the data of a network file, and the settings that it was trained with.
-
-    A file may come from anywhere, so that only the name of a built-in recipe is taken from it: importing what a file
-    names would run a stranger's choice of code.
-    """
-    from decomposable import recipes
-    from decomposable.methods.settings import from_plain
-
-    stored = recipe_in(info)
-    name = recipe or stored
-    if recipe is None and stored not in recipes.BUILT_IN:
-        said = f"says {stored!r:.80}, which is not a built-in recipe" if stored is not None else "names none"
-        raise InvalidArgumentError(
-            f"--recipe is needed: the file {said}; allowed: {', '.join(recipes.BUILT_IN)} or your own"
-        )
-    assert isinstance(name, str)
-    function = recipes.find(name)
-    settings = recipes.default_settings(function)
-    known = info.get("settings")
-    if name == stored and isinstance(known, Mapping):
-        try:
-            settings = from_plain(settings, known)
-        except InvalidArgumentError as error:  # nobody has typed them
-            raise ArtifactError(f"the file's settings cannot be: {error}") from error
-    return recipes.make_task(function, data, settings), settings
-
-
-def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
-    """Whether measuring takes a folder of data, as far as one can know."""
-    from decomposable import recipes
-
-    stored = recipe_in(info)
-    name = recipe or (stored if stored in recipes.BUILT_IN else None)  # a stranger's choice of code is not imported
-    return name is None or recipes.needs_data(recipes.find(name))
-
-
-def size_asked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """Whichever of --macs, --params and --ratio was given: as it was typed, and as `artifact.read` takes it."""
-    given = {name: getattr(options, name) for name in ("macs", "params", "ratio") if getattr(options, name) is not None}
-    if len(given) != 1:
-        came = " and ".join(f"--{name}" for name in given) or "none"
-        raise InvalidArgumentError(f"a size is given by exactly one of --macs, --params and --ratio; got {came}")
-    [(name, text)] = given.items()
-    return f"{name}={text}", {name: parse_size(f"--{name}", text)}
-
-
-def add_size(parser: argparse.ArgumentParser) -> None:
-    """The three ways to ask for one size."""
-    parser.add_argument("--macs", metavar="SIZE", help="at most this many multiply-accumulates: 0.25, 25%% or 45M")
-    parser.add_argument("--params", metavar="SIZE", help="at most this many parameters: 0.25, 25%% or 1.2M")
-    parser.add_argument("--ratio", metavar="Z", help="this part of all bases: the paper's Z")
+def warn_of(verb: str, complaint: str | None) -> None:
+    """Say what statistics are not known, where that is so."""
+    if complaint is not None:
+        print(f"decomposable {verb}: warning: {printable(complaint)}", file=sys.stderr)
 
 
 def table(rows: Sequence[tuple[str, Row]]) -> str:
@@ -160,3 +85,121 @@ def table(rows: Sequence[tuple[str, Row]]) -> str:
         for asked, row in rows
     ]
     return as_table(HEADER, lines)
+
+
+# --- the recipe that it was trained with ---------------------------------------------------------------------------
+
+
+def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> Task:
+    """The model and the data of a network file."""
+    return task_and_settings(info, recipe, data)[0]
+
+
+def task_and_settings(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:
+    """The model and the data of a network file, and the settings that it was trained with."""
+    from decomposable import recipes
+    from decomposable.methods.settings import from_plain
+
+    stored, name = recipe_in(info), recipe or _built_in_recipe(info)
+    if name is None:
+        said = f"says {stored!r:.80}, which is not a built-in recipe" if stored is not None else "names none"
+        raise InvalidArgumentError(
+            f"--recipe is needed: the file {said}; allowed: {', '.join(recipes.BUILT_IN)} or your own"
+        )
+    function = recipes.find(name)
+    settings = recipes.default_settings(function)
+    known = info.get("settings")
+    if name == stored and isinstance(known, Mapping):
+        try:
+            settings = from_plain(settings, known)
+        except InvalidArgumentError as error:  # nobody has typed them
+            raise ArtifactError(f"the file's settings cannot be: {error}") from error
+    return recipes.make_task(function, data, settings), settings
+
+
+def _built_in_recipe(info: Mapping[str, Any]) -> str | None:
+    """The recipe that a file names, if it is a built-in one: importing anything else would run a stranger's code."""
+    from decomposable.recipes import BUILT_IN
+
+    stored = recipe_in(info)
+    return stored if stored in BUILT_IN else None
+
+
+def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
+    """Whether measuring takes a folder of data, as far as one can know."""
+    from decomposable import recipes
+
+    name = recipe or _built_in_recipe(info)
+    return name is None or recipes.needs_data(recipes.find(name))
+
+
+# --- running it ----------------------------------------------------------------------------------------------------
+
+
+def open_network(options: argparse.Namespace) -> nn.Module:
+    """What the file holds, with the model's code from wherever it is known: --model, --recipe, or the file itself."""
+    from decomposable.methods.loading import load
+
+    if options.model is not None and options.recipe is not None:
+        raise InvalidArgumentError("--model and --recipe are two ways to name the model; allowed: one of them")
+    model = None
+    if options.model is not None:
+        model = _built(options.model)
+    elif options.recipe is not None:
+        model = find_task(info_in(description_of(options.file)[0]), options.recipe, None).build_model()
+    try:
+        net: nn.Module = load(options.file, model=model)
+    except ModelNeededError:
+        net = load(options.file, model=_of_its_recipe(options.file))
+    return net
+
+
+def _of_its_recipe(file: Path) -> nn.Module:
+    """The model of the recipe that a file names, where that is a built-in one."""
+    from decomposable.recipes import BUILT_IN
+
+    info = info_in(description_of(file)[0])
+    if _built_in_recipe(info) is None:
+        raise InvalidArgumentError(
+            f"--model or --recipe is needed: {file} holds weights but not the code that uses them; allowed: "
+            f"--model package.module:function, or --recipe with {', '.join(BUILT_IN)} or your own"
+        )
+    return find_task(info, None, None).build_model()
+
+
+def _built(address: str) -> nn.Module:
+    """What a function of the user's makes."""
+    from torch import nn
+
+    from decomposable import recipes
+
+    if ":" not in address:
+        raise InvalidArgumentError(f"--model {address}: not a module and a function; allowed: package.module:function")
+    function: Any = recipes.imported(address, option="--model")
+    try:
+        model = function()
+    except Exception as error:  # code of somebody else
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
+        raise InvalidArgumentError(f"--model {address}: it cannot be called without arguments ({reason})") from error
+    if not isinstance(model, nn.Module):
+        raise InvalidArgumentError(f"--model {address}: it returned {type(model).__name__}; allowed: a torch.nn.Module")
+    return model
+
+
+def example(text: str, net: nn.Module) -> Tensor:
+    """A batch of the shape that was typed, by default of the type of the weights."""
+    import torch
+
+    from decomposable.export.quiet import reason
+    from decomposable.network.calls import InputSpec
+
+    shape, _, name = text.partition(":")
+    sizes = [int(size) if size.isdecimal() and len(size) < 9 else 0 for size in shape.split("x")]
+    weight = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros(0))
+    dtype = getattr(torch, name, None) if name else weight.dtype
+    if not all(0 < size < 1 << 24 for size in sizes) or not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(f"--input {text}: not a shape; allowed: as in 3x32x32, or with a type, 128:int64")
+    try:
+        return InputSpec(shape=tuple(sizes), dtype=str(dtype).removeprefix("torch.")).example(2)
+    except Exception as error:  # too large, or of a type that has no ordinary numbers
+        raise InvalidArgumentError(f"--input {text}: a batch cannot be made ({reason(error)})") from error

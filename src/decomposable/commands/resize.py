@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import networks, opening
-from decomposable.console import Verb
+from decomposable.commands import arguments, networks
+from decomposable.console import Verb, alignment
+from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from decomposable.sizing.plans import RankPlan
@@ -17,10 +18,10 @@ KINDS = ("state-dict", "artifact")
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    networks.add_file(parser)
-    networks.add_size(parser)
+    arguments.add_file(parser)
+    arguments.add_size(parser)
     parser.add_argument(
-        "--align", metavar="N", type=opening.alignment, help="round ranks to multiples: 8, 16 …; auto or measured"
+        "--align", metavar="N", type=alignment, help="round ranks to multiples: 8, 16 …; auto or measured"
     )
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write (.safetensors)")
     parser.add_argument(
@@ -31,52 +32,52 @@ def _options(parser: argparse.ArgumentParser) -> None:
         default=KINDS[0],
         help="state-dict: this size, as plain layers; artifact: this size and all smaller ones (default: state-dict)",
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
+    arguments.add_force(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
-    from decomposable.errors import InvalidArgumentError
     from decomposable.network import artifact
 
-    asked, size = networks.size_asked(options)
-    if options.align is not None:
-        asked, size = f"{asked}, align={options.align}", {**size, "align": options.align}
-    if options.out.suffix != ".safetensors":
-        raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .safetensors")
-    if not options.out.parent.is_dir():
-        raise InvalidArgumentError(
-            f"-o {options.out}: there is no folder {options.out.parent}; allowed: one that exists"
-        )
-    if options.out.exists() and not options.force:
-        raise InvalidArgumentError(f"-o {options.out}: it exists; allowed: another name, or --force to replace it")
+    asked, size = _size(options)
+    out = arguments.checked_out(options, [".safetensors"])
     contents = artifact.read(options.file, **size)  # no more of the file than this size
     plan = contents.plan
     networks.warn_of("resize", contents.complaint(plan))
     info = {**contents.info, "resized": asked, "sizes": _up_to(contents.info.get("sizes"), plan)}
     if options.kind == "artifact":
-        contents.save(options.out, info)
+        contents.save(out, info)
     else:
-        artifact.save_size(contents, plan, options.out, info)
-    written = options.out.stat().st_size
+        artifact.save_size(contents, plan, out, info)
+    written = out.stat().st_size
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "file": str(options.out),
-                    "kind": options.kind,
-                    "macs": plan.macs,
-                    "params": plan.params,
-                    "instead_of": plan.instead_of,
-                    "ranks": dict(plan.ranks),
-                    "bytes": written,
-                }
-            )
-        )
+        content = {
+            "file": str(out),
+            "kind": options.kind,
+            "macs": plan.macs,
+            "params": plan.params,
+            "instead_of": plan.instead_of,
+            "ranks": dict(plan.ranks),
+            "bytes": written,
+        }
+        print(json.dumps(content))
         return
     print(plan)
     note = contents.skeleton.built_by
     model = "" if note is not None and not note["is_changed"] else ", model=..."
-    print(f"\n{options.out}: {written:,} bytes; load it with decomposable.load({str(options.out)!r}{model})")
+    print(f"\n{out}: {written:,} bytes; load it with decomposable.load({str(out)!r}{model})")
+
+
+def _size(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The one size that was asked for: as it was typed, and as `artifact.read` takes it."""
+    size: dict[str, Any] = arguments.sizes_asked(options)
+    if len(size) != 1:
+        came = " and ".join(f"--{name}" for name in size) or "none"
+        raise InvalidArgumentError(f"a size is given by exactly one of --macs, --params and --ratio; got {came}")
+    [name] = size
+    asked = f"{name}={getattr(options, name)}"
+    if options.align is None:
+        return asked, size
+    return f"{asked}, align={options.align}", {**size, "align": options.align}
 
 
 def _up_to(rows: object, plan: RankPlan) -> list[Any]:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import networks
+from decomposable.commands import arguments, networks
 from decomposable.console import Verb, progress_line
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.notes import measured_sizes, recipe_in
@@ -32,7 +32,7 @@ class NotMeasuredError(DecomposableError):
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    networks.add_file(parser)
+    arguments.add_file(parser)
     parser.add_argument(
         "--accuracy-drop",
         metavar="POINTS",
@@ -46,8 +46,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
         help="with --accuracy-drop: measure here, also between the sizes that the file knows (where the data needs no "
         "folder, --recipe does that)",
     )
-    networks.add_recipe(parser)
-    networks.add_computing(parser)
+    arguments.add_recipe(parser)
+    arguments.add_measuring(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -60,8 +60,8 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidArgumentError(
             "--data and --recipe are for --accuracy-drop; to measure sizes: decomposable evaluate"
         )
-    description = networks.sized_description(options.file)
-    if description is not None:
+    description, is_sized = networks.description_of(options.file)
+    if is_sized:
         _show_sized(options, description)
         return
     contents = artifact.outline(options.file)

@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from decomposable.commands import networks, trainings
+from decomposable.commands import arguments, networks
 from decomposable.console import Verb, progress_line
 from decomposable.progress import Progress, ProgressLine
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    trainings.add_what(parser, settings_help="such as epochs=10 ratio=0.01,0.5 (--dry-run lists them all)")
+    arguments.add_what_to_train(parser, settings_help="such as epochs=10 ratio=0.01,0.5 (--dry-run lists them all)")
     parser.add_argument("--out", metavar="RUN", type=Path, help="the folder of the run")
     parser.add_argument(
         "--init",
@@ -23,7 +23,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "rate is then fine_tune_learning_rate",
     )
     parser.add_argument("--resume", action="store_true", help="go on where the run in RUN was cut off, or start it")
-    trainings.add_how(parser)
+    arguments.add_how_to_train(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the settings, and train nothing")
 
 
@@ -90,7 +90,7 @@ VERB = Verb(
         "  metrics.jsonl        what was seen on the way, line by line\n"
         "  record.json          settings, seed, commit, machine, sizes and accuracies\n"
         "A run that was cut off goes on with --resume, and ends with the same bits as one that was not.\n\n"
-        + trainings.RECIPES
+        + arguments.RECIPES
     ),
     example=(
         "decomposable train digits --out runs/digits\n"

@@ -32,6 +32,7 @@ from decomposable.core.tracing import first_entry, trace
 from decomposable.core.tree import clone_buffers_, deep_copy, plain_name, rewire, unwrap
 from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, UnsupportedModelError
 from decomposable.network.sized import Size
+from decomposable.text import first_line
 
 STEPS = 1024
 """`Widths.largest` looks at multiples of 1 / STEPS."""
@@ -229,7 +230,7 @@ class Widths:
         except DecomposableError:
             raise
         except Exception as error:  # whatever a model of somebody else raises
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            reason = first_line(error)
             raise UnsupportedModelError(
                 f"model: at width {width:g} it cannot run an input of shape {tuple(self._example.shape)}: {reason}"
             ) from error

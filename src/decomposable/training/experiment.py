@@ -25,7 +25,7 @@ from decomposable.methods.registry import of_other_guests
 from decomposable.methods.settings import Settings, flat, from_plain, with_overrides
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.progress import InTurn, Progress, Report, quiet, shown
-from decomposable.text import one_line
+from decomposable.text import first_line, one_line
 from decomposable.training import loop as training
 from decomposable.training import records
 from decomposable.training.checkpoint import Checkpoints, seed_everything
@@ -338,7 +338,7 @@ def _first_pass(model: nn.Module, batches: TrainBatches, settings: Settings, dev
         with torch.no_grad():  # not inference mode: what a model keeps from a pass must be fit for training
             outputs = model.eval()(x)
     except Exception as error:  # whatever a model of somebody else raises
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        reason = first_line(error)
         hint = "; channels_last=false may help" if settings.channels_last else ""
         raise WrongDataError(f"the model cannot run a batch of shape {tuple(x.shape)}: {reason}{hint}") from error
     check_outputs(outputs, data.classes)

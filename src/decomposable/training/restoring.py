@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from decomposable.data.base import TrainBatches
 from decomposable.fields import Fields, require
 from decomposable.methods.base import Step
+from decomposable.text import first_line
 from decomposable.training.checkpoint import CheckpointError, set_random_state
 
 _MOST_COMMITS = 1000
@@ -79,8 +80,7 @@ def _fitting(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever does not fit
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise CheckpointError(f"{path} does not fit this run: {reason}") from error
+        raise CheckpointError(f"{path} does not fit this run: {first_line(error)}") from error
 
 
 def _is_finite(value: object) -> bool:

@@ -33,7 +33,7 @@ from decomposable.fields import MOST_VALUES, Damaged, parse_json, values_in
 from decomposable.files import replacing
 from decomposable.network.file.digests import Blocks, as_bytes, row_count
 from decomposable.network.file.header import MOST_BYTES, Entry, expect, parse_header, read_at, read_header
-from decomposable.text import one_line
+from decomposable.text import first_line, one_line
 
 FORMAT = 2
 """The version of the format that is written and read. (Version 1, with one checksum over the whole file, was never
@@ -87,7 +87,7 @@ def write_container(
         try:
             save_file(stored, unfinished, metadata={_ENTRY: text})
         except SafetensorError as error:
-            raise OSError(f"{path}: it could not be written: {_first_line(error)}") from error
+            raise OSError(f"{path}: it could not be written: {first_line(error)}") from error
         unfinished.chmod(usual_mode)  # safetensors makes files that nobody else can read
         with FileIO(unfinished, "r+b") as file:
             digest, position = _digest_of(read_header(file), _NO_DIGEST)
@@ -242,7 +242,3 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
