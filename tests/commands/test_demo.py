@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from decomposable import models
-from decomposable.commands import demonstration as demo
+from decomposable.commands import demo, demonstration
 from decomposable.commands import main as cli
 from decomposable.data import digits
 from decomposable.errors import InvalidArgumentError, how_to_install
 
-QUICK = demo.Settings(
+QUICK = demonstration.Settings(
     seed=3, runs=2, train_images=200, widths=(16, 24, 24), epochs=10, batch_size=50, curve_sizes=(0.2,)
 )
 
@@ -23,7 +23,7 @@ def told():
 @pytest.fixture(scope="module")
 def record(told):
     """The demonstration itself, only smaller."""
-    return demo.run(QUICK, told.append)
+    return demonstration.run(QUICK, told.append)
 
 
 def test_the_digits_are_split_without_overlap_and_every_class_alike():
@@ -78,11 +78,13 @@ def test_plain_and_joint_training_see_the_same_batches(monkeypatch):
         seen.append((joint is not None, y))
         return 0.0
 
-    monkeypatch.setattr(demo, "add_gradient", note)
+    monkeypatch.setattr(demonstration, "add_gradient", note)
     data = digits.load(train_images=100)
-    settings = demo.Settings(train_images=100, epochs=2)
+    settings = demonstration.Settings(train_images=100, epochs=2)
     for jointly in (True, False):
-        demo.train(models.small_cnn((4,)), data.train, settings, seed=5, jointly=jointly, report=lambda text: None)
+        demonstration.train(
+            models.small_cnn((4,)), data.train, settings, seed=5, jointly=jointly, report=lambda text: None
+        )
     assert [jointly for jointly, _ in seen] == [True] * 4 + [False] * 4
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(seen[:4], seen[4:], strict=True))
     assert not torch.equal(seen[0][1], seen[2][1])
@@ -128,7 +130,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(missing, p
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_command_prints_and_saves(as_json, record, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(demo, "run", lambda settings, report: record)
+    monkeypatch.setattr(demonstration, "run", lambda settings, report: record)
     arguments = ["demo", "--out", str(tmp_path), "--seed", "3", *(["--json"] if as_json else [])]
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
@@ -145,4 +147,4 @@ def test_the_command_prints_and_saves(as_json, record, monkeypatch, capsys, tmp_
 @pytest.mark.parametrize("wrong", [{"seed": -1}, {"runs": 0}, {"epochs": 0}, {"batch_size": 301}])
 def test_settings_are_checked_where_they_are_made(wrong):
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
-        demo.Settings(**wrong)
+        demonstration.Settings(**wrong)

@@ -1,14 +1,20 @@
-"""`decomposable demo`."""
+"""`decomposable demo`: it runs `demonstration.py`, and shows what came out as a table, a figure and a record."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from decomposable.console import Verb, progress_line
-from decomposable.errors import how_to_install
-from decomposable.progress import Progress, ProgressLine
+from decomposable.errors import MissingExtraError, how_to_install
+from decomposable.files import write_atomically
+from decomposable.progress import Progress
+
+if TYPE_CHECKING:
+    from decomposable.comparison.curve import Curve
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -26,23 +32,88 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     with progress_line(options) as line:
         line(Progress("", "starting"))  # at once: importing PyTorch takes a while
-        _demonstrate(options, line)
+        from decomposable.commands import demonstration
 
-
-def _demonstrate(options: argparse.Namespace, line: ProgressLine) -> None:
-    from decomposable.commands import demonstration as demo
-
-    settings = demo.Settings(seed=options.seed, runs=options.runs)
-    demo.require_extra()
-    options.out.mkdir(parents=True, exist_ok=True)  # where it cannot be written, say so before a minute's work
-    record = {"command": options.command, **demo.run(settings, line)}
-    line.close()
-    figure, data = demo.save(record, options.out)
+        settings = demonstration.Settings(seed=options.seed, runs=options.runs)
+        require_extra()
+        options.out.mkdir(parents=True, exist_ok=True)  # where it cannot be written, say so before a minute's work
+        record = {"command": options.command, **demonstration.run(settings, line)}
+    figure, data = save(record, options.out)
     if options.json:
         print(json.dumps(record))
         return
-    print(demo.as_text(record))
+    print(as_text(record))
     print(f"\n{figure} shows the curve, {data} has all figures ({record['seconds']:.0f} s).")
+
+
+def require_extra() -> None:
+    """Say at once, and not after training, what is missing."""
+    for module, package in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
+        if find_spec(module) is None:
+            raise MissingExtraError.of(package, "demo")
+
+
+def as_text(record: dict[str, Any]) -> str:
+    """What was run, and the table."""
+    settings, table = record["settings"], record["table"]
+    seconds = {m: sum(run[m]["training_seconds"] for run in record["runs"]) for m in ("joint", "plain")}
+    runs = len(record["runs"])
+    seeds = ", ".join(str(run["seed"]) for run in record["runs"])
+    lines = [
+        f"A CNN with {len(settings['widths'])} convolutions, trained on {settings['train_images']} images of "
+        f"handwritten digits, tested on {record['test_images']:,} others.",
+        f"Trained jointly and plainly: the same initial weights, batches and {record['steps']} steps "
+        f"({seconds['joint']:.0f} s and {seconds['plain']:.0f} s).",
+        "Then cut to each size by SVD and calibrated on the training images, without retraining.",
+        f"Mean of {runs} runs (seeds {seeds}, each with its own split)." if runs > 1 else f"One run (seed {seeds}).",
+        "",
+        "part of        MACs       parameters       test accuracy",
+        "the MACs  (at most)     joint    plain    joint    plain   difference",
+    ]
+    full_macs = table[0]["joint"]["macs"]
+    for row in table:
+        joint, plain = row["joint"], row["plain"]
+        lines.append(
+            f"{row['size']:8.2f}  {int(row['size'] * full_macs):9,}   {joint['params']:7,.0f}  {plain['params']:7,.0f}"
+            f"   {joint['accuracy']:5.1f}%   {plain['accuracy']:5.1f}%   {joint['accuracy'] - plain['accuracy']:+10.1f}"
+        )
+    return "\n".join(lines)
+
+
+def save(record: dict[str, Any], folder: Path) -> tuple[Path, Path]:
+    """Write `curve.png` and `record.json` into the folder; where they went."""
+    figure, data = folder / "curve.png", folder / "record.json"
+    write_atomically(figure, draw(record))
+    write_atomically(data, (json.dumps(record, indent=1) + "\n").encode())
+    return figure, data
+
+
+def draw(record: dict[str, Any]) -> bytes:
+    """The accuracy of both networks over their size, as a PNG: the mean as a line, the range of the runs as a band."""
+    from decomposable.comparison.curve import draw_curves
+
+    runs = len(record["runs"])
+    return draw_curves(
+        [_curve(record, method) for method in ("joint", "plain")],
+        title="Train once, run at any size",
+        message="Cut by SVD and not retrained, the jointly trained network stays accurate at small sizes.",
+        caption="a CNN on handwritten digits,\n" + (f"mean and range of {runs} runs" if runs > 1 else "one run"),
+        ticks=[row["size"] for row in record["table"]],
+    )
+
+
+def _curve(record: dict[str, Any], method: str) -> Curve:
+    from decomposable.comparison.curve import Curve
+
+    runs = [[row["accuracy"] for row in run[method]["rows"]] for run in record["runs"]]
+    at_size = list(zip(*runs, strict=True))
+    return Curve(
+        label=f"trained {method}ly",
+        sizes=[row["size"] for row in record["curve"]],
+        accuracies=[row[method]["accuracy"] for row in record["curve"]],
+        lowest=list(map(min, at_size)),
+        highest=list(map(max, at_size)),
+    )
 
 
 VERB = Verb(

@@ -4,18 +4,15 @@
                                           └─ plain training ──▶ decompose ──▶ calibrate_ ──▶ resize_ ──▶ accuracy
 
 Both see the same batches in the same order, for the same number of steps. `train` and `accuracy_at_sizes` are the whole
-use of the library; the rest of this file is data, table, figure and record.
+use of the library; the rest of this file runs them for both, and `demo.py` shows what came out.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,10 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import decomposable as dn
-from decomposable.comparison.curve import Curve, draw_curves
 from decomposable.data import digits
-from decomposable.errors import InvalidArgumentError, MissingExtraError
-from decomposable.files import write_atomically
+from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress, Report, Tracker, quiet, within
 from decomposable.training.records import versions
 
@@ -73,16 +68,6 @@ class Settings:
         return self.epochs * (self.train_images // self.batch_size)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One network at one size."""
-
-    size: float
-    macs: int
-    params: int
-    accuracy: float
-
-
 def train(
     model: nn.Module, data: TensorDataset, settings: Settings, *, seed: int, jointly: bool, report: Report
 ) -> nn.Module:
@@ -121,15 +106,16 @@ def add_gradient(model: nn.Module, joint: dn.JointObjective | None, x: Tensor, y
     return loss.item()
 
 
-def accuracy_at_sizes(model: nn.Module, data: digits.Digits, settings: Settings, sizes: Sequence[float]) -> list[Row]:
+def accuracy_at_sizes(
+    model: nn.Module, data: digits.Digits, settings: Settings, sizes: Sequence[float]
+) -> list[dict[str, Any]]:
     """Decompose once, calibrate once on the training images, then take every size; no retraining anywhere."""
     net = dn.decompose(model, example_input=data.train[:1], form=settings.form)
     net.calibrate_(DataLoader(data.train, batch_size=100))
     rows = []
     for size in sizes:
         plan = net.resize_(macs=size)
-        assert plan.macs is not None
-        rows.append(Row(size=size, macs=plan.macs, params=plan.params, accuracy=accuracy(net, data.test)))
+        rows.append({"size": size, "macs": plan.macs, "params": plan.params, "accuracy": accuracy(net, data.test)})
     return rows
 
 
@@ -180,7 +166,7 @@ def run_once(settings: Settings, seed: int, sizes: Sequence[float], name: str, r
         seconds = time.perf_counter() - start
         report(Progress(f"{name}, {method}", f"calibrating and measuring {len(sizes)} sizes"))
         rows = accuracy_at_sizes(model, data, settings, sizes)
-        outcome[method] = {"training_seconds": round(seconds, 2), "rows": [asdict(row) for row in rows]}
+        outcome[method] = {"training_seconds": round(seconds, 2), "rows": rows}
     return outcome
 
 
@@ -191,73 +177,3 @@ def mean_row(runs: Sequence[dict[str, Any]], size: float) -> dict[str, Any]:
         rows = [next(row for row in run[method]["rows"] if row["size"] == size) for run in runs]
         row[method] = {key: sum(r[key] for r in rows) / len(rows) for key in ("macs", "params", "accuracy")}
     return row
-
-
-def as_text(record: dict[str, Any]) -> str:
-    """What was run, and the table."""
-    settings, table = record["settings"], record["table"]
-    seconds = {m: sum(run[m]["training_seconds"] for run in record["runs"]) for m in METHODS}
-    runs = len(record["runs"])
-    seeds = ", ".join(str(run["seed"]) for run in record["runs"])
-    lines = [
-        f"A CNN with {len(settings['widths'])} convolutions, trained on {settings['train_images']} images of "
-        f"handwritten digits, tested on {record['test_images']:,} others.",
-        f"Trained jointly and plainly: the same initial weights, batches and {record['steps']} steps "
-        f"({seconds['joint']:.0f} s and {seconds['plain']:.0f} s).",
-        "Then cut to each size by SVD and calibrated on the training images, without retraining.",
-        f"Mean of {runs} runs (seeds {seeds}, each with its own split)." if runs > 1 else f"One run (seed {seeds}).",
-        "",
-        "part of        MACs       parameters       test accuracy",
-        "the MACs  (at most)     joint    plain    joint    plain   difference",
-    ]
-    full_macs = table[0]["joint"]["macs"]
-    for row in table:
-        joint, plain = row["joint"], row["plain"]
-        lines.append(
-            f"{row['size']:8.2f}  {int(row['size'] * full_macs):9,}   {joint['params']:7,.0f}  {plain['params']:7,.0f}"
-            f"   {joint['accuracy']:5.1f}%   {plain['accuracy']:5.1f}%   {joint['accuracy'] - plain['accuracy']:+10.1f}"
-        )
-    return "\n".join(lines)
-
-
-def draw(record: dict[str, Any]) -> bytes:
-    """The accuracy of both networks over their size, as a PNG: the mean as a line, the range of the runs as a band."""
-    return draw_curves(
-        [_curve(record, method) for method in METHODS],
-        title="Train once, run at any size",
-        message="Cut by SVD and not retrained, the jointly trained network stays accurate at small sizes.",
-        caption=_caption(record),
-        ticks=TABLE_SIZES,
-    )
-
-
-def _curve(record: dict[str, Any], method: str) -> Curve:
-    runs = [[row["accuracy"] for row in run[method]["rows"]] for run in record["runs"]]
-    at_size = list(zip(*runs, strict=True))
-    return Curve(
-        label=f"trained {method}ly",
-        sizes=[row["size"] for row in record["curve"]],
-        accuracies=[row[method]["accuracy"] for row in record["curve"]],
-        lowest=list(map(min, at_size)),
-        highest=list(map(max, at_size)),
-    )
-
-
-def _caption(record: dict[str, Any]) -> str:
-    runs = len(record["runs"])
-    return "a CNN on handwritten digits,\n" + (f"mean and range of {runs} runs" if runs > 1 else "one run")
-
-
-def save(record: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """Write `curve.png` and `record.json` into the folder; where they went."""
-    figure, data = folder / "curve.png", folder / "record.json"
-    write_atomically(figure, draw(record))
-    write_atomically(data, (json.dumps(record, indent=1) + "\n").encode())
-    return figure, data
-
-
-def require_extra() -> None:
-    """Say at once, and not after training, what is missing."""
-    for module, package in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
-        if find_spec(module) is None:
-            raise MissingExtraError.of(package, "demo")
