@@ -33,44 +33,27 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from decomposable import models, recipes
-    from decomposable.comparison import compare
-    from decomposable.core.joint import JointObjective, Losses
-    from decomposable.core.taylor import Taylor
-    from decomposable.errors import ArtifactError, DecomposableError
-    from decomposable.export.any_size import export_any_size
-    from decomposable.export.onnx_file import export_onnx
-    from decomposable.export.torch_file import export_torch
-    from decomposable.methods.loading import load
-    from decomposable.methods.settings import Settings
-    from decomposable.network.decompose import decompose
-    from decomposable.network.decomposed import DecomposedNet
-    from decomposable.network.sized import SizedNet
-    from decomposable.recipes import Task
-    from decomposable.sizing.plans import RankPlan
-    from decomposable.training.experiment import train
+    from decomposable import models as models
+    from decomposable import recipes as recipes
+    from decomposable.comparison import compare as compare
+    from decomposable.core.joint import JointObjective as JointObjective
+    from decomposable.core.joint import Losses as Losses
+    from decomposable.core.taylor import Taylor as Taylor
+    from decomposable.errors import ArtifactError as ArtifactError
+    from decomposable.errors import DecomposableError as DecomposableError
+    from decomposable.export.any_size import export_any_size as export_any_size
+    from decomposable.export.onnx_file import export_onnx as export_onnx
+    from decomposable.export.torch_file import export_torch as export_torch
+    from decomposable.methods.loading import load as load
+    from decomposable.methods.settings import Settings as Settings
+    from decomposable.network.decompose import decompose as decompose
+    from decomposable.network.decomposed import DecomposedNet as DecomposedNet
+    from decomposable.network.sized import SizedNet as SizedNet
+    from decomposable.recipes import Task as Task
+    from decomposable.sizing.plans import RankPlan as RankPlan
+    from decomposable.training.experiment import train as train
 
-__all__ = [
-    "ArtifactError",
-    "DecomposableError",
-    "DecomposedNet",
-    "JointObjective",
-    "Losses",
-    "RankPlan",
-    "Settings",
-    "SizedNet",
-    "Task",
-    "Taylor",
-    "compare",
-    "decompose",
-    "export_any_size",
-    "export_onnx",
-    "export_torch",
-    "load",
-    "models",
-    "recipes",
-    "train",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
+from typing import TypeGuard
 
 from decomposable.errors import InvalidArgumentError
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether it is a whole number of any library; True and False are not meant as numbers."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a real number of any library."""
     return isinstance(value, Real) and not isinstance(value, bool)
 

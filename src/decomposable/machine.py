@@ -45,8 +45,8 @@ def check_threads(threads: object) -> int:
     >>> check_threads(1)
     1
     """
-    if is_integer(threads) and 1 <= threads <= most_threads():  # type: ignore[operator]
-        return int(threads)  # type: ignore[call-overload]
+    if is_integer(threads) and 1 <= threads <= most_threads():
+        return int(threads)
     raise InvalidArgumentError(f"threads={threads!r:.40}; allowed: an int from 1 to {most_threads()}, 4 for each core")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from decomposable.checks import is_number
+
 
 def measured_rows(info: object) -> Iterator[tuple[Mapping[str, Any], float]]:
     """The sizes of which an accuracy in percent is noted, each with it; what is none is passed over.
@@ -15,15 +17,14 @@ def measured_rows(info: object) -> Iterator[tuple[Mapping[str, Any], float]]:
     rows = info.get("sizes") if isinstance(info, Mapping) else None
     for row in rows if isinstance(rows, list) else ():
         accuracy = row.get("accuracy") if isinstance(row, Mapping) else None
-        if is_between(accuracy, 0, 100):
-            yield row, float(accuracy)  # type: ignore[arg-type]
+        if is_number(accuracy) and 0 <= accuracy <= 100:
+            yield row, float(accuracy)
 
 
 def measured_sizes(info: object) -> dict[float, float]:
     """The accuracies by size, a part of the original, the largest size first."""
-    found = {
-        float(row["size"]): a for row, a in measured_rows(info) if is_between(row.get("size"), 0, 1) and row["size"]
-    }
+    rows = [(row.get("size"), accuracy) for row, accuracy in measured_rows(info)]
+    found = {float(size): accuracy for size, accuracy in rows if is_number(size) and 0 < size <= 1}
     return dict(sorted(found.items(), reverse=True))
 
 
@@ -31,8 +32,3 @@ def recipe_in(info: object) -> str | None:
     """The name of the recipe that a network is said to be trained with."""
     name = info.get("recipe") if isinstance(info, Mapping) else None
     return name if isinstance(name, str) else None
-
-
-def is_between(value: object, low: float, high: float) -> bool:
-    """Whether a value is a number within these limits; it may be of any type, and of any size."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high

@@ -46,8 +46,8 @@ class Progress(str):
         line.task, line.detail, line.fraction, line.seconds_left = task, detail, fraction, seconds_left
         return line
 
-    def __reduce__(self) -> tuple[Any, ...]:  # it goes from process to process
-        return _make, (self.task, self.detail, self.fraction, self.seconds_left)
+    def __getnewargs_ex__(self) -> tuple[Any, ...]:  # it goes from process to process
+        return (self.task, self.detail), {"fraction": self.fraction, "seconds_left": self.seconds_left}
 
     @classmethod
     def of(cls, text: str) -> Progress:
@@ -70,10 +70,6 @@ class Progress(str):
         """
         tail = "" if self.seconds_left is None else f" … {as_duration(self.seconds_left)} left"
         return self if len(self) <= width else f"{self[: max(0, width - len(tail))]}{tail}"[:width]
-
-
-def _make(task: str, detail: str, fraction: float | None, seconds_left: float | None) -> Progress:
-    return Progress(task, detail, fraction=fraction, seconds_left=seconds_left)
 
 
 Report = Callable[[Progress], None]

@@ -98,12 +98,12 @@ def check_measuring(sizes: object, seconds: object) -> None:
     is_list = isinstance(sizes, Sequence | np.ndarray) and not isinstance(sizes, str) and all(map(is_number, sizes))
     if sizes is not None and not is_list:
         raise InvalidArgumentError(f"measure: sizes={sizes!r:.80}; allowed: a list of numbers, such as [0.5, 0.25]")
-    if not is_number(seconds) or not 0 <= seconds < math.inf:  # type: ignore[operator]
+    if not is_number(seconds) or not 0 <= seconds < math.inf:
         raise InvalidArgumentError(f"measure: seconds={seconds!r:.40}; allowed: a number of at least 0")
 
 
 def check_count(option: str, value: object) -> int:
     """A whole number from 1."""
-    if is_integer(value) and value >= 1:  # type: ignore[operator]
-        return int(value)  # type: ignore[call-overload]
+    if is_integer(value) and value >= 1:
+        return int(value)
     raise InvalidArgumentError(f"{option}={value!r}; allowed: an int of at least 1")

@@ -48,8 +48,8 @@ def check_align(align: object) -> Align:
     """What ranks are rounded to: 1 leaves them as they are."""
     if isinstance(align, str) and align == "auto":
         return "auto"
-    if is_integer(align) and align >= 1:  # type: ignore[operator]
-        return int(align)  # type: ignore[call-overload]
+    if is_integer(align) and align >= 1:
+        return int(align)
     raise InvalidArgumentError(f"align={align!r}; allowed: an int of at least 1, such as 8 or 16, or 'auto'")
 
 
