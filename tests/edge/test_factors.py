@@ -6,7 +6,7 @@ import torch
 
 from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_matrix, to_weight
 from decomposable.core.svd import svd
-from decomposable.edge.factors import LayerWeights, dense_weight, factor_shapes, full_rank
+from decomposable.edge.factors import LayerWeights, dense_weight
 
 SHAPES = [((8, 4, 3, 5), "spatial"), ((8, 4, 3, 5), "channel"), ((6, 5, 1, 1), "channel"), ((7, 9), "channel")]
 
@@ -23,8 +23,8 @@ def test_dense_weights_are_those_of_the_truncated_decomposition(shape, form):
     weight, u, s, v = factors(shape, form)
     first, second = first_weight(u * s.sqrt(), shape, form), second_weight((v * s.sqrt()).mT, shape, form)
     layer = LayerWeights(name="w", form=form, shape=shape, first=first.numpy(), second=second.numpy())
-    assert (layer.first.shape, layer.second.shape) == factor_shapes(shape, form, len(s))
-    assert layer.stored == full_rank(shape, form) == min(matrix_shape(shape, form))
+    assert (layer.first.shape, layer.second.shape) == layer.factor_shapes(len(s))
+    assert layer.stored == layer.full_rank == min(matrix_shape(shape, form))
     np.testing.assert_allclose(layer.dense(layer.stored, keep=False), weight.numpy(), rtol=1e-10, atol=1e-12)
     for rank in range(1, layer.stored):
         truncated = to_weight((u[:, :rank] * s[:rank]) @ v[:, :rank].mT, shape, form).numpy()

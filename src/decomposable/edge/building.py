@@ -41,10 +41,10 @@ def build(bundle: Bundle, plan: RankPlan) -> SizeModel:
         draft.tensors.update((name, values) for name, values in statistics if name in draft.tensors)
     for layer in bundle.used_layers:
         rank = plan.ranks[layer.name]
-        if layer.name in plan.dense:
-            draft.put_dense(layer, rank)
-        else:
+        if plan.runs_as(layer.name) == "factors":
             draft.tensors[first_of(layer.name)], draft.tensors[second_of(layer.name)] = layer.pair(rank)
+        else:
+            draft.put_dense(layer, rank)
     for norm, maker in bundle.foldable.items():
         draft.fold(norm, maker)
     return draft.finished()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,24 +9,7 @@ import numpy as np
 from decomposable.edge.arrays import Array
 from decomposable.edge.source import Stored
 from decomposable.locks import ForkLock
-from decomposable.sizing.cost import factor_sizes
-
-
-def factor_shapes(shape: Sequence[int], form: str, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the two factors of a layer.
-
-    >>> factor_shapes((8, 4, 3, 5), "spatial", 2), factor_shapes((8, 4, 3, 5), "channel", 2)
-    (((2, 4, 1, 5), (8, 2, 3, 1)), ((2, 4, 3, 5), (8, 2, 1, 1)))
-    """
-    out_channels, in_channels, *kernel = shape
-    if form == "spatial":
-        return (rank, in_channels, 1, kernel[1]), (out_channels, rank, kernel[0], 1)
-    return (rank, in_channels, *kernel), (out_channels, rank, *(1 for _ in kernel))
-
-
-def full_rank(shape: Sequence[int], form: str) -> int:
-    """The most bases that a weight of this shape can have."""
-    return min(factor_sizes(shape, form))
+from decomposable.sizing.cost import LayerShape
 
 
 def dense_weight(first: Array, second: Array, form: str) -> Array:
@@ -45,16 +27,13 @@ def dense_weight(first: Array, second: Array, form: str) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LayerWeights:
+class LayerWeights(LayerShape):
     """All bases of one layer, which lie in the file; those of the largest size that was taken are in memory.
 
     The dense weight is computed when it is first needed, and kept. A layer that only training uses has shapes, which
     say how many bases there are, but no weights.
     """
 
-    name: str
-    form: str
-    shape: tuple[int, ...]
     first: Array | Stored
     second: Array | Stored
     is_used: bool = True

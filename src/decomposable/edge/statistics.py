@@ -14,7 +14,7 @@ from decomposable.sizing.plans import RankPlan
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics(CalibratedSizes):
-    """Mean and variance of all batch normalisation channels, laid end to end, for calibrated sizes, smallest first."""
+    """Mean and variance of all batch normalisation channels for calibrated sizes, in numpy."""
 
     mean_SC: Array | Stored  # a row of each is needed at a time
     var_SC: Array | Stored
@@ -33,7 +33,3 @@ class Statistics(CalibratedSizes):
             for name, values in zip(self.names, np.split(values_C.astype(low.dtype), cuts), strict=True):
                 tensors[f"{name}.{kind}" if name else kind] = values
         return tensors
-
-    def _row(self, index: int) -> tuple[Array, Array]:
-        """A calibrated size; behind the last one comes the original."""
-        return self.original if index == len(self.plans) else (self.mean_SC[index], self.var_SC[index])

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decomposable.core.tracing import Forward
 from decomposable.errors import ArtifactError, InvalidArgumentError
@@ -44,7 +43,7 @@ from decomposable.network.file.contents import Artifact
 from decomposable.sizing.interpolation import position
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.record import left_alone_records
+from decomposable.sizing.record import BUNDLE, describe, layer_entry
 
 if TYPE_CHECKING:
     import onnx
@@ -175,15 +174,11 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *,
 
     from decomposable.edge.container import seal
 
-    selector, statistics = artifact.selector, artifact.statistics
+    sizes, arrays = describe(artifact.selector, artifact.feeders, artifact.statistics, BUNDLE)
     description = {
         "kind": "any-size",
         "layers": _layer_records(model, artifact),
-        "fixed_macs": selector.fixed_macs,
-        "fixed_params": selector.fixed_params,
-        "left_alone": left_alone_records(selector.left_alone),
-        "feeders": dict(artifact.feeders),
-        "statistics": None,
+        **sizes,
         "lacks_statistics": lacks_statistics,
         "info": as_json("info", artifact.info),
     }
@@ -192,18 +187,8 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *,
     values = {name: list(interface.call.inputs[name].values) for name in interface.names}
     if any(pair != [0, 1] for pair in values.values()):  # what they are where a file does not say it
         description["values"] = values
-    arrays: dict[str, Any] = {"scores": np.concatenate(selector.scores)}
-    arrays |= {"limits/lower": selector.lower, "limits/upper": selector.upper}
-    if statistics is not None:
-        description["statistics"] = {
-            "names": list(statistics.names),
-            "channels": list(statistics.channels),
-            "has_explicit_full": statistics.has_explicit_full,
-            "alignments": list(statistics.alignments),
-            "grids": list(statistics.grids),
-        }
-        arrays |= _statistics_arrays(artifact)
-    content = seal(model, description, arrays)
+    plain = {name: array.numpy() if isinstance(array, Tensor) else array for name, array in arrays.items()}
+    content = seal(model, description, plain)
     if len(content) > MOST_BYTES:
         raise ExportError(f"export_any_size: it has {len(content):,} bytes; allowed: {MOST_BYTES:,} in one ONNX file")
     try:
@@ -219,28 +204,11 @@ def _layer_records(model: onnx.ModelProto, artifact: Artifact) -> list[dict[str,
 
     present, records = {tensor.name for tensor in model.graph.initializer}, []
     for layer, cost in zip(artifact.skeleton.layers, artifact.selector.costs, strict=True):
-        record: dict[str, Any] = {"name": layer.name, "form": layer.form, "shape": list(layer.shape)}
-        record |= {"dense_macs": cost.dense_macs, "macs_per_rank": cost.macs_per_rank}
+        record = layer_entry(layer, cost)
         if first_of(layer.name) not in present:
             record["stored"] = len(artifact.factors[layer.name].first)
         records.append(record)
     return records
-
-
-def _statistics_arrays(artifact: Artifact) -> dict[str, Any]:
-    statistics, names = artifact.statistics, [layer.name for layer in artifact.skeleton.layers]
-    assert statistics is not None
-    plans = (*statistics.plans, statistics.full_plan)  # the last row is the end of every interpolation
-    mean, var = statistics.original
-    return {
-        "statistics/ranks": np.array([[plan.ranks[name] for name in names] for plan in plans], np.int64),
-        "statistics/dense": np.array([[name in plan.dense for name in names] for plan in plans], bool),
-        "statistics/positions": np.array(statistics.positions, np.float64),
-        "statistics/mean": statistics.mean_SC.numpy(),
-        "statistics/var": statistics.var_SC.numpy(),
-        "original/mean": mean.numpy(),
-        "original/var": var.numpy(),
-    }
 
 
 def _compare(

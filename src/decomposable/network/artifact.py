@@ -94,14 +94,12 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
     check_plan(artifact, plan)
     changed = statistics_at(artifact, plan)
     pairs: dict[str, Factors] = {}
-    for layer, cost in zip(artifact.skeleton.layers, artifact.selector.costs, strict=True):
-        rank, factors = plan.ranks[layer.name], artifact.factors[layer.name]
-        if rank == cost.full_rank:
-            continue  # the original dense layer
-        if layer.name in plan.dense:
-            weight = truncated(artifact.state[layer.key], factors, layer.form, rank, cost.full_rank)
+    for layer in artifact.skeleton.layers:
+        rank, factors, runs_as = plan.ranks[layer.name], artifact.factors[layer.name], plan.runs_as(layer.name)
+        if runs_as == "dense":
+            weight = truncated(artifact.state[layer.key], factors, layer.form, rank, layer.full_rank)
             changed.update({join(path, "weight"): weight for path in layer.paths})
-        else:
+        elif runs_as == "factors":
             pairs.update(dict.fromkeys(layer.paths, sliced(factors, rank)))
     result: dict[str, Tensor] = {}
     for key, tensor in artifact.state.items():

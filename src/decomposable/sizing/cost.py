@@ -9,6 +9,7 @@ This file and `ranks.py` need no torch: a device that has none sizes networks wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,33 @@ together. Both constants were fitted to what `benchmarks/break_even.py` measured
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """A decomposed weight without its values: its name, its form, and its shape as a dense layer."""
+
+    name: str
+    form: str
+    shape: tuple[int, ...]
+
+    @property
+    def full_rank(self) -> int:
+        """The most bases that a weight of this shape can have."""
+        return min(factor_sizes(self.shape, self.form))
+
+    def factor_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of its two factors with so many bases.
+
+        >>> LayerShape(name="conv", form="spatial", shape=(8, 4, 3, 5)).factor_shapes(2)
+        ((2, 4, 1, 5), (8, 2, 3, 1))
+        >>> LayerShape(name="conv", form="channel", shape=(8, 4, 3, 5)).factor_shapes(2)
+        ((2, 4, 3, 5), (8, 2, 1, 1))
+        """
+        out_channels, in_channels, *kernel = self.shape
+        if self.form == "spatial":
+            return (rank, in_channels, 1, kernel[1]), (out_channels, rank, kernel[0], 1)
+        return (rank, in_channels, *kernel), (out_channels, rank, *(1 for _ in kernel))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerCost:
     """What one decomposed layer costs: dense, or with two factors of some rank."""
 
@@ -30,6 +58,18 @@ class LayerCost:
     macs_per_rank: int
     dense_params: int
     params_per_rank: int
+
+    @classmethod
+    def of(cls, layer: LayerShape, *, dense_macs: int, macs_per_rank: int) -> LayerCost:
+        """That of a layer; its parameters follow from its shape."""
+        return cls(
+            name=layer.name,
+            full_rank=layer.full_rank,
+            dense_macs=dense_macs,
+            macs_per_rank=macs_per_rank,
+            dense_params=dense_size(layer.shape),
+            params_per_rank=sum(factor_sizes(layer.shape, layer.form)),
+        )
 
     def macs(self, rank: int, dense: bool) -> int:
         """MACs for one sample, run as one dense layer or as two factors."""
@@ -64,10 +104,7 @@ def factor_sizes(shape: Sequence[int], form: str) -> tuple[int, int]:
 
 def dense_size(shape: Sequence[int]) -> int:
     """Weights of the dense layer."""
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
+    return math.prod(shape)
 
 
 def two_factors_are_faster(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,11 @@ class Between:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CalibratedSizes:
-    """The sizes that normalisation layers were calibrated for, smallest first, and what their channels belong to."""
+    """The sizes that normalisation layers were calibrated for, smallest first, and what their channels belong to.
+
+    Mean and variance of all channels, laid end to end, are arrays of whatever library computes with them: `at` of those
+    that know it says what they are at any size.
+    """
 
     names: tuple[str, ...]
     channels: tuple[int, ...]
@@ -58,6 +63,9 @@ class CalibratedSizes:
     plans: tuple[RankPlan, ...]
     has_explicit_full: bool
     full_plan: RankPlan
+    mean_SC: Any  # a row for every size
+    var_SC: Any
+    original: tuple[Any, Any]  # mean and variance of the original network, the end of every interpolation
     alignments: tuple[int, ...] = (1,)  # what the ranks of the sizes were rounded to
     grids: tuple[int, ...] = ()  # of these alignments the sizes are a grid, as dense as the network needs
 
@@ -68,6 +76,10 @@ class CalibratedSizes:
 
     def _ranks_of(self, plan: RankPlan) -> list[int]:
         return [plan.ranks[name] for name in self.full_plan.ranks]
+
+    def _row(self, index: int) -> tuple[Any, Any]:
+        """Mean and variance of a calibrated size; behind the last one comes the original."""
+        return self.original if index == len(self.plans) else (self.mean_SC[index], self.var_SC[index])
 
     def is_made_for(self, plan: RankPlan) -> bool:
         """Whether sizes with ranks rounded as in this plan were calibrated, or the plan itself was.

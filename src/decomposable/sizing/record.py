@@ -1,35 +1,216 @@
-"""The record of all that choosing a size needs, written and read."""
+"""The one record of all that choosing a size needs: what both kinds of file say of it, written and read here.
+
+A file has a description in JSON, and arrays by name. Only what follows from nothing else is stored: of a layer its
+form, its shape and what it costs. Nothing that is read is trusted: every claim is checked, and what is wrong is
+`Damaged`. numpy only: a device without torch reads its bundle with this.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from decomposable.fields import Fields, require
-from decomposable.sizing.cost import LeftAlone
+import numpy as np
+from numpy.typing import NDArray
+
+from decomposable.fields import MOST, MOST_VALUES, Fields, require
+from decomposable.sizing.cost import LayerCost, LayerShape, LeftAlone
+from decomposable.sizing.interpolation import CalibratedSizes
+from decomposable.sizing.ranks import Ints, RankSelector
+from decomposable.sizing.shrunk import plan_of, with_stored
 from decomposable.text import one_line
 
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+"""The types that networks compute with."""
+
+_MOST_BASES = 1 << 26  # bases that are gone are only claimed, and tables are made for all
+_MOST_EXTENT = 1 << 31
 _MOST_ALIGNMENTS = 1000
 
 
-def alignments_from(record: Fields) -> tuple[int, ...]:
-    """What the ranks of calibrated sizes were rounded to."""
-    found = record.integers("alignments")
-    is_right = 0 < len(found) <= _MOST_ALIGNMENTS and all(align >= 1 for align in found)
-    require(is_right, f"'alignments' of {record.where} is {found!r:.60}, not a list of multiples")
-    return tuple(found)
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What differs between the kinds of file.
+
+    Attributes:
+        scores: the array of all layers' scores, end to end; None where each layer has one, ``scores/<its name>``.
+        original: how the names of the arrays with the original's mean and variance begin.
+        states_channels: whether the description says how many channels the normalisation layers have, because the file
+            need not have their buffers.
+    """
+
+    scores: str | None
+    original: str
+    states_channels: bool
 
 
-def grids_from(record: Fields) -> tuple[int, ...]:
-    """Of which alignments the calibrated sizes are a grid; files of before grids were refined say nothing of it."""
-    if not record.has("grids"):
-        return ()
-    found = tuple(record.integers("grids"))
-    require(set(found) <= set(alignments_from(record)), f"'grids' of {record.where} is {found!r:.60}, not calibrated")
-    return found
+NETWORK_FILE = Layout(scores=None, original="statistics/original_", states_channels=False)
+BUNDLE = Layout(scores="scores", original="original/", states_channels=True)
 
 
-def left_alone_from(top: Fields) -> tuple[LeftAlone, ...]:
+class Arrays:
+    """The arrays of a file that nothing has taken yet: of numpy, of torch, or whatever else has a type and a shape.
+
+    `load` brings the values of one into memory; `noun` is what messages call one.
+    """
+
+    def __init__(self, unused: Mapping[str, Any], load: Callable[[str, Any], NDArray[Any]], noun: str) -> None:
+        self._unused, self._load, self._noun = dict(unused), load, noun
+
+    def take(self, name: str) -> Any:
+        """One that has to be there, and is not there any more afterwards."""
+        require(name in self._unused, f"{self._noun} '{name:.80}' is missing")
+        return self._unused.pop(name)
+
+    def take_as(self, name: str, dtypes: Sequence[str], shape: tuple[int, ...]) -> Any:
+        """One of these types and of this shape, left where it lies."""
+        array = self.take(name)
+        is_right = type_name(array) in dtypes and tuple(array.shape) == shape
+        found = f"{type_name(array)} of shape {tuple(array.shape)}"
+        require(is_right, f"{self._noun} '{name:.80}' is {found:.120}, not {' or '.join(dtypes)} of {shape}")
+        return array
+
+    def values(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """The values of one, which has to be of this type and shape."""
+        return self._load(name, self.take_as(name, (dtype,), shape))
+
+    def count(self, name: str) -> int:
+        """How many values one claims to have; none where it is not there."""
+        return math.prod(self._unused[name].shape) if name in self._unused else 0
+
+    def require_all_taken(self) -> None:
+        """Refuse what belongs to nothing."""
+        require(not self._unused, f"{self._noun} '{next(iter(self._unused), ''):.60}' belongs to nothing")
+
+
+def type_name(array: Any) -> str:
+    """What numpy and torch both call the type of an array's numbers.
+
+    >>> type_name(np.zeros(2)), type_name(np.zeros(2, bool))
+    ('float64', 'bool')
+    """
+    return str(array.dtype).removeprefix("torch.")
+
+
+def layer_entry(layer: LayerShape, cost: LayerCost | None = None) -> dict[str, Any]:
+    """What is said of a layer; without a cost, where no size is chosen from the file."""
+    entry: dict[str, Any] = {"name": layer.name, "form": layer.form, "shape": list(layer.shape)}
+    return entry if cost is None else {**entry, "dense_macs": cost.dense_macs, "macs_per_rank": cost.macs_per_rank}
+
+
+def read_layer(record: Fields) -> LayerShape:
+    """The layer that an entry describes."""
+    name, form, shape = record.text("name"), record.text("form"), tuple(record.integers("shape"))
+    is_shape = len(shape) in (2, 4) and all(0 < size < _MOST_EXTENT for size in shape)
+    require(is_shape, f"layer '{name:.60}' has the shape {shape!s:.80}")
+    forms = ("channel",) if all(size == 1 for size in shape[2:]) else ("channel", "spatial")
+    require(form in forms, f"layer '{name:.60}' has the form {form!r:.40}")
+    return LayerShape(name=name, form=form, shape=shape)
+
+
+def check_factors(layer: LayerShape, first: Any, second: Any, rank: int) -> None:
+    """Refuse factors that are not those of so many bases of a layer."""
+    shapes = tuple(first.shape), tuple(second.shape)
+    is_right = 1 <= rank <= layer.full_rank and shapes == layer.factor_shapes(rank)
+    require(is_right, f"the factors of layer '{layer.name:.60}' of shape {layer.shape} have the shapes {shapes!s:.120}")
+    types = type_name(first), type_name(second)
+    is_right = types[0] == types[1] and types[0] in FLOATS
+    require(is_right, f"the factors of layer '{layer.name:.60}' are {' and '.join(types)}")
+
+
+def describe(
+    selector: RankSelector, feeders: Mapping[str, str], statistics: CalibratedSizes | None, layout: Layout
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a description says besides its layers, and the arrays; means and variances are as the statistics have them.
+
+    `feeders` are the layers that feed normalisation layers, by the names of the latter.
+    """
+    names = [cost.name for cost in selector.costs]
+    scores = [np.ascontiguousarray(score, dtype=np.float64) for score in selector.scores]
+    if layout.scores is None:
+        arrays: dict[str, Any] = {f"scores/{name}": score for name, score in zip(names, scores, strict=True)}
+    else:
+        arrays = {layout.scores: np.concatenate(scores)}
+    arrays |= {"limits/lower": selector.lower, "limits/upper": selector.upper}
+    fields: dict[str, Any] = {
+        "fixed_macs": selector.fixed_macs if selector.full_cost("macs") else None,  # no size is a part of nothing
+        "fixed_params": selector.fixed_params,
+        "left_alone": [{"name": part.name, "macs": part.macs, "params": part.params} for part in selector.left_alone],
+        "feeders": dict(feeders),
+        "statistics": None,
+    }
+    if statistics is not None:
+        fields["statistics"] = {
+            "names": list(statistics.names),
+            **({"channels": list(statistics.channels)} if layout.states_channels else {}),
+            "has_explicit_full": statistics.has_explicit_full,
+            "alignments": list(statistics.alignments),
+            "grids": list(statistics.grids),
+        }
+        plans = (*statistics.plans, statistics.full_plan)  # the last row is the end of every interpolation
+        arrays |= {
+            "statistics/ranks": np.array([[plan.ranks[name] for name in names] for plan in plans], np.int64),
+            "statistics/dense": np.array([[name in plan.dense for name in names] for plan in plans], bool),
+            "statistics/positions": np.array(statistics.positions, np.float64),
+            "statistics/mean": statistics.mean_SC,
+            "statistics/var": statistics.var_SC,
+            f"{layout.original}mean": statistics.original[0],
+            f"{layout.original}var": statistics.original[1],
+        }
+    return fields, arrays
+
+
+def read_selector(
+    top: Fields, layers: Sequence[LayerShape], stored: Ints, arrays: Arrays, layout: Layout
+) -> RankSelector:
+    """The choice of sizes among these layers of a description, of each of which so many bases are there."""
+    costs = tuple(
+        LayerCost.of(layer, dense_macs=record.integer("dense_macs"), macs_per_rank=record.integer("macs_per_rank"))
+        for layer, record in zip(layers, top.record_list("layers"), strict=True)
+    )
+    fixed_macs = None if top.get("fixed_macs") is None else top.integer("fixed_macs")
+    fixed_params = top.integer("fixed_params")
+    _check_totals(costs, fixed_macs, fixed_params)
+    lower, upper = (arrays.values(f"limits/{end}", "int64", (len(costs),)) for end in ("lower", "upper"))
+    are_right = bool(((lower >= 1) & (lower <= upper) & (upper <= stored)).all())
+    require(are_right, "the limits of the ranks are wrong")
+    selector = RankSelector(
+        costs=costs,
+        scores=_read_scores(costs, arrays, layout),
+        fixed_macs=fixed_macs,
+        fixed_params=fixed_params,
+        lower=lower,
+        upper=upper,
+        left_alone=_read_left_alone(top),
+    )
+    return with_stored(selector, stored)
+
+
+def _check_totals(costs: Sequence[LayerCost], fixed_macs: int | None, fixed_params: int) -> None:
+    """Refuse what cannot be computed with: too many bases, costs beyond 64 bits, sizes that are parts of nothing."""
+    require(sum(cost.full_rank for cost in costs) < _MOST_BASES, "the layers claim too many bases")
+    macs = sum(max(c.dense_macs, c.full_rank * c.macs_per_rank) for c in costs) + (fixed_macs or 0)
+    params = sum(max(c.dense_params, c.full_rank * c.params_per_rank) for c in costs) + fixed_params
+    require(max(macs, params) < MOST, "the costs are too large")
+    is_free = fixed_macs is not None and fixed_macs + sum(c.dense_macs for c in costs) == 0
+    require(params > 0 and not is_free, "the network has no MACs or no parameters")
+
+
+def _read_scores(costs: Sequence[LayerCost], arrays: Arrays, layout: Layout) -> tuple[NDArray[np.float64], ...]:
+    counts = [cost.full_rank for cost in costs]
+    if layout.scores is None:
+        scores = [arrays.values(f"scores/{cost.name}", "float64", (cost.full_rank,)) for cost in costs]
+    else:
+        scores = np.split(arrays.values(layout.scores, "float64", (sum(counts),)), np.cumsum(counts)[:-1])
+    for cost, score in zip(costs, scores, strict=True):
+        in_order = bool(np.isfinite(score).all() and (np.diff(score) <= 0).all())
+        require(in_order, f"the scores of layer '{cost.name:.60}' are not in order")
+    return tuple(scores)
+
+
+def _read_left_alone(top: Fields) -> tuple[LeftAlone, ...]:
     """What the largest parts are that no size makes smaller; files of older versions do not say."""
     records = top.record_list("left_alone") if top.has("left_alone") else []
     return tuple(
@@ -38,6 +219,91 @@ def left_alone_from(top: Fields) -> tuple[LeftAlone, ...]:
     )
 
 
-def left_alone_records(parts: Iterable[LeftAlone]) -> list[dict[str, Any]]:
-    """The same to be stored."""
-    return [{"name": part.name, "macs": part.macs, "params": part.params} for part in parts]
+Statistics = TypeVar("Statistics", bound=CalibratedSizes)
+
+
+def read_statistics(
+    top: Fields,
+    selector: RankSelector,
+    buffers: Mapping[str, tuple[int, ...]],
+    arrays: Arrays,
+    layout: Layout,
+    kind: type[Statistics],
+) -> Statistics | None:
+    """The calibrated sizes, as that kind of statistics; `buffers` are the shapes of what the file has of the network.
+
+    Means and variances of the sizes are left where they lie, and so are the original's.
+    """
+    feeders, count = top.texts_by_name("feeders"), len(selector.costs)
+    known = {cost.name for cost in selector.costs}
+    require(set(feeders.values()) <= known, "a normalisation layer is fed by a layer that is not there")
+    if top.get("statistics") is None:
+        return None
+    record = Fields(top.get("statistics"), "statistics")
+    names = tuple(record.texts("names"))
+    channels = _read_channels(record, names, buffers, layout)
+    rows, total = arrays.count("statistics/ranks") // count - 1, sum(channels)  # the last row is the end
+    require(rows > 0 and (rows + 1) * count <= MOST_VALUES, f"statistics are of {max(rows, 0):,} sizes")
+    ranks, dense = _read_plans(selector.full_ranks, rows + 1, arrays)
+    places = arrays.values("statistics/positions", "float64", (rows,))
+    require(bool(np.isfinite(places).all() and (np.diff(places) >= 0).all()), "statistics are not in order")
+    plans = [plan_of(selector, r, d) for r, d in zip(ranks, dense, strict=True)]
+    mean, var = (arrays.take_as(f"statistics/{each}", FLOATS, (rows, total)) for each in ("mean", "var"))
+    original = tuple(arrays.take_as(f"{layout.original}{each}", FLOATS, (total,)) for each in ("mean", "var"))
+    require(len({type_name(each) for each in (mean, var, *original)}) == 1, "statistics are of several types")
+    return kind(
+        names=names,
+        channels=channels,
+        feeders=tuple(map(feeders.get, names)),
+        positions=tuple(places.tolist()),
+        plans=tuple(plans[:-1]),
+        mean_SC=mean,
+        var_SC=var,
+        has_explicit_full=record.flag("has_explicit_full"),
+        full_plan=plans[-1],
+        alignments=_read_alignments(record),
+        grids=_read_grids(record),
+        original=original,
+    )
+
+
+def _read_channels(
+    record: Fields, names: Sequence[str], buffers: Mapping[str, tuple[int, ...]], layout: Layout
+) -> tuple[int, ...]:
+    """How many channels each normalisation layer has."""
+    keys = [[f"{name}.{kind}" if name else kind for kind in ("running_mean", "running_var")] for name in names]
+    if layout.states_channels:
+        channels = record.integers("channels")
+    else:
+        channels = [math.prod(buffers.get(mean, (0,))) for mean, _ in keys]
+    is_right = 0 < len(names) == len(channels) == len(set(names)) and min(channels) > 0
+    require(is_right, "statistics are empty, or of layers that cannot be")
+    for name, size, pair in zip(names, channels, keys, strict=True):
+        is_right = all(buffers.get(key, (size,)) == (size,) for key in pair)
+        require(is_right, f"statistics of '{name:.60}' have the wrong shape")
+    return tuple(channels)
+
+
+def _read_plans(full_ranks: Ints, rows: int, arrays: Arrays) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The ranks of every size, and which layers are dense there."""
+    shape = rows, len(full_ranks)
+    ranks, dense = arrays.values("statistics/ranks", "int64", shape), arrays.values("statistics/dense", "bool", shape)
+    require(bool(((ranks >= 1) & (ranks <= full_ranks)).all()), "statistics are of ranks that cannot be")
+    require(bool((dense | (ranks != full_ranks)).all()), "statistics are of a full rank that is not dense")
+    return ranks, dense
+
+
+def _read_alignments(record: Fields) -> tuple[int, ...]:
+    """What the ranks of calibrated sizes were rounded to."""
+    found = record.integers("alignments")
+    is_right = 0 < len(found) <= _MOST_ALIGNMENTS and all(align >= 1 for align in found)
+    require(is_right, f"'alignments' of {record.where} is {found!r:.60}, not a list of multiples")
+    return tuple(found)
+
+
+def _read_grids(record: Fields) -> tuple[int, ...]:
+    """Of which alignments the calibrated sizes are a grid; files of before grids were refined say nothing of it."""
+    found = tuple(record.integers("grids")) if record.has("grids") else ()
+    is_right = set(found) <= set(_read_alignments(record))
+    require(is_right, f"'grids' of {record.where} is {found!r:.60}, not calibrated")
+    return found

@@ -68,11 +68,11 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics(CalibratedSizes):
-    """Mean and variance of all batch normalisation channels, laid end to end, for calibrated sizes, smallest first."""
+    """Mean and variance of all batch normalisation channels for calibrated sizes, in PyTorch."""
 
     mean_SC: Tensor
     var_SC: Tensor
-    original: tuple[Tensor, Tensor]  # mean and variance of the original network, the end of every interpolation
+    original: tuple[Tensor, Tensor]
 
     @property
     def bytes(self) -> int:
@@ -87,12 +87,6 @@ class Statistics(CalibratedSizes):
         below, above = self._row(found.lower), self._row(found.upper)
         place_C = torch.from_numpy(found.place_C).to(self.mean_SC)
         return self._named(*(torch.lerp(low, high, place_C) for low, high in zip(below, above, strict=True)))
-
-    def _row(self, index: int) -> tuple[Tensor, Tensor]:
-        """A calibrated size; behind the last one comes the original."""
-        if index == len(self.plans):
-            return self.original
-        return self.mean_SC[index], self.var_SC[index]
 
     def _named(self, mean_C: Tensor, var_C: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         pairs = zip(mean_C.split(self.channels), var_C.split(self.channels), strict=True)

@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.file.container import as_json, write_container
 from decomposable.network.file.inputs import call_entries
 from decomposable.network.file.skeleton import Skeleton, name_in_size
@@ -22,7 +20,7 @@ from decomposable.network.parts import Parts, mapped
 from decomposable.sizing.interpolation import NOT_CALIBRATED, choose_calibrated
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import Measure
-from decomposable.sizing.record import left_alone_records
+from decomposable.sizing.record import NETWORK_FILE, describe, layer_entry
 from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import Align
 
@@ -81,36 +79,28 @@ def factor_names(layer: str) -> tuple[str, str]:
 
 def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and the tensors of a whole network."""
-    selector, layers = artifact.selector, artifact.skeleton.layers
+    layers = artifact.skeleton.layers
     state, tensors = _state_entries(artifact.state, artifact.skeleton)
-    for layer, scores in zip(layers, selector.scores, strict=True):
+    sizes, arrays = describe(artifact.selector, artifact.feeders, artifact.statistics, NETWORK_FILE)
+    of_sizes = {name: a if isinstance(a, Tensor) else torch.from_numpy(a) for name, a in arrays.items()}
+    for layer in layers:
         factors, (first, second) = artifact.factors[layer.name], factor_names(layer.name)
         tensors[first] = factors.first
         tensors[second] = factors.second.movedim(1, 0)  # the first r bases are one slice of the file
-        tensors[f"scores/{layer.name}"] = torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float64))
-    tensors["limits/lower"], tensors["limits/upper"] = (torch.from_numpy(a) for a in (selector.lower, selector.upper))
-    statistics = artifact.statistics
-    if statistics is not None:
-        tensors.update(_statistics_tensors(statistics, [layer.name for layer in layers]))
-    costs = [{"dense_macs": c.dense_macs, "macs_per_rank": c.macs_per_rank} for c in selector.costs]
+        tensors[f"scores/{layer.name}"] = of_sizes[f"scores/{layer.name}"]
+    tensors |= of_sizes
+    entries = [layer_entry(layer, cost) for layer, cost in zip(layers, artifact.selector.costs, strict=True)]
     return {
-        **_skeleton_entries("network", artifact.skeleton, state, costs, artifact.info),
-        "fixed_macs": selector.fixed_macs if selector.full_cost("macs") else None,  # no size is a part of nothing
-        "fixed_params": selector.fixed_params,
+        **_skeleton_entries("network", artifact.skeleton, state, entries, artifact.info),
+        "fixed_macs": sizes["fixed_macs"],  # in an order that stays: the same network is the same file
+        "fixed_params": sizes["fixed_params"],
         "plan": [[artifact.plan.ranks[layer.name], layer.name in artifact.plan.dense] for layer in layers],
-        "feeders": dict(artifact.feeders),
+        "feeders": sizes["feeders"],
         "skipped": dict(artifact.skipped),
-        "left_alone": left_alone_records(selector.left_alone),
+        "left_alone": sizes["left_alone"],
         "not_counted": dict(artifact.not_counted),
         **call_entries(artifact.call, artifact.unclear),
-        "statistics": None
-        if statistics is None
-        else {
-            "names": list(statistics.names),
-            "has_explicit_full": statistics.has_explicit_full,
-            "alignments": list(statistics.alignments),
-            "grids": list(statistics.grids),
-        },
+        "statistics": sizes["statistics"],
     }, tensors
 
 
@@ -119,11 +109,14 @@ def describe_size(
 ) -> dict[str, Any]:
     """The description of one size, whose tensors have the names of a plain state dict."""
     layers = artifact.skeleton.layers
-    pairs = {path for layer in layers if layer.name not in plan.dense for path in layer.paths}
+    is_pair = {layer.name: plan.runs_as(layer.name) == "factors" for layer in layers}
+    pairs = {path for layer in layers if is_pair[layer.name] for path in layer.paths}
     names = {key: name_in_size(key, pairs) for key in artifact.state}
     state, _ = _state_entries({key: size.get(name or "") for key, name in names.items()}, artifact.skeleton)
-    ranks = [{"rank": plan.ranks[layer.name], "is_pair": layer.name not in plan.dense} for layer in layers]
-    return _skeleton_entries("size", artifact.skeleton, state, ranks, info)
+    entries = [
+        {**layer_entry(layer), "rank": plan.ranks[layer.name], "is_pair": is_pair[layer.name]} for layer in layers
+    ]
+    return _skeleton_entries("size", artifact.skeleton, state, entries, info)
 
 
 def _state_entries(state: Mapping[str, Tensor | None], skeleton: Skeleton) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -150,23 +143,10 @@ def _skeleton_entries(
         "built_by": skeleton.built_by,
         "state": state,
         "layers": [
-            {"name": layer.name, "paths": list(layer.paths), "form": layer.form, "shape": list(layer.shape), **more}
-            for layer, more in zip(skeleton.layers, layers, strict=True)
+            {"name": layer.name, "paths": list(layer.paths), **entry}
+            for layer, entry in zip(skeleton.layers, layers, strict=True)
         ],
         "training": skeleton.training,
         "other_mode": list(skeleton.other_mode),
         "dtypes": {key: str(dtype).removeprefix("torch.") for key, dtype in skeleton.dtypes.items()},
-    }
-
-
-def _statistics_tensors(statistics: Statistics, names: Sequence[str]) -> dict[str, Tensor]:
-    plans = (*statistics.plans, statistics.full_plan)  # the last row is the end of every interpolation
-    return {
-        "statistics/ranks": torch.tensor([[plan.ranks[name] for name in names] for plan in plans]),
-        "statistics/dense": torch.tensor([[name in plan.dense for name in names] for plan in plans]),
-        "statistics/positions": torch.tensor(statistics.positions, dtype=torch.float64),
-        "statistics/mean": statistics.mean_SC,
-        "statistics/var": statistics.var_SC,
-        "statistics/original_mean": statistics.original[0],
-        "statistics/original_var": statistics.original[1],
     }

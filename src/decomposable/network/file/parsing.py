@@ -15,16 +15,20 @@ import torch
 from torch import Tensor
 
 from decomposable.core.factors import Factors
-from decomposable.core.forms import FORMS, Form, form_for
+from decomposable.core.forms import Form
 from decomposable.errors import ArtifactError
 from decomposable.fields import Corrupt, Damaged, Fields, require
-from decomposable.network.file.choices import Source, read_plan, read_selector, read_statistics, take
-from decomposable.network.file.container import FLOATS, Container
+from decomposable.network.calibration.statistics import Statistics
+from decomposable.network.file.container import Container
 from decomposable.network.file.contents import Artifact, factor_names, state_name
 from decomposable.network.file.header import DTYPES
 from decomposable.network.file.inputs import read_call
 from decomposable.network.file.skeleton import Skeleton, StoredLayer, join, name_in_size
 from decomposable.network.parts import stored_ranks
+from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.ranks import Ints, RankSelector
+from decomposable.sizing.record import NETWORK_FILE, Arrays, check_factors, read_layer, read_selector, read_statistics
+from decomposable.sizing.shrunk import plan_of
 from decomposable.text import one_line
 
 Tensors = dict[str, Tensor]
@@ -56,21 +60,23 @@ def network_from(container: Container) -> Artifact:
 
     Raises `Damaged` where the description and the tensors contradict each other.
     """
-    top, unused = Fields(container.description, "the file"), dict(container.outlines)
+    top = Fields(container.description, "the file")
+    tensors = Arrays(container.outlines, lambda name, _: container.read(name).numpy(), "tensor")
     entries = top.records("state")
-    state = {key: take(unused, state_name(key)) for key, entry in entries.items() if not entry.has("same_as")}
+    state = {key: tensors.take(state_name(key)) for key, entry in entries.items() if not entry.has("same_as")}
     state = {key: state[key] if key in state else _same(key, entry, state) for key, entry in entries.items()}
-    layers, records = _read_layers(top)
-    factors = {layer.name: _read_factors(layer, state, unused) for layer in layers}
-    source = Source(container, unused)
-    selector = read_selector(top, layers, records, factors, source)
-    feeders = top.texts_by_name("feeders")
-    artifact = Artifact(
+    layers = _read_layers(top)
+    factors = {layer.name: _read_factors(layer, state, tensors) for layer in layers}
+    stored, shapes = stored_ranks(factors), {key: tuple(tensor.shape) for key, tensor in state.items()}
+    selector = read_selector(top, layers, stored, tensors, NETWORK_FILE)
+    statistics = read_statistics(top, selector, shapes, tensors, NETWORK_FILE, Statistics)
+    tensors.require_all_taken()
+    return Artifact(
         factors=factors,
         selector=selector,
-        plan=read_plan(top, selector, stored_ranks(factors)),
-        statistics=read_statistics(top, selector, feeders, state, source),
-        feeders=feeders,
+        plan=_read_plan(top, selector, stored),
+        statistics=statistics,
+        feeders=top.texts_by_name("feeders"),
         skipped=top.texts_by_name("skipped"),
         not_counted=top.texts_by_name("not_counted"),
         call=read_call(top),
@@ -79,8 +85,18 @@ def network_from(container: Container) -> Artifact:
         skeleton=_read_skeleton(top, layers, entries, state),
         state=state,
     )
-    require(not unused, f"tensor '{next(iter(unused), '')}' belongs to nothing")
-    return artifact
+
+
+def _read_plan(top: Fields, selector: RankSelector, stored: Ints) -> RankPlan:
+    """The size in force."""
+    rows = top.get("plan")
+    is_list = isinstance(rows, list) and len(rows) == len(selector.costs)
+    require(is_list and all(isinstance(row, list) and len(row) == 2 for row in rows), "the plan is not a list of pairs")
+    for (rank, is_dense), most, cost in zip(rows, stored.tolist(), selector.costs, strict=True):
+        is_right = type(rank) is int and 1 <= rank <= most and type(is_dense) is bool
+        is_right = is_right and (is_dense or rank < cost.full_rank)
+        require(is_right, f"the plan has rank {rank!r:.40} for layer '{cost.name}'")
+    return plan_of(selector, [rank for rank, _ in rows], [is_dense for _, is_dense in rows])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,28 +110,28 @@ class Size:
 
 def size_from(description: dict[str, Any], tensors: Tensors) -> Size:
     """The size that a description and tensors stand for; raises `Damaged` where they contradict each other."""
-    top, unused = Fields(description, "the file"), dict(tensors)
-    layers, records = _read_layers(top)
+    top, unused = Fields(description, "the file"), Arrays(tensors, lambda _, tensor: tensor.numpy(), "tensor")
+    layers = _read_layers(top)
     pairs: dict[str, Factors] = {}
     paths: set[str] = set()
-    for layer, record in zip(layers, records, strict=True):
+    for layer, record in zip(layers, top.record_list("layers"), strict=True):
         rank = record.integer("rank", 1, layer.full_rank)
         if record.flag("is_pair"):
             # Layers that share a weight have a copy each in the file; the first one counts.
-            copies = [[take(unused, join(path, f"{i}.weight")) for i in (0, 1)] for path in layer.paths]
-            pairs[layer.name] = Factors(*copies[0])
-            _check_factors(layer, pairs[layer.name], rank)
+            copies = [[unused.take(join(path, f"{i}.weight")) for i in (0, 1)] for path in layer.paths]
+            pair = pairs[layer.name] = Factors(*copies[0])
+            check_factors(layer, pair.first, pair.second, rank)
             paths.update(layer.paths)
     entries = top.records("state")
     names = {key: name_in_size(key, paths) for key in entries}
-    state = {key: None if name is None else take(unused, name) for key, name in names.items()}
+    state = {key: None if name is None else unused.take(name) for key, name in names.items()}
     state = {key: _same(key, entry, state) if entry.has("same_as") else state[key] for key, entry in entries.items()}
     for layer in layers:
         for path in layer.paths:
             weight = state.get(join(path, "weight"), torch.empty(0))
             is_right = layer.name in pairs if weight is None else tuple(weight.shape) == layer.shape
             require(is_right, f"the weight of layer '{path}' is not there or of another shape")
-    require(not unused, f"tensor '{next(iter(unused), '')}' belongs to nothing")
+    unused.require_all_taken()
     return Size(skeleton=_read_skeleton(top, layers, entries, state), state=state, pairs=pairs)
 
 
@@ -125,19 +141,15 @@ def _same(key: str, entry: Fields, state: Mapping[str, StateTensor]) -> StateTen
     return state[other]
 
 
-def _read_layers(top: Fields) -> tuple[tuple[StoredLayer, ...], list[Fields]]:
-    records = top.record_list("layers")
+def _read_layers(top: Fields) -> tuple[StoredLayer, ...]:
     layers = []
-    for record in records:
-        shape, form = tuple(record.integers("shape")), record.text("form")
-        require(len(shape) in (2, 4) and min(shape) > 0, f"{record.where} has the shape {shape}")
-        require(form in FORMS and form_for(shape, cast(Form, form)) == form, f"{record.where} has the form {form!r}")
-        paths = record.texts("paths")
-        require(paths[:1] == [record.text("name")], f"{record.where} has the paths {paths!r:.80}")
-        layers.append(StoredLayer(name=paths[0], paths=tuple(paths), form=cast(Form, form), shape=shape))
+    for record in top.record_list("layers"):
+        layer, paths = read_layer(record), record.texts("paths")
+        require(paths[:1] == [layer.name], f"{record.where} has the paths {paths!r:.80}")
+        layers.append(StoredLayer(name=layer.name, form=cast(Form, layer.form), shape=layer.shape, paths=tuple(paths)))
     all_paths = [path for layer in layers for path in layer.paths]
     require(bool(layers) and len(set(all_paths)) == len(all_paths), "there is no layer, or one is there twice")
-    return tuple(layers), records
+    return tuple(layers)
 
 
 def _read_skeleton(
@@ -172,30 +184,16 @@ def read_built_by(top: Fields) -> dict[str, Any] | None:
     }
 
 
-def _read_factors(layer: StoredLayer, state: Mapping[str, Tensor], unused: Tensors) -> Factors:
+def _read_factors(layer: StoredLayer, state: Mapping[str, Tensor], tensors: Arrays) -> Factors:
     weight = state.get(layer.key)
-    require(
-        weight is not None and tuple(weight.shape) == layer.shape, f"layer '{layer.name}' has no weight of its shape"
-    )
+    is_right = weight is not None and tuple(weight.shape) == layer.shape
+    require(is_right, f"layer '{layer.name}' has no weight of its shape")
     for path in layer.paths:
         require(state.get(join(path, "weight")) is weight, f"layer '{path}' has not the weight of '{layer.name}'")
-    first, second = (take(unused, name) for name in factor_names(layer.name))
+    first, second = (tensors.take(name) for name in factor_names(layer.name))
     require(second.dim() == len(layer.shape), f"the second factor of layer '{layer.name}' has another shape")
     factors = Factors(first, second.movedim(0, 1))
-    _check_factors(layer, factors, len(first) if first.dim() else 0)
-    require(
-        weight is not None and first.dtype == weight.dtype, f"the factors of layer '{layer.name}' are {first.dtype}"
-    )
+    check_factors(layer, factors.first, factors.second, len(first) if first.dim() else 0)
+    is_right = weight is not None and first.dtype == weight.dtype
+    require(is_right, f"the factors of layer '{layer.name}' are {first.dtype}")
     return factors
-
-
-def _check_factors(layer: StoredLayer, factors: Factors, rank: int) -> None:
-    out_channels, in_channels, *kernel = layer.shape
-    is_spatial = layer.form == "spatial"
-    first = (rank, in_channels, *((1, kernel[1]) if is_spatial else kernel))
-    second = (out_channels, rank, *((kernel[0], 1) if is_spatial else (1 for _ in kernel)))
-    shapes = tuple(factors.first.shape), tuple(factors.second.shape)
-    is_right = 1 <= rank <= layer.full_rank and shapes == (first, second)
-    require(is_right, f"the factors of layer '{layer.name}' of shape {layer.shape} have the shapes {shapes}")
-    same_type = factors.first.dtype == factors.second.dtype and factors.first.dtype in FLOATS
-    require(same_type, f"the factors of layer '{layer.name}' are {factors.first.dtype} and {factors.second.dtype}")

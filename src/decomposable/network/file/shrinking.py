@@ -107,7 +107,7 @@ def _filled_at(container: Container, outline: Artifact, plan: RankPlan) -> Artif
     changed: dict[str, Tensor] = {}
     for layer in outline.skeleton.layers:
         part, rank = smaller.factors[layer.name], plan.ranks[layer.name]
-        if layer.name in plan.dense and _is_replaced(outline, layer, plan):
+        if plan.runs_as(layer.name) != "factors" and _is_replaced(outline, layer, plan):
             # A dense W̃ is the weight less what is dropped, or a sum in the order of the whole: all of it is needed.
             whole, weight = _read_factors(container, layer.name), container.read(names[id(outline.state[layer.key])])
             factors[layer.name] = _first_bases(whole, rank)
@@ -172,7 +172,8 @@ def _first_bases(whole: Factors, rank: int) -> Factors:
 
 def _is_replaced(artifact: Artifact, layer: StoredLayer, plan: RankPlan) -> bool:
     """Whether the weight becomes another one: that of a pair is the product of what is kept, whatever it was before."""
-    return layer.name not in plan.dense or plan.ranks[layer.name] < len(artifact.factors[layer.name].first)
+    stored = len(artifact.factors[layer.name].first)
+    return plan.runs_as(layer.name) == "factors" or plan.ranks[layer.name] < stored
 
 
 def _weights_at(layer: StoredLayer, plan: RankPlan, weight: Tensor, whole: Factors, part: Factors) -> dict[str, Tensor]:
@@ -180,11 +181,11 @@ def _weights_at(layer: StoredLayer, plan: RankPlan, weight: Tensor, whole: Facto
 
     `weight` and `whole` count only where the layer is dense; otherwise their shapes do.
     """
-    if layer.name in plan.dense:
-        made = truncated(weight, whole, layer.form, plan.ranks[layer.name], layer.full_rank)
-    else:
+    if plan.runs_as(layer.name) == "factors":
         p_MR, q_RN = to_factors(part.first, part.second, layer.form)
         made = to_weight(p_MR @ q_RN, layer.shape, layer.form).contiguous(memory_format=memory_format_of(weight))
+    else:
+        made = truncated(weight, whole, layer.form, plan.ranks[layer.name], layer.full_rank)
     return {join(path, "weight"): made for path in layer.paths}
 
 

@@ -9,31 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.forms import Form, matrix_shape
+from decomposable.core.forms import Form
 from decomposable.core.layers import Layer
 from decomposable.errors import InvalidArgumentError
 from decomposable.models.rebuilding import noted
 from decomposable.network.file.header import DTYPES
+from decomposable.sizing.cost import LayerShape
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredLayer:
+class StoredLayer(LayerShape):
     """One decomposed weight, and all the places of the module tree where a layer with this weight is."""
 
-    name: str
     paths: tuple[str, ...]
     form: Form
-    shape: tuple[int, ...]
 
     @property
     def key(self) -> str:
         """The weight's name in the state dict."""
         return join(self.name, "weight")
-
-    @property
-    def full_rank(self) -> int:
-        """The most bases that the matrix of this shape can have."""
-        return min(matrix_shape(self.shape, self.form))
 
 
 @dataclass(frozen=True, kw_only=True)
