@@ -27,6 +27,7 @@ from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
 from decomposable.export.trials import Trials, trials_of
 from decomposable.files import write_atomically
+from decomposable.sizing.request import SizeRequest
 
 if TYPE_CHECKING:
     import onnx
@@ -80,15 +81,10 @@ def export_onnx(
     target = check_ending(path, ".onnx")
     tolerance, batch = check_tolerance(tolerance), check_batch(batch)
     require_onnx()
-    size = {
-        "macs": macs,
-        "params": params,
-        "ratio": ratio,
-        "ranks": ranks,
-        "latency_ms": latency_ms,
-        "align": align,
-    }
-    subject = subject_of(net, size, example_input, forward, runtime="onnxruntime", batch=batch)
+    request = SizeRequest(
+        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
+    )
+    subject = subject_of(net, request, example_input, forward, runtime="onnxruntime")
     interface = interface_of(subject.call, dynamic, batch)
     model, interface = to_onnx(subject.module, interface, optimize=True, rows=subject.rows)
     trials = trials_of(subject.module, interface, subject.rows)

@@ -20,6 +20,7 @@ from decomposable.network.capture import Captured, Watch, first_captured
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.sized import Size, SizedNet
 from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.request import SizeRequest
 
 _OF_SIZED = ("macs", "params")
 
@@ -44,20 +45,14 @@ class Subject:
 
 
 def subject_of(
-    net: nn.Module,
-    size: Mapping[str, Any],
-    example_input: Any,
-    forward: Forward | None = None,
-    *,
-    runtime: str,
-    batch: int | None = None,
+    net: nn.Module, request: SizeRequest, example_input: Any, forward: Forward | None = None, *, runtime: str
 ) -> Subject:
-    """The network at the size that options of `resize_` ask for; `net` stays as it is.
+    """The network at the size that is asked for; `net` stays as it is.
 
-    Where all of them are None, that is the size in force, and a module that is no such network as it is. A time is one
-    in the `runtime` that the export is for. `forward` says how a batch like the example input is used.
+    Where none is, that is the size in force, and a module that is no such network as it is. A time is one in the
+    `runtime` that the export is for. `forward` says how a batch like the example input is used.
     """
-    asked = {name: value for name, value in size.items() if value is not None}
+    asked = {name: value for name, value in request.given().items() if name != "batch"}
     if not isinstance(net, DecomposedNet | SizedNet):
         if asked:
             raise InvalidArgumentError(
@@ -70,7 +65,7 @@ def subject_of(
         if other is not None:
             raise InvalidArgumentError(f"{other}: not for a network of the method {net.method}; allowed: macs, params")
     known = _known(net)
-    plan, module = _sized(net, asked) if isinstance(net, SizedNet) else _decomposed(net, asked, runtime, batch)
+    plan, module = (net.plan, net.extract()) if not asked else _resized(net, request, runtime)
     module = ready(module)
     found = taken_by(module, known, example_input, forward, _forward_of(net))
     assert found.call is not None
@@ -87,21 +82,15 @@ def subject_of(
     )
 
 
-def _decomposed(
-    net: DecomposedNet, size: Mapping[str, Any], runtime: str, batch: int | None
-) -> tuple[RankPlan, nn.Module]:
-    if not size:
-        return net.plan, net.extract()
-    plan = net.choose(**size, runtime=runtime, batch=batch)
+def _resized(net: DecomposedNet | SizedNet, request: SizeRequest, runtime: str) -> tuple[RankPlan | Size, nn.Module]:
+    """The size that a request asks for, and the network of it; that which is in force stays."""
+    if isinstance(net, SizedNet):
+        twin = copy.copy(net)  # shares everything but the size in force
+        twin.__dict__["_modules"] = dict(net._modules)
+        return twin.resize_(macs=request.macs, params=request.params), twin.extract()
+    plan = net.plan_for(request, runtime)
     net.warn_if_not_calibrated(plan, stacklevel=5)  # the line that called for the export
     return plan, net.extract(plan)
-
-
-def _sized(net: SizedNet, size: Mapping[str, Any]) -> tuple[Size, nn.Module]:
-    twin = copy.copy(net)  # shares everything but the size in force
-    twin.__dict__["_modules"] = dict(net._modules)
-    plan = twin.resize_(**size) if size else net.plan
-    return plan, twin.extract()
 
 
 def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> Subject:

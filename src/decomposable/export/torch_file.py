@@ -29,6 +29,7 @@ from decomposable.export.report import ExportReport
 from decomposable.export.subject import subject_of
 from decomposable.export.trials import trials_of
 from decomposable.files import replacing
+from decomposable.sizing.request import SizeRequest
 
 
 def export_torch(
@@ -55,15 +56,10 @@ def export_torch(
     """
     target = check_ending(path, ".pt2")
     tolerance, batch = check_tolerance(tolerance), check_batch(batch)
-    size = {
-        "macs": macs,
-        "params": params,
-        "ratio": ratio,
-        "ranks": ranks,
-        "latency_ms": latency_ms,
-        "align": align,
-    }
-    subject = subject_of(net, size, example_input, forward, runtime="torch", batch=batch)
+    request = SizeRequest(
+        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
+    )
+    subject = subject_of(net, request, example_input, forward, runtime="torch")
     interface = interface_of(subject.call, dynamic, batch)
     outputs = output_names(subject.module, interface, interface.rows(subject.rows, batch or 1))
     program, interface = to_program(subject.module, interface, subject.rows)
