@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-with suppress(ImportError):  # not on Windows
-    import fcntl
+from decomposable.locks import lock_file, unlock_file
 
 _SECONDS_OF_OTHERS = 86_400.0  # what cannot be seen to be abandoned is, after a day
+_A_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _MOST_LETTERS = 40  # of a target's name in that of its folder: names have an end
 
 
@@ -46,15 +46,15 @@ def _workshop(path: Path) -> Iterator[Path]:
         name = f".{path.name[:_MOST_LETTERS]}.{_machine()}-{os.getpid()}-{secrets.token_hex(5)}.unfinished"
         folder = path.with_name(name)
         folder.mkdir()
-        handle = _locked(folder)
+        handle = _lock(folder)
         if folder.is_dir():  # else another process has swept it before it was locked
             break
-        _close(handle)
+        unlock_file(handle)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        _close(handle)
+        unlock_file(handle)
 
 
 _NAME = re.compile(r"\..*\.([0-9a-f]{8})-\d+-[0-9a-f]{10}\.unfinished", re.DOTALL)
@@ -74,35 +74,18 @@ def _remove_if_abandoned(unfinished: Path) -> None:
     is_ours = match is not None and match[1] == _machine()  # locks do not reach other machines on every file system
     handle = None
     try:
-        handle = _locked(unfinished, wait=False) if is_ours else None
+        handle = _lock(unfinished, wait=False) if is_ours else None
         if handle is not None or time.time() - unfinished.stat().st_mtime > _SECONDS_OF_OTHERS:
             shutil.rmtree(unfinished, ignore_errors=True)
     finally:
-        _close(handle)
+        unlock_file(handle)
 
 
-def _locked(folder: Path, *, wait: bool = True) -> int | None:
-    """A handle of the folder that holds its lock; None where there are no locks. `BlockingIOError` where it is held."""
-    if "fcntl" not in globals():
-        return None
+def _lock(folder: Path, *, wait: bool = True) -> int | None:
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        return lock_file(folder, wait=wait, flags=_A_FOLDER)
     except FileNotFoundError:
         return None  # another process has just swept it
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        os.close(handle)
-        raise
-    except OSError:  # a file system without locks
-        os.close(handle)
-        return None
-    return handle
-
-
-def _close(handle: int | None) -> None:
-    if handle is not None:
-        os.close(handle)
 
 
 def _machine() -> str:

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decomposable
+from decomposable import locks
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable.machine import Machine, check_threads
-from decomposable.sizing import latency
 from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.latency import Entry, LatencyProfile, TimedSize, choose_timed, fingerprint, timed_now
 from decomposable.sizing.ranks import RankSelector
@@ -507,15 +507,15 @@ def test_what_could_not_be_read_again_is_not_written(wrong, tmp_path):
 @pytest.fixture(params=["fcntl", "without"])
 def locking(request, monkeypatch):
     if request.param == "without":
-        monkeypatch.setattr(latency, "fcntl", None)
-    elif latency.fcntl is None:
+        monkeypatch.setattr(locks, "fcntl", None)
+    elif locks.fcntl is None:
         pytest.skip("there is no fcntl here")
 
 
 def test_who_saves_waits_for_who_is_saving(locking, tmp_path):
     path = tmp_path / "p.json"
     savers = [threading.Thread(target=profile(entry(TIMES, batch=n)).save, args=(path,)) for n in (1, 2, 3)]
-    with latency._alone(path):
+    with locks.changing(path):
         for saver in savers:
             saver.start()
         savers[0].join(0.1)
@@ -529,12 +529,13 @@ def test_who_saves_waits_for_who_is_saving(locking, tmp_path):
 
 SAVER = """
     import sys
+    from decomposable import locks
     from decomposable.sizing import latency
     from decomposable.sizing.profiles import Entry, TimedSize
     from decomposable.machine import Machine
     path, locking, start = sys.argv[1:]
     if locking == "without":
-        latency.fcntl = None
+        locks.fcntl = None
     ones = dict.fromkeys(("params_fraction", "median_ms", "low_ms", "high_ms"), 1.0)
     size = TimedSize(macs=None, macs_fraction=None, params=1, repetitions=1, **ones)
     for n in range(int(start), int(start) + 15):
@@ -555,15 +556,15 @@ def test_processes_that_save_at_once_lose_nothing(locking, tmp_path):
 
 
 def test_a_lock_that_stays_is_named_where_locks_are_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(latency, "fcntl", None)
-    monkeypatch.setattr(latency, "PATIENCE", 0.05)
+    monkeypatch.setattr(locks, "fcntl", None)
+    monkeypatch.setattr(locks, "PATIENCE", 0.05)
     (tmp_path / ".p.json.lock").touch()
     with pytest.raises(DecomposableError, match=r"\.p\.json\.lock: another process is writing.*remove this file"):
         profile().save(tmp_path / "p.json")
     assert [p.name for p in tmp_path.iterdir()] == [".p.json.lock"]
 
 
-@pytest.mark.skipif(latency.fcntl is None, reason="there is no fcntl here")
+@pytest.mark.skipif(locks.fcntl is None, reason="there is no fcntl here")
 def test_a_lock_of_a_process_that_was_killed_is_no_hindrance(tmp_path):
     (tmp_path / ".p.json.lock").touch()
     profile().save(tmp_path / "p.json")

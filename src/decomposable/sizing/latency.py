@@ -10,17 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.fields import Damaged
 from decomposable.files import write_atomically
+from decomposable.locks import changing
 from decomposable.machine import Machine
 from decomposable.sizing.interpolation import CalibratedSizes, choose_calibrated
 from decomposable.sizing.plans import RankPlan
@@ -32,14 +30,8 @@ from decomposable.text import one_line
 
 __all__ = ["RUNTIMES", "Entry", "LatencyProfile", "TimedSize", "choose_timed", "fingerprint", "timed_now"]
 
-fcntl: ModuleType | None = None
-with suppress(ImportError):  # not on Windows
-    import fcntl
-
 ENDING = ".latency.json"
 """A file with such a name is a profile: where it is damaged, the next measurement takes its place."""
-
-PATIENCE = 10.0  # seconds to wait for another process that is writing; it takes milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +159,7 @@ class LatencyProfile:
         """
         file = Path(path)
         self.check_place(file)
-        with _alone(file):  # what another process writes between reading and writing would be lost
+        with changing(file):  # what another process writes between reading and writing would be lost
             found, damage = _found(file)
             older = found or Stored(self.network, {})
             content = older.with_newer(Stored(self.network, {self.machine: self.entries})).to_json()
@@ -267,49 +259,3 @@ def fingerprint(selector: RankSelector) -> str:
     fixed = (selector.fixed_macs, selector.fixed_params)
     described = json.dumps([fixed, [asdict(cost) for cost in selector.costs]])
     return hashlib.sha256(described.encode() + selector.order.astype("<i8").tobytes()).hexdigest()
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process changes the file, and keep others waiting; a file beside it says so meanwhile.
-
-    The folder itself is not locked: a training run may hold it for days.
-    """
-    lock = path.with_name(f".{path.name}.lock")
-    handle = _locked(lock) if fcntl is not None else _created(lock)
-    try:
-        yield
-    finally:
-        if fcntl is None:
-            os.close(handle)  # before: Windows removes no file that is open
-            lock.unlink(missing_ok=True)
-        else:
-            lock.unlink(missing_ok=True)  # before others get it: they see that it is gone, and make a new one
-            os.close(handle)
-
-
-def _locked(lock: Path) -> int:
-    """A file that is there and locked. Where its process is killed, the lock goes with it."""
-    assert fcntl is not None
-    while True:
-        handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o666)
-        with suppress(OSError):  # a file system without locks; then there is none
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), os.stat(lock)):
-                return handle
-        os.close(handle)
-
-
-def _created(lock: Path) -> int:
-    """A file that was not there."""
-    end = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return os.open(lock, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-        except FileExistsError as error:
-            if time.monotonic() > end:
-                raise DecomposableError(
-                    f"{lock}: another process is writing; if there is none, remove this file"
-                ) from error
-        time.sleep(0.01)

@@ -9,18 +9,15 @@ RUN/record.json            settings, seed, commit, machine, sizes and accuracies
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import sweep
-
-with suppress(ImportError):  # not on Windows, where two runs in one folder are not noticed
-    import fcntl
+from decomposable.locks import lock_file, unlock_file
 
 
 class RunError(DecomposableError):
@@ -106,34 +103,15 @@ class RunFolder:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep others that do the same out of a folder, which must exist."""
-    handle = os.open(folder, os.O_RDONLY) if "fcntl" in globals() else None
+    """Keep others that do the same out of a folder, which must exist; where there are no locks, nothing does."""
     try:
-        if handle is not None:
-            _HELD.add(handle)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(f"--out {folder}: another process is running in it") from error
+        handle = lock_file(folder, wait=False)
+    except BlockingIOError as error:
+        raise RunError(f"--out {folder}: another process is running in it") from error
+    try:
         yield
     finally:
-        if handle is not None:
-            _HELD.discard(handle)
-            os.close(handle)
-
-
-_HELD: set[int] = set()
-
-
-def _let_go() -> None:
-    """A worker process must not keep a folder that its parent, killed, has left."""
-    for handle in _HELD:
-        os.close(handle)
-    _HELD.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+        unlock_file(handle)
 
 
 def check_same_run(where: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
