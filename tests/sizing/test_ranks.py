@@ -18,9 +18,9 @@ from decomposable.checks import check_ratio
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.sizing import rounding
 from decomposable.sizing.cost import LayerCost
-from decomposable.sizing.ranks import RankSelector, absolute_budget, prefix_ranks, rank_limits
+from decomposable.sizing.ranks import RankSelector, prefix_ranks, rank_limits
+from decomposable.sizing.request import absolute_budget
 from decomposable.sizing.rounding import AUTO_PERCENT, aligned_ranks, auto_ranks, rounded_ranks
-from decomposable.sizing.shrunk import with_stored
 
 some_networks = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -313,7 +313,7 @@ def test_limits_that_are_no_multiples_are_kept():
 
 def test_a_network_that_lost_bases_is_aligned_below_what_is_stored():
     whole = selector(layer("a", 100, 100))
-    shrunk = with_stored(dataclasses.replace(whole, upper=np.array([30])), np.array([30]))
+    shrunk = dataclasses.replace(whole, upper=np.array([30]), stored=np.array([30]))
     assert shrunk.choose(macs=1.0).ranks["a"] == 30
     assert shrunk.choose(macs=1.0, align=8).ranks["a"] == 24
     assert shrunk.choose(ratio=1.0, align=8).ranks["a"] == 24
@@ -477,7 +477,7 @@ def test_given_ranks_stay_as_they_are_with_auto():
 
 def test_the_largest_size_of_a_network_that_lost_bases_stays_what_it_is_with_auto():
     whole = selector(layer("a", 300, 300))
-    shrunk = with_stored(dataclasses.replace(whole, upper=np.array([97])), np.array([97]))
+    shrunk = dataclasses.replace(whole, upper=np.array([97]), stored=np.array([97]))
     assert shrunk.choose(macs=1.0, align="auto") == shrunk.full_plan()
 
 

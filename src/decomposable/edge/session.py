@@ -31,7 +31,6 @@ from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.request import SizeRequest
-from decomposable.sizing.shrunk import check_plan
 from decomposable.text import one_line
 
 ort = onnx_runtime()
@@ -251,7 +250,7 @@ class AnySizeSession:
 
     def set_plan(self, plan: RankPlan) -> RankPlan:
         """Take a size that was chosen before, such as one that `plan` was."""
-        check_plan(plan, self.selector, [layer.stored for layer in self._bundle.layers])
+        self.selector.check_plan(plan)
         self._warn_if_not_calibrated(plan)
         with self._lock:
             self._in_force = self._size_of(plan)

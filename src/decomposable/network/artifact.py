@@ -23,7 +23,7 @@ from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import Container, open_container, write_container
 from decomposable.network.file.contents import Artifact, describe_size
 from decomposable.network.file.parsing import kind_of, naming, network_from
-from decomposable.network.file.shrinking import check_plan, read_network, shrink, statistics_at
+from decomposable.network.file.shrinking import read_network, shrink, statistics_at
 from decomposable.network.file.skeleton import join, pair_around
 from decomposable.network.parts import sliced, truncated
 from decomposable.sizing.plans import RankPlan
@@ -91,7 +91,7 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
     >>> list(size_state_dict(artifact, artifact.selector.choose(ranks={"0": 3})))
     ['0.0.weight', '0.1.weight', '0.1.bias', '2.weight', '2.bias']
     """
-    check_plan(artifact, plan)
+    artifact.selector.check_plan(plan)
     changed = statistics_at(artifact, plan)
     pairs: dict[str, Factors] = {}
     for layer in artifact.skeleton.layers:

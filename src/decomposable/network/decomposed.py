@@ -32,7 +32,7 @@ from decomposable.network.calls import Call, InputSpec
 from decomposable.network.file.contents import Artifact
 from decomposable.network.file.skeleton import skeleton_of, state_of
 from decomposable.network.original import Original
-from decomposable.network.parts import Parts, mapped, stored_ranks
+from decomposable.network.parts import Parts, mapped
 from decomposable.progress import Report, shown
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile, choose_timed
@@ -40,7 +40,6 @@ from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import AUTO_NEEDS_NONE
-from decomposable.sizing.shrunk import check_plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +207,7 @@ class DecomposedNet(nn.Module):
     def set_plan_(self, plan: RankPlan) -> RankPlan:
         """Take a size that was chosen before, such as one that `net.plan` was; `resize_` chooses and takes."""
         with self._lock:
-            self._check_plan(plan)
+            self.selector.check_plan(plan)
             self._install(replace(self._in_force.parts, plan=plan))
         return plan
 
@@ -219,7 +218,7 @@ class DecomposedNet(nn.Module):
             module = deep_copy(self._in_force.module)
         else:
             with self._lock:
-                self._check_plan(plan)
+                self.selector.check_plan(plan)
                 module = deep_copy(self._original.at_size(replace(self._in_force.parts, plan=plan)))
         return self._original.with_trainable(module)
 
@@ -335,9 +334,6 @@ class DecomposedNet(nn.Module):
     @property
     def _base(self) -> nn.Module:
         return self._original.base
-
-    def _check_plan(self, plan: RankPlan) -> None:
-        check_plan(plan, self.selector, stored_ranks(self._factors).tolist())
 
     def _install(self, parts: Parts) -> None:
         """Make the network of these parts, complete, and put it in force at once."""

@@ -18,12 +18,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.checks import check_ratio, is_integer, is_number
+from decomposable.checks import check_ratio, is_integer
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.sizing.cost import LayerCost, LeftAlone
 from decomposable.sizing.plans import FrozenDict, RankPlan
-from decomposable.sizing.request import SizeRequest
-from decomposable.sizing.rounding import Align, Ints, rounded_ranks
+from decomposable.sizing.request import SizeRequest, absolute_budget
+from decomposable.sizing.rounding import Align, Ints, check_align, rounded_ranks
 
 Measure = Literal["macs", "params"]
 Limits = Mapping[str, tuple[int | None, int | None]]
@@ -42,15 +42,6 @@ def prefix_ranks(scores: Sequence[NDArray[np.float64]], ratio: float, lower: Int
     layer_of = np.repeat(np.arange(len(scores)), [len(s) for s in scores])
     kept = best_first(scores)[: round(ratio * len(layer_of))]
     return np.clip(np.bincount(layer_of[kept], minlength=len(scores)), lower, upper)
-
-
-def check_align(align: object) -> Align:
-    """What ranks are rounded to: 1 leaves them as they are."""
-    if isinstance(align, str) and align == "auto":
-        return "auto"
-    if is_integer(align) and align >= 1:
-        return int(align)
-    raise InvalidArgumentError(f"align={align!r}; allowed: an int of at least 1, such as 8 or 16, or 'auto'")
 
 
 def best_first(scores: Sequence[NDArray[np.float64]]) -> Ints:
@@ -99,7 +90,7 @@ class RankSelector:
 
     `scores` holds, for each layer of `costs`, its bases' scores in descending order. `fixed_macs` and `fixed_params`
     are what the network costs besides these layers; `fixed_macs` is None where MACs are not known. `left_alone` says
-    what the largest parts of that are.
+    what the largest parts of that are. `stored` says how many bases of each layer there are, where some are gone.
     """
 
     costs: tuple[LayerCost, ...]
@@ -109,11 +100,17 @@ class RankSelector:
     lower: Ints
     upper: Ints
     left_alone: tuple[LeftAlone, ...] = ()
+    stored: Ints | None = None
 
     @cached_property
     def full_ranks(self) -> Ints:
         """The full rank of every layer."""
         return np.array([cost.full_rank for cost in self.costs], dtype=np.int64)
+
+    @property
+    def most_ranks(self) -> Ints:
+        """How many bases of every layer there are."""
+        return self.full_ranks if self.stored is None else self.stored
 
     @cached_property
     def order(self) -> Ints:
@@ -228,8 +225,8 @@ class RankSelector:
         return self.choose(macs=size, align=align) if by == "macs" else self.choose(params=size, align=align)
 
     def full_plan(self) -> RankPlan:
-        """The original network: every layer dense with its full rank."""
-        return self._plan(self.full_ranks, np.ones(len(self.costs), dtype=bool))
+        """The largest size that there is: the original network, unless bases are gone."""
+        return self._literal(self.most_ranks)
 
     def smallest_plan(self) -> RankPlan:
         """Every layer at its smallest rank."""
@@ -254,7 +251,7 @@ class RankSelector:
         ranks = self._prefix(length, align)
         dense = self._is_dense(measure, ranks)
         # A dense layer costs the same at any rank, so it takes the largest that it may have.
-        return self._plan(np.where(dense, self.upper, ranks), dense)
+        return self.plan_of(np.where(dense, self.upper, ranks), dense)
 
     def _too_small(self, measure: Measure, value: float, align: Align) -> str:
         total, unit = self.full_cost(measure), "MACs" if measure == "macs" else "parameters"
@@ -282,26 +279,37 @@ class RankSelector:
 
     def _literal(self, ranks: Ints) -> RankPlan:
         """Exactly these ranks; a layer whose factors would cost more than dense holds its truncated W̃ densely."""
-        return self._plan(ranks, self._is_dense("params" if self.fixed_macs is None else "macs", ranks))
+        return self.plan_of(ranks, self._is_dense("params" if self.fixed_macs is None else "macs", ranks))
 
     def _is_dense(self, measure: Measure, ranks: Ints) -> NDArray[np.bool_]:
         dense, per_rank = self._prices(measure)
         return (ranks * per_rank > dense) | (ranks == self.full_ranks)
 
     def _check_ranks(self, ranks: Mapping[str, int]) -> Ints:
-        full = dict(zip((cost.name for cost in self.costs), self.full_ranks.tolist(), strict=True))
+        """Given ranks; layers not named stay as large as they can be."""
+        most = dict(zip((cost.name for cost in self.costs), self.most_ranks.tolist(), strict=True))
         if not isinstance(ranks, Mapping):
             raise InvalidArgumentError(
-                f"ranks={ranks!r}; allowed: ranks by layer name, such as {{'{next(iter(full))}': 1}}"
+                f"ranks={ranks!r}; allowed: ranks by layer name, such as {{'{next(iter(most))}': 1}}"
             )
         for name, rank in ranks.items():
-            if name not in full:
-                raise InvalidArgumentError(f"ranks: '{name}' is not a decomposed layer; allowed: {_some(full)}")
-            if not is_integer(rank) or not 1 <= rank <= full[name]:
-                raise InvalidArgumentError(f"ranks: layer '{name}' got {rank!r}; allowed: an int, 1 to {full[name]}")
-        return np.array([int(ranks.get(name, most)) for name, most in full.items()], dtype=np.int64)
+            if name not in most:
+                raise InvalidArgumentError(f"ranks: '{name}' is not a decomposed layer; allowed: {_some(most)}")
+            if not is_integer(rank) or not 1 <= rank <= most[name]:
+                raise InvalidArgumentError(f"ranks: layer '{name}' got {rank!r}; allowed: an int, 1 to {most[name]}")
+        return np.array([int(ranks.get(name, limit)) for name, limit in most.items()], dtype=np.int64)
 
-    def _plan(self, ranks: Ints, dense: NDArray[np.bool_]) -> RankPlan:
+    def check_plan(self, plan: RankPlan) -> None:
+        """Refuse a plan of another network, or one that needs bases which are not there."""
+        full = {cost.name: cost.full_rank for cost in self.costs}
+        if not isinstance(plan, RankPlan) or dict(plan.full_ranks) != full or list(plan.ranks) != list(full):
+            raise InvalidArgumentError("plan: it is not of this network; allowed: what its selector.choose() returns")
+        for name, most in zip(full, self.most_ranks.tolist(), strict=True):
+            if not 1 <= plan.ranks[name] <= most:
+                raise InvalidArgumentError(f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}")
+
+    def plan_of(self, ranks: Ints, dense: NDArray[np.bool_]) -> RankPlan:
+        """The plan with these ranks, and these layers dense."""
         names = [cost.name for cost in self.costs]
         rows = list(zip(self.costs, ranks.tolist(), dense.tolist(), strict=True))
         known = self.fixed_macs is not None
@@ -315,22 +323,6 @@ class RankSelector:
             full_macs=self.full_cost("macs") if known else None,
             full_params=self.full_cost("params"),
         )
-
-
-def absolute_budget(option: str, value: float, total: int) -> int:
-    """A budget as a count: a float in (0, 1] is a fraction of `total`, 1 is 1.0, a larger int is the count itself.
-
-    >>> absolute_budget("macs", 0.25, 1000), absolute_budget("macs", 1, 1000), absolute_budget("macs", 300, 1000)
-    (250, 1000, 300)
-    """
-    if is_integer(value) and value > 1:
-        return int(value)
-    if is_number(value) and 0 < value <= 1:
-        nearest = round(float(value) * total)  # so that the fraction c / total gives the count c back
-        return nearest if nearest / total <= value else nearest - 1
-    raise InvalidArgumentError(
-        f"{option}={value!r}; allowed: a fraction in (0, 1] as a float, or an absolute count as an int"
-    )
 
 
 def _some(names: Mapping[str, int], most: int = 5) -> str:

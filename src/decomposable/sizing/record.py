@@ -19,7 +19,6 @@ from decomposable.fields import MOST, MOST_VALUES, Fields, require
 from decomposable.sizing.cost import LayerCost, LayerShape, LeftAlone
 from decomposable.sizing.interpolation import CalibratedSizes
 from decomposable.sizing.ranks import Ints, RankSelector
-from decomposable.sizing.shrunk import plan_of, with_stored
 from decomposable.text import one_line
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -176,7 +175,7 @@ def read_selector(
     lower, upper = (arrays.values(f"limits/{end}", "int64", (len(costs),)) for end in ("lower", "upper"))
     are_right = bool(((lower >= 1) & (lower <= upper) & (upper <= stored)).all())
     require(are_right, "the limits of the ranks are wrong")
-    selector = RankSelector(
+    return RankSelector(
         costs=costs,
         scores=_read_scores(costs, arrays, layout),
         fixed_macs=fixed_macs,
@@ -184,8 +183,8 @@ def read_selector(
         lower=lower,
         upper=upper,
         left_alone=_read_left_alone(top),
+        stored=stored,
     )
-    return with_stored(selector, stored)
 
 
 def _check_totals(costs: Sequence[LayerCost], fixed_macs: int | None, fixed_params: int) -> None:
@@ -247,7 +246,7 @@ def read_statistics(
     ranks, dense = _read_plans(selector.full_ranks, rows + 1, arrays)
     places = arrays.values("statistics/positions", "float64", (rows,))
     require(bool(np.isfinite(places).all() and (np.diff(places) >= 0).all()), "statistics are not in order")
-    plans = [plan_of(selector, r, d) for r, d in zip(ranks, dense, strict=True)]
+    plans = [selector.plan_of(r, d) for r, d in zip(ranks, dense, strict=True)]
     mean, var = (arrays.take_as(f"statistics/{each}", FLOATS, (rows, total)) for each in ("mean", "var"))
     original = tuple(arrays.take_as(f"{layout.original}{each}", FLOATS, (total,)) for each in ("mean", "var"))
     require(len({type_name(each) for each in (mean, var, *original)}) == 1, "statistics are of several types")

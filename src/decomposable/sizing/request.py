@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from decomposable.checks import is_integer, is_number
 from decomposable.errors import InvalidArgumentError
 
 _BUDGETS = ("macs", "params", "ratio", "ranks")
@@ -50,3 +51,19 @@ class SizeRequest:
                 f"{', '.join(ways) or 'none'}"
             )
         return next(iter(ways.items()))
+
+
+def absolute_budget(option: str, value: float, total: int) -> int:
+    """A budget as a count: a float in (0, 1] is a fraction of `total`, 1 is 1.0, a larger int is the count itself.
+
+    >>> absolute_budget("macs", 0.25, 1000), absolute_budget("macs", 1, 1000), absolute_budget("macs", 300, 1000)
+    (250, 1000, 300)
+    """
+    if is_integer(value) and value > 1:
+        return int(value)
+    if is_number(value) and 0 < value <= 1:
+        nearest = round(float(value) * total)  # so that the fraction c / total gives the count c back
+        return nearest if nearest / total <= value else nearest - 1
+    raise InvalidArgumentError(
+        f"{option}={value!r}; allowed: a fraction in (0, 1] as a float, or an absolute count as an int"
+    )

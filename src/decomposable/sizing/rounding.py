@@ -20,6 +20,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from decomposable.checks import is_integer
+from decomposable.errors import InvalidArgumentError
+
 Align = int | Literal["auto"]
 """What ranks are rounded to: multiples of a number, of which 1 is no rounding; or of what suits each rank."""
 
@@ -35,6 +38,15 @@ rank 36 in place of 37 in a single layer cost a point at 0.3x, on training image
 """
 
 AUTO_NEEDS_NONE = "it needs no statistics but those of unrounded sizes; allowed: an int, such as 8, or none"
+
+
+def check_align(align: object) -> Align:
+    """What ranks are rounded to: 1 leaves them as they are."""
+    if isinstance(align, str) and align == "auto":
+        return "auto"
+    if is_integer(align) and align >= 1:
+        return int(align)
+    raise InvalidArgumentError(f"align={align!r}; allowed: an int of at least 1, such as 8 or 16, or 'auto'")
 
 
 def aligned_ranks(lower: int, upper: int, full: int, align: int) -> Ints:

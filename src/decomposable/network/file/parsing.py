@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,6 @@ from decomposable.network.parts import stored_ranks
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import Ints, RankSelector
 from decomposable.sizing.record import NETWORK_FILE, Arrays, check_factors, read_layer, read_selector, read_statistics
-from decomposable.sizing.shrunk import plan_of
 from decomposable.text import one_line
 
 Tensors = dict[str, Tensor]
@@ -96,7 +96,8 @@ def _read_plan(top: Fields, selector: RankSelector, stored: Ints) -> RankPlan:
         is_right = type(rank) is int and 1 <= rank <= most and type(is_dense) is bool
         is_right = is_right and (is_dense or rank < cost.full_rank)
         require(is_right, f"the plan has rank {rank!r:.40} for layer '{cost.name}'")
-    return plan_of(selector, [rank for rank, _ in rows], [is_dense for _, is_dense in rows])
+    ranks, dense = zip(*rows, strict=True)
+    return selector.plan_of(np.array(ranks, dtype=np.int64), np.array(dense, dtype=bool))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

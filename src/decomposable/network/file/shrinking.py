@@ -20,14 +20,12 @@ from decomposable.network.file.container import Container, like
 from decomposable.network.file.contents import Artifact, factor_names, state_name
 from decomposable.network.file.parsing import network_from
 from decomposable.network.file.skeleton import StoredLayer, join
-from decomposable.network.parts import sliced, stored_ranks, truncated
-from decomposable.sizing import shrunk
+from decomposable.network.parts import sliced, truncated
 from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.request import SizeRequest
-from decomposable.sizing.shrunk import with_stored
 
 
 @torch.no_grad()
@@ -37,7 +35,7 @@ def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
     The weight of a layer that loses bases becomes W̃. Fractions of MACs and of parameters keep counting from the
     original network.
     """
-    check_plan(artifact, plan)
+    artifact.selector.check_plan(plan)
     if plan.is_full:
         return replace(artifact, plan=plan)
     factors = {
@@ -193,7 +191,7 @@ def _selector_up_to(artifact: Artifact, plan: RankPlan) -> RankSelector:
     selector = artifact.selector
     ranks = np.array([plan.ranks[cost.name] for cost in selector.costs], dtype=np.int64)
     upper = np.where(ranks < selector.full_ranks, ranks, selector.upper)
-    return with_stored(replace(selector, lower=np.minimum(selector.lower, upper), upper=upper), ranks)
+    return replace(selector, lower=np.minimum(selector.lower, upper), upper=upper, stored=ranks)
 
 
 def _rows_needed(artifact: Artifact, plan: RankPlan) -> list[int]:
@@ -251,8 +249,3 @@ def statistics_at(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
     # A module that stands in two places of the tree has two keys, one of which the statistics name.
     aliases = {key: by_tensor[id(tensor)] for key, tensor in artifact.state.items() if id(tensor) in by_tensor}
     return {**aliases, **buffers}
-
-
-def check_plan(artifact: Artifact, plan: RankPlan) -> None:
-    """Refuse a plan of another network, or one that needs bases which are not there."""
-    shrunk.check_plan(plan, artifact.selector, stored_ranks(artifact.factors).tolist())
