@@ -1,6 +1,10 @@
 """One size as a program of `torch.export`: read again, the same numbers, nothing private."""
 
+import os
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,3 +81,29 @@ def test_a_difference_or_a_wrong_call_leaves_the_old_file(tmp_path, monkeypatch)
         dn.export_torch(nn.Linear(6, 2), path, example_input=example)
     assert path.read_bytes() == b"the old one"
     assert list(tmp_path.iterdir()) == [path]
+
+
+WITHOUT_ONNX = """
+import sys
+sys.modules.update(onnx=None, onnxruntime=None, onnxscript=None)
+import torch
+import decomposable as dn
+from decomposable.errors import MissingExtraError
+from decomposable.export.measuring import measure
+net = dn.decompose(torch.nn.Linear(6, 4), torch.zeros(1, 6))
+dn.export_torch(net, sys.argv[1], ratio=0.5)
+measure(net, [0.5], seconds=0)
+try:
+    dn.export_onnx(net, sys.argv[1].replace("pt2", "onnx"))
+except MissingExtraError as error:
+    print(error)
+"""
+
+
+def test_without_the_extra_onnx_torch_is_enough(tmp_path):
+    """For an export to PyTorch's own file, and to measure in PyTorch."""
+    source = str(Path(dn.__file__).parents[1])
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_ONNX, str(tmp_path / "net.pt2")]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True)
+    assert done.stdout.startswith("onnx is not installed; run "), done.stderr
+    assert (tmp_path / "net.pt2").exists()

@@ -21,7 +21,7 @@ from decomposable.edge.arrays import INLINE_BYTES, Array, header_of, tensor_of
 from decomposable.edge.bundle import Bundle
 from decomposable.edge.factors import LayerWeights
 from decomposable.edge.folding import Norm, folded
-from decomposable.edge.graph import first_of, merged_attributes, number, second_of
+from decomposable.edge.graph import attribute, first_of, merged_attributes, second_of
 from decomposable.sizing.plans import RankPlan
 
 
@@ -90,7 +90,7 @@ class _Draft:
         """Make a batch normalisation part of the node before it."""
         norm, maker = self._nodes.pop(norm_index), self._node(maker_index)
         gamma, beta, mean, var = (self.tensors[name] for name in norm.input[1:5])
-        epsilon = number(norm, "epsilon", 1e-5)
+        epsilon = attribute(norm, "epsilon", 1e-5)
         has_bias = len(maker.input) > 2 and bool(maker.input[2])
         weight, bias = folded(
             self.tensors[maker.input[1]],

@@ -13,12 +13,16 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import onnx
-from onnx import AttributeProto, NodeProto
+from onnx import AttributeProto, NodeProto, helper
 
 from decomposable.edge.container import graphs_of
 from decomposable.fields import require
+
+Value = TypeVar("Value", int, float, bytes, list[int])
+_KINDS = {int: AttributeProto.INT, float: AttributeProto.FLOAT, bytes: AttributeProto.STRING, list: AttributeProto.INTS}
 
 
 @dataclass(frozen=True)
@@ -83,36 +87,13 @@ def _own_graph(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
     return [attribute.g] if attribute.HasField("g") else []
 
 
-def _attribute(node: NodeProto, name: str, kind: int) -> onnx.AttributeProto | None:
-    """The attribute of this name, which has to be of this kind."""
-    found = [attribute for attribute in node.attribute if attribute.name == name]
-    is_right = len(found) <= 1 and all(attribute.type == kind for attribute in found)
+def attribute(node: NodeProto, name: str, default: Value) -> Value:
+    """What a node says under a name, which has to be of the default's kind; the default where it says nothing."""
+    found = [one for one in node.attribute if one.name == name]
+    is_right = len(found) <= 1 and all(one.type == _KINDS[type(default)] for one in found)
     require(is_right, f"'{name}' of node '{node.name:.60}' is not of its kind, or there twice")
-    return found[0] if found else None
-
-
-def integer(node: NodeProto, name: str, default: int) -> int:
-    """A whole number among a node's attributes."""
-    found = _attribute(node, name, AttributeProto.INT)
-    return default if found is None else int(found.i)
-
-
-def number(node: NodeProto, name: str, default: float) -> float:
-    """A number among a node's attributes."""
-    found = _attribute(node, name, AttributeProto.FLOAT)
-    return default if found is None else float(found.f)
-
-
-def text(node: NodeProto, name: str, default: bytes) -> bytes:
-    """A text among a node's attributes."""
-    found = _attribute(node, name, AttributeProto.STRING)
-    return default if found is None else bytes(found.s)
-
-
-def integers(node: NodeProto, name: str, default: Sequence[int]) -> list[int]:
-    """A list of whole numbers among a node's attributes."""
-    found = _attribute(node, name, AttributeProto.INTS)
-    return list(default) if found is None else list(found.ints)
+    value: Value = helper.get_attribute_value(found[0]) if found else default
+    return value
 
 
 def find_uses(wiring: Wiring, layer: str) -> tuple[Use, ...]:
@@ -148,7 +129,7 @@ def _multiplying(wiring: Wiring, layer: str, weight: str) -> list[int]:
     found = []
     for i, place in wiring.takers(weight):
         node = wiring.nodes[i]
-        if node.op_type == "Transpose" and place == 0 and integers(node, "perm", []) == [1, 0]:
+        if node.op_type == "Transpose" and place == 0 and attribute(node, "perm", list[int]()) == [1, 0]:
             for j, where in wiring.takers(node.output[0]):
                 require(
                     (wiring.nodes[j].op_type, where) == ("MatMul", 1), f"layer '{layer}': {weight} is not multiplied by"
@@ -165,11 +146,11 @@ def _multiplying(wiring: Wiring, layer: str, weight: str) -> list[int]:
 def _is_plain(node: NodeProto) -> bool:
     """A convolution without groups whose padding is in numbers, or x Wᵀ + b."""
     if node.op_type == "Conv":
-        return integer(node, "group", 1) == 1 and text(node, "auto_pad", b"NOTSET") == b"NOTSET"
+        return attribute(node, "group", 1) == 1 and attribute(node, "auto_pad", b"NOTSET") == b"NOTSET"
     if node.op_type != "Gemm":
         return False
-    is_linear = (integer(node, "transA", 0), integer(node, "transB", 0)) == (0, 1)
-    return is_linear and number(node, "alpha", 1.0) == number(node, "beta", 1.0) == 1.0
+    is_linear = (attribute(node, "transA", 0), attribute(node, "transB", 0)) == (0, 1)
+    return is_linear and attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0
 
 
 def merged_attributes(first: NodeProto, second: NodeProto, kernel: Sequence[int]) -> dict[str, list[int]]:
@@ -183,7 +164,7 @@ def merged_attributes(first: NodeProto, second: NodeProto, kernel: Sequence[int]
     """
 
     def both(name: str, default: list[int]) -> list[tuple[int, int]]:
-        return list(zip(integers(first, name, default), integers(second, name, default), strict=True))
+        return list(zip(attribute(first, name, default), attribute(second, name, default), strict=True))
 
     return {
         "kernel_shape": list(kernel),
@@ -195,11 +176,16 @@ def merged_attributes(first: NodeProto, second: NodeProto, kernel: Sequence[int]
 
 def check_geometry(node: NodeProto, kernel: Sequence[int], layer: str) -> None:
     """Refuse a convolution that is not of this kernel, or whose numbers are absurd."""
-    is_right = integers(node, "kernel_shape", kernel) == list(kernel)
+    is_right = attribute(node, "kernel_shape", list(kernel)) == list(kernel)
     for name, length, least in (("strides", 2, 1), ("dilations", 2, 1), ("pads", 4, 0)):
-        values = integers(node, name, [least] * length)
+        values = attribute(node, name, [least] * length)
         is_right = is_right and len(values) == length and all(least <= value < 1 << 20 for value in values)
     require(is_right, f"layer '{layer:.60}': node '{node.name:.60}' has a geometry that cannot be")
+
+
+def _is_evaluating(norm: NodeProto) -> bool:
+    """Whether a batch normalisation uses the statistics that it is given, and adds a number to the variance."""
+    return not attribute(norm, "training_mode", 0) and 0 <= attribute(norm, "epsilon", 1e-5) < math.inf
 
 
 def find_foldable(wiring: Wiring, shapes: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
@@ -213,7 +199,7 @@ def find_foldable(wiring: Wiring, shapes: Mapping[str, tuple[int, ...]]) -> dict
         if node.op_type != "BatchNormalization" or len([name for name in node.output if name]) != 1:
             continue
         before = wiring.makers.get(node.input[0]) if len(node.input) == 5 else None
-        if before is None or integer(node, "training_mode", 0) or not 0 <= number(node, "epsilon", 1e-5) < math.inf:
+        if before is None or not _is_evaluating(node):
             continue
         maker = wiring.nodes[before]
         is_layer = maker.op_type == "Conv" or (maker.op_type == "Gemm" and _is_plain(maker))

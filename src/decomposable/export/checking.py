@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from decomposable.checks import is_number
 from decomposable.core.tree import deep_copy
-from decomposable.edge.onnx_runtime import onnx_runtime
 from decomposable.errors import InvalidArgumentError
 from decomposable.export.interface import Feeds
 from decomposable.export.program import ExportError, run
@@ -101,12 +100,11 @@ def onnx_runner(model: onnx.ModelProto) -> Run:
     """ONNX Runtime on the CPU, as a function of a batch; the graph is checked first."""
     import onnx
 
-    onnxruntime = onnx_runtime()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
+    from decomposable.edge.onnx_runtime import cpu_session
+
     try:
         onnx.checker.check_model(model, full_check=True)
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = cpu_session(model.SerializeToString(), torch.get_num_threads())
     except Exception as error:  # kinds of their own, of both packages
         raise _cannot_run(error) from error
 

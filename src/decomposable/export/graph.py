@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,10 +27,8 @@ _UNIQUE_INPUT = "decomposable::input"  # a parameter of the model may be called 
 def require_onnx() -> None:
     """Raise where a package of the extra `onnx` is missing, before any work is done."""
     for package in ("onnx", "onnxruntime", "onnxscript"):
-        try:
-            import_module(package)
-        except ImportError as error:
-            raise MissingExtraError.of(package, "onnx") from error
+        if find_spec(package) is None:  # not imported: that of ONNX Runtime has a place of its own
+            raise MissingExtraError.of(package, "onnx")
 
 
 def to_onnx(
@@ -83,21 +81,14 @@ def _check_bytes(count: int) -> None:
         )
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph, and those inside its nodes: the branches of a condition, the body of a loop."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-                yield from _graphs(inner)
-
-
 def _strip(model: onnx.ModelProto) -> None:
     """Take out all notes: the exporter puts stack traces, with the paths of source files, next to every node."""
+    from decomposable.edge.container import graphs_of
+
     holders: list[Any] = [model, *model.functions]
     for function in model.functions:
         holders += [*function.node, *function.value_info]
-    for graph in _graphs(model.graph):
+    for graph in graphs_of(model.graph):
         holders += [graph, *graph.node, *graph.input, *graph.output, *graph.initializer]
         del graph.value_info[:]  # shapes in between, which every reader infers
     for holder in holders:
@@ -124,9 +115,12 @@ def _distinct_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> dict[str,
 
 def _rename_values(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
     """Give inputs and outputs their names; a weight or a value in between that has such a name gets another."""
+    from decomposable.edge.container import graphs_of
+
+    graphs = list(graphs_of(graph))
     taken = {
         name
-        for inner in _graphs(graph)
+        for inner in graphs
         for name in (
             *(value for node in inner.node for value in (*node.input, *node.output)),
             *(value.name for value in (*inner.input, *inner.output, *inner.initializer)),
@@ -140,7 +134,7 @@ def _rename_values(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
         if name in taken:
             names[name] = other
             taken.add(other)
-    for inner in _graphs(graph):
+    for inner in graphs:
         for node in inner.node:
             node.input[:] = [names.get(name, name) for name in node.input]
             node.output[:] = [names.get(name, name) for name in node.output]

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from decomposable.edge.onnx_runtime import onnx_runtime
 from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.export.graph import to_onnx
+from decomposable.export.interface import Interface
 from decomposable.export.quiet import reason
 from decomposable.network.calls import Call
 
@@ -68,18 +69,11 @@ def _torch_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor]) -> C
 
 
 def _onnx_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor], threads: int) -> Callable[[], object]:
-    from decomposable.export.graph import to_onnx  # brings the optional packages, or says which one is missing
-    from decomposable.export.interface import Interface
-
     model, taken = to_onnx(module, Interface(call=call), optimize=True)
-    onnxruntime = onnx_runtime()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    # After a run, threads wait for the next one at full speed for a while: they would slow the other networks.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3
+    from decomposable.edge.onnx_runtime import cpu_session  # now that it is known to be there
+
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = cpu_session(model.SerializeToString(), threads, spins=False)
         feed = {name: inputs[name].numpy() for name in taken.names}
     except Exception as error:  # of types of its own
         raise DecomposableError(f"onnxruntime cannot run this network ({reason(error)})") from error
