@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decomposable.checks import check_ratio, is_integer, is_number
+from decomposable.checks import check_count, check_ratio, is_integer, is_number
 from decomposable.core.bases import KeptBases
 from decomposable.core.criteria import Criterion, find_criterion, score
 from decomposable.core.forms import check_form, to_matrix
@@ -89,7 +89,7 @@ class JointObjective:
         self.model = model
         self.ratio = _check_range(ratio)
         self.balance = _check_balance(balance)
-        self.refresh = _check_refresh(refresh)
+        self.refresh = check_count("refresh", refresh)
         self.criterion = find_criterion(criterion)
         layers, self.skipped = find_layers(unwrap(model), check_form(form), filter_fn)
         require_layers(layers, self.skipped)
@@ -304,9 +304,3 @@ def _check_balance(balance: float) -> float:
     if not is_number(balance) or not 0 <= balance <= 1:
         raise InvalidArgumentError(f"balance={balance!r}; allowed: a number from 0 to 1")
     return float(balance)
-
-
-def _check_refresh(refresh: int) -> int:
-    if not is_integer(refresh) or refresh < 1:
-        raise InvalidArgumentError(f"refresh={refresh!r}; allowed: an int of at least 1")
-    return int(refresh)

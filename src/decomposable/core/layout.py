@@ -104,9 +104,13 @@ def _in_usual_layout(output: Tensor) -> Tensor:
 def _try_backward(network: nn.Module, output: Any) -> None:
     """Lead a gradient back through what has run: its layout is that of the features, and code of the model's own may
     refuse it there. Not where hooks would see it, which may count what they see.
+
+    It goes to the first parameter, which is behind all the others in most models, and to the vectors: all gradients at
+    once, while nothing that was kept for them may be freed, would be the most memory that a step ever takes.
     """
     outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
-    parameters = [p for p in network.parameters() if p.requires_grad]
+    trainable = [p for p in network.parameters() if p.requires_grad]
+    parameters = [p for i, p in enumerate(trainable) if i == 0 or p.dim() < 2]
     has_hooks = any(module._backward_hooks or module._backward_pre_hooks for module in network.modules())
     if outputs and parameters and not has_hooks:
         with torch.autocast("cpu", enabled=False):

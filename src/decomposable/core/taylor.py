@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from decomposable.core.forms import to_matrix
 from decomposable.core.layers import Layer
 from decomposable.core.svd import SVD
+from decomposable.core.undisturbed import evaluating
 from decomposable.errors import InvalidArgumentError
 
 
@@ -34,16 +35,14 @@ class Taylor:
         self, model: nn.Module, layers: Sequence[Layer], decompositions: Mapping[str, SVD]
     ) -> dict[str, NDArray[np.float64]]:
         """The scores of every layer's bases, in the order of their singular values. The model is as before after."""
-        flags = {module: module.training for module in model.modules()}
         frozen = [layer.weight for layer in layers if not layer.weight.requires_grad]
         totals = {layer.name: torch.zeros_like(decompositions[layer.name].s) for layer in layers}
         count = 0
         try:
-            model.eval()
             for weight in frozen:
                 weight.requires_grad_(True)
             for batch in islice(self.batches, self.max_batches):
-                with torch.enable_grad():
+                with evaluating(model), torch.enable_grad():
                     loss = self.loss(model, batch)
                     gradients = torch.autograd.grad(loss, [layer.weight for layer in layers], allow_unused=True)
                 for layer, gradient in zip(layers, gradients, strict=True):
@@ -54,8 +53,6 @@ class Taylor:
         finally:
             for weight in frozen:
                 weight.requires_grad_(False)
-            for module, flag in flags.items():
-                module.training = flag
         if count == 0:
             raise InvalidArgumentError("criterion=Taylor(...): its loader yielded no batch; allowed: at least one")
         for name, total in totals.items():

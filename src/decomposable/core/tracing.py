@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from decomposable.core.layers import Layer
 from decomposable.core.tree import plain_name
+from decomposable.core.undisturbed import evaluating
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.cost import LayerCost, dense_size, factor_sizes
 
@@ -119,8 +120,7 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
     """
     seen = Trace(samples=_batch_size(example_input))
     outputs: list[tuple[nn.Module, Any, int]] = []  # held, so that no two of them can share an address
-    flags = {module: module.training for module in model.modules()}
-    with ExitStack() as hooks:
+    with ExitStack() as hooks, evaluating(model):
         for module in model.modules():
             record = _recorder(module)
             if record is not None:
@@ -131,12 +131,7 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
             elif isinstance(module, nn.modules.batchnorm._BatchNorm):
                 hook = module.register_forward_pre_hook(lambda m, a: _see_norm(seen, m, a, outputs))
                 hooks.callback(hook.remove)
-        try:
-            model.eval()
-            forward(model, example_input)
-        finally:
-            for module, flag in flags.items():
-                module.training = flag
+        forward(model, example_input)
     if seen.has_unbatched:
         seen.samples = 1
     return seen

@@ -1,4 +1,4 @@
-"""Passes of a model that leave no trace in torch's random numbers or in the model's buffers."""
+"""Passes of a model that leave no trace: in torch's random numbers, in the model's buffers, in its modes."""
 
 from __future__ import annotations
 
@@ -40,3 +40,15 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode; afterwards every module is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

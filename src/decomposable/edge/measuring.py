@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from decomposable.checks import is_integer
+from decomposable.checks import check_count
 from decomposable.edge.arrays import Array
 from decomposable.edge.bundle import Port
 from decomposable.errors import InvalidArgumentError
@@ -29,8 +29,7 @@ def example(ports: Sequence[Port], batch: int, lengths: Mapping[str, int] | None
     >>> example([Port(name="x", shape=("batch", 3, 8, 8), dtype="float32")], 2)["x"].shape
     (2, 3, 8, 8)
     """
-    if not is_integer(batch) or batch < 1:
-        raise InvalidArgumentError(f"batch={batch!r}; allowed: an int of at least 1")
+    check_count("batch", batch)
     random = np.random.default_rng(0)
     feeds = {}
     for port in ports:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from decomposable.checks import is_integer, is_number
+from decomposable.checks import is_number
 from decomposable.edge.onnx_runtime import onnx_runtime
 from decomposable.errors import InvalidArgumentError
 from decomposable.machine import check_threads, most_threads
@@ -100,10 +100,3 @@ def check_measuring(sizes: object, seconds: object) -> None:
         raise InvalidArgumentError(f"measure: sizes={sizes!r:.80}; allowed: a list of numbers, such as [0.5, 0.25]")
     if not is_number(seconds) or not 0 <= seconds < math.inf:
         raise InvalidArgumentError(f"measure: seconds={seconds!r:.40}; allowed: a number of at least 0")
-
-
-def check_count(option: str, value: object) -> int:
-    """A whole number from 1."""
-    if is_integer(value) and value >= 1:
-        return int(value)
-    raise InvalidArgumentError(f"{option}={value!r}; allowed: an int of at least 1")

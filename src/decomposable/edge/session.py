@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from decomposable.checks import check_count
 from decomposable.edge.arrays import Array
 from decomposable.edge.building import build
 from decomposable.edge.bundle import Bundle, Port, read_bundle
 from decomposable.edge.feeding import feeds_of
 from decomposable.edge.measuring import RUNTIME, example, time_sizes
 from decomposable.edge.onnx_runtime import onnx_runtime
-from decomposable.edge.options import RuntimeOptions, check_count, check_measuring
+from decomposable.edge.options import RuntimeOptions, check_measuring
 from decomposable.errors import ArtifactError, DecomposableError
 from decomposable.locks import ForkLock
 from decomposable.sizing.interpolation import NOT_CALIBRATED

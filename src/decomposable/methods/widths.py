@@ -26,7 +26,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
-from decomposable.checks import is_integer, is_number
+from decomposable.checks import check_count, is_number
 from decomposable.core.factors import memory_format_of
 from decomposable.core.tracing import first_entry, trace
 from decomposable.core.tree import clone_buffers_, deep_copy, plain_name, rewire, unwrap
@@ -87,9 +87,7 @@ class Widths:
     """
 
     def __init__(self, model: nn.Module, example_input: Any, *, multiple: int = 1) -> None:
-        if not is_integer(multiple) or multiple < 1:
-            raise InvalidArgumentError(f"multiple={multiple!r}; allowed: an int of at least 1")
-        self.model, self.multiple = unwrap(model), int(multiple)
+        self.model, self.multiple = unwrap(model), check_count("multiple", multiple)
         example = first_entry(example_input)
         if not isinstance(example, Tensor):
             raise InvalidArgumentError(f"example_input: got {type(example).__name__}; allowed: a tensor")

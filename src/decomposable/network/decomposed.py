@@ -25,8 +25,8 @@ from decomposable.core.tracing import Forward
 from decomposable.core.tree import deep_copy, own_parameters_, rewire
 from decomposable.errors import InvalidArgumentError
 from decomposable.locks import ForkLock
-from decomposable.network.calibration.calibrating import calibrate_grid, calibrate_sizes, plans_of
-from decomposable.network.calibration.grid import PASSES, check_passes
+from decomposable.network.calibration.calibrating import calibrated, checked_plans
+from decomposable.network.calibration.grid import PASSES
 from decomposable.network.calibration.statistics import CalibrationReport, Statistics, Subject
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.file.contents import Artifact
@@ -39,7 +39,6 @@ from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.request import SizeRequest
-from decomposable.sizing.rounding import AUTO_NEEDS_NONE
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,12 +262,7 @@ class DecomposedNet(nn.Module):
             forward: ``forward(net, batch)``; by default that of `decompose`.
             progress: called with a line about how far it is, such as `print`; by default a terminal shows one.
         """
-        check_passes(passes)
-        if align == "auto":  # type: ignore[comparison-overlap]
-            raise InvalidArgumentError(f"calibrate_: align='auto': {AUTO_NEEDS_NONE}")
-        plans = None if sizes is None else plans_of(self.selector, sizes, align)
-        if exact and plans is None:
-            raise InvalidArgumentError("calibrate_(exact=True): got no sizes; allowed: with sizes=[...], as it is slow")
+        plans = checked_plans(self.selector, sizes, align=align, passes=passes, exact=exact)
         if not self._original.norms:
             return CalibrationReport(sizes=0, batches=0, seconds=0.0, bytes=0, passes=0.0)
         parts = self._in_force.parts
@@ -278,16 +272,15 @@ class DecomposedNet(nn.Module):
             feeders=parts.feeders,
             full_plan=self.selector.full_plan(),
         )
-        with shown(progress) as report:
-            if plans is None:
-                found = calibrate_grid(subject, self.selector, loader, align=align or 1, passes=passes, report=report)
-            else:
-                found = calibrate_sizes(subject, plans, loader, exact=exact, report=report)
+        with shown(progress) as line:
+            statistics, report = calibrated(
+                subject, self.selector, plans, loader, align=align or 1, passes=passes, exact=exact, report=line
+            )
         with self._lock:
-            keep = self._statistics if sizes is not None or align is not None else None
-            statistics = found[0] if keep is None else keep.merged(found[0])
+            if self._statistics is not None and (sizes is not None or align is not None):
+                statistics = self._statistics.merged(statistics)
             self._take_statistics(statistics)
-        return replace(found[1], bytes=statistics.bytes)
+        return replace(report, bytes=statistics.bytes)
 
     def forget_statistics_(self) -> None:
         """Drop what `calibrate_` has stored: all sizes have the original's statistics, until it is called again."""

@@ -59,17 +59,21 @@ Build = Callable[[Size], nn.Module]
 
 
 class SizedNet(nn.Module):
-    """A network that can be run at each of its sizes; `module` is the one in force, a plain module.
+    """A network that can be run at each of its sizes.
 
     Its parameters are not trainable, because they are copies of parts of what all sizes share: to train one size
     further, `extract` it.
 
     Attributes:
+        module: the plain module of the size in force.
         method: the name of the method that made it.
         sizes: all of them, the largest first.
         structure: what the method needs besides the model's code to make the modules again; JSON holds it.
         info: what a file that it was loaded from says besides; empty otherwise.
     """
+
+    module: nn.Module
+    _network: nn.Module
 
     def __init__(
         self,
@@ -91,18 +95,6 @@ class SizedNet(nn.Module):
         self._statistics = dict(statistics or {})
         self.training = network.training
         self.set_plan_(self.sizes[0])
-
-    @property
-    def module(self) -> nn.Module:
-        """The plain module of the size in force."""
-        module = self._modules["module"]
-        assert module is not None
-        return module
-
-    @property
-    def _network(self) -> nn.Module:
-        network: nn.Module = self.__dict__["_network"]
-        return network
 
     @property
     def plan(self) -> Size:

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.checks import check_ratio, is_integer
+from decomposable.checks import check_count, check_ratio, is_integer
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.sizing.cost import LayerCost, LeftAlone
 from decomposable.sizing.plans import FrozenDict, RankPlan
@@ -56,10 +56,8 @@ def rank_limits(
 
     A later pattern overrides an earlier one. A pattern that matches no layer is an error: it is a typo.
     """
-    if not is_integer(min_rank) or min_rank < 1:
-        raise InvalidArgumentError(f"min_rank={min_rank!r}; allowed: an int of at least 1")
     full = np.asarray(full_ranks, dtype=np.int64)
-    lower, upper = np.minimum(int(min_rank), full), full.copy()
+    lower, upper = np.minimum(check_count("min_rank", min_rank), full), full.copy()
     for pattern, bounds in (limits or {}).items():
         matched = [i for i, name in enumerate(names) if fnmatchcase(name, pattern)]
         if not matched:

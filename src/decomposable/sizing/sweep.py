@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from decomposable.checks import is_integer
+from decomposable.checks import check_count
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.machine import check_threads
 from decomposable.sizing.interpolation import position
@@ -51,8 +51,7 @@ def sweep(
     `sizes` are parts of the original or counts (of MACs, of parameters where those are not known), by default `SIZES`.
     An alignment above all ranks is noted as the smallest one that is.
     """
-    if not is_integer(batch) or batch < 1:
-        raise InvalidArgumentError(f"batch={batch!r}; allowed: an int of at least 1")
+    check_count("batch", batch)
     check_threads(threads)
     if runtime not in RUNTIMES:
         raise InvalidArgumentError(f"runtime={runtime!r}; allowed: {', '.join(RUNTIMES)}")

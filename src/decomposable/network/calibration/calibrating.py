@@ -25,10 +25,20 @@ from decomposable.progress import Progress, Report, Tracker
 from decomposable.sizing.interpolation import position
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.rounding import AUTO_NEEDS_NONE
 
 
-def plans_of(selector: RankSelector, sizes: Sequence[float], align: int | None) -> list[RankPlan]:
-    """The sizes that were asked for, each of them once."""
+def checked_plans(
+    selector: RankSelector, sizes: Sequence[float] | None, *, align: int | None, passes: float, exact: bool
+) -> list[RankPlan] | None:
+    """The sizes that were asked for, each of them once; None for a grid. What cannot be asked for is refused."""
+    check_passes(passes)
+    if align == "auto":  # type: ignore[comparison-overlap]
+        raise InvalidArgumentError(f"calibrate_: align='auto': {AUTO_NEEDS_NONE}")
+    if sizes is None:
+        if exact:
+            raise InvalidArgumentError("calibrate_(exact=True): got no sizes; allowed: with sizes=[...], as it is slow")
+        return None
     if not isinstance(sizes, Iterable):
         raise InvalidArgumentError(f"calibrate_: sizes={sizes!r}; allowed: a list of sizes, such as [0.25, 0.5]")
     plans = [selector.of_size(size, align=align) for size in sizes]
@@ -37,29 +47,41 @@ def plans_of(selector: RankSelector, sizes: Sequence[float], align: int | None) 
     return list({plan.ranks: plan for plan in plans}.values())
 
 
-def calibrate_sizes(
-    subject: Subject, plans: Sequence[RankPlan], loader: Iterable[Any], *, exact: bool, report: Report
+def calibrated(
+    subject: Subject,
+    selector: RankSelector,
+    plans: Sequence[RankPlan] | None,
+    loader: Iterable[Any],
+    *,
+    align: int,
+    passes: float,
+    exact: bool,
+    report: Report,
 ) -> tuple[Statistics, CalibrationReport]:
-    """The statistics of these sizes, and what they cost."""
+    """The statistics of these sizes, or of a grid, and what they cost."""
     start = time.perf_counter()
     batches, subject = _seen(subject, loader)
-    if exact:
-        statistics, passes = measured_exactly(subject, plans, batches.again(), report), None
+    spent: float | None = None
+    is_settled = True
+    if plans is None:
+        statistics, spent, is_settled = calibrated_grid(
+            subject, selector, batches, align=align, passes=float(passes), report=report
+        )
+    elif exact:
+        statistics = measured_exactly(subject, plans, batches.again(), report)
     else:
-        passes = sum(map(position, plans))
-        statistics = measured(subject, plans, batches, _counter(batches, loader, passes, report))
-    statistics = replace(statistics, has_explicit_full=any(plan.is_full for plan in plans))
-    return statistics, _report(statistics, batches, start, passes, True)
-
-
-def calibrate_grid(
-    subject: Subject, selector: RankSelector, loader: Iterable[Any], *, align: int, passes: float, report: Report
-) -> tuple[Statistics, CalibrationReport]:
-    """The statistics of a grid of sizes, and what they cost."""
-    start = time.perf_counter()
-    batches, subject = _seen(subject, loader)
-    grid = calibrated_grid(subject, selector, batches, align=align, passes=check_passes(passes), report=report)
-    return grid.statistics, _report(grid.statistics, batches, start, grid.passes, grid.is_settled)
+        spent = sum(map(position, plans))
+        statistics = measured(subject, plans, batches, _counter(batches, loader, spent, report))
+    if plans is not None:
+        statistics = replace(statistics, has_explicit_full=any(plan.is_full for plan in plans))
+    return statistics, CalibrationReport(
+        sizes=len(statistics.plans),
+        batches=batches.count,
+        seconds=time.perf_counter() - start,
+        bytes=statistics.bytes,
+        passes=spent,
+        is_settled=is_settled,
+    )
 
 
 def _seen(subject: Subject, loader: Iterable[Any]) -> tuple[Kept, Subject]:
@@ -89,16 +111,3 @@ def _counter(batches: Kept, loader: Iterable[Any], passes: float, report: Report
             report(Progress("calibrating", f"batch {batches.count}"))
 
     return count
-
-
-def _report(
-    statistics: Statistics, batches: Kept, start: float, passes: float | None, is_settled: bool
-) -> CalibrationReport:
-    return CalibrationReport(
-        sizes=len(statistics.plans),
-        batches=batches.count,
-        seconds=time.perf_counter() - start,
-        bytes=statistics.bytes,
-        passes=passes,
-        is_settled=is_settled,
-    )

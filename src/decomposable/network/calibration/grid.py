@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -45,15 +45,6 @@ _COMPARED = 32  # samples that outputs are compared on
 Named = Mapping[str, tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Grid:
-    """What was found, and what it took; `is_settled` says that it is as dense as it has to be."""
-
-    statistics: Statistics
-    passes: float | None
-    is_settled: bool
-
-
 def check_passes(passes: float) -> float:
     """The effort allowed: a coarse grid takes a few passes at least."""
     if is_number(passes) and 3 <= passes < math.inf:
@@ -70,8 +61,10 @@ def calibrated_grid(
     align: int,
     passes: float,
     report: Report,
-) -> Grid:
-    """Statistics from the smallest size to the largest one, for `passes` passes of the full network at most."""
+) -> tuple[Statistics, float, bool]:
+    """Statistics from the smallest size to the largest one, for `passes` passes of the full network at most; how many
+    it took, and whether the grid is as dense as it has to be.
+    """
     costs = selector.all_costs(align)
 
     def plan_of(index: int) -> RankPlan:
@@ -96,7 +89,7 @@ def calibrated_grid(
         middle = _middle(costs, low, high)
         plan = plan_of(middle)
         if not effort.allows(position(plan) * (length + 2 * share)):
-            return Grid(statistics=replace(whole, grids=(align,)), passes=effort.spent, is_settled=False)
+            return replace(whole, grids=(align,)), effort.spent, False
         newer = measured(subject, [plan], part, effort.ran)
         refined = _corrected(whole, some, newer, plan)
         difference = judge(plan, _at(whole, plan), _at(refined, plan))
@@ -105,7 +98,7 @@ def calibrated_grid(
         if difference > _TOLERANCE:
             for half in ((low, middle), (middle, high)):
                 heapq.heappush(between, (-difference, *half))
-    return Grid(statistics=replace(whole, grids=(align,)), passes=effort.spent, is_settled=True)
+    return replace(whole, grids=(align,)), effort.spent, True
 
 
 def _coarse(costs: Ints, total: int, passes: float) -> list[int]:
