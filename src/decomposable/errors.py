@@ -17,6 +17,17 @@ class InvalidArgumentError(DecomposableError, ValueError):
     """An option or argument has a value that is not allowed."""
 
 
+class SettingError(InvalidArgumentError):
+    """A setting has a value that is not allowed; a command may name the option that it was given by."""
+
+    def __init__(self, name: str, value: str, allowed: str) -> None:
+        super().__init__(f"{name}={value}; allowed: {allowed}")
+        self.name, self.value, self.allowed = name, value, allowed
+
+    def __reduce__(self) -> tuple[type[SettingError], tuple[str, str, str]]:
+        return SettingError, (self.name, self.value, self.allowed)
+
+
 class ModelNeededError(InvalidArgumentError):
     """A file holds weights but not the code that uses them, and no model was given."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
 from decomposable.console import Verb, multiple, parse_sizes, progress_line, showing_warnings
-from decomposable.errors import DecomposableError, InvalidArgumentError, ModelNeededError
+from decomposable.errors import DecomposableError, InvalidArgumentError, ModelNeededError, SettingError
 from decomposable.progress import Progress, Report
 from decomposable.text import first_line
 
@@ -90,8 +90,8 @@ def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
         if value is not None:
             try:
                 settings = with_overrides(settings, {name: value})
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(str(error).replace(f"{name}=", f"{option} ", 1)) from error
+            except SettingError as error:
+                raise InvalidArgumentError(f"{option} {error.value}; allowed: {error.allowed}") from error
     return settings
 
 

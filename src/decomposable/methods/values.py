@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import SettingError
 
 MOST = 2**31 - 1
 """Of a whole number in the settings: epochs, images and seeds are far below."""
@@ -29,7 +29,7 @@ class Checked:
         for names, allowed, is_right in self.checks:
             for name in names:
                 if not is_right(getattr(self, name)):
-                    raise InvalidArgumentError(f"{name}={as_text(getattr(self, name))}; allowed: {allowed}")
+                    raise SettingError(name, as_text(getattr(self, name)), allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def _typed(settings: type, name: str, value: Any) -> Any:
     try:
         return _convert(kind, value)
     except (ValueError, TypeError, KeyError, OverflowError):
-        raise InvalidArgumentError(f"{name}={as_text(value)}; allowed: {_describe(kind)}") from None
+        raise SettingError(name, as_text(value), _describe(kind)) from None
 
 
 def _convert(kind: Any, value: Any) -> Any:
