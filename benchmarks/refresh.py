@@ -16,6 +16,7 @@ from _common import record
 from decomposable import recipes
 from decomposable.methods.settings import Settings, from_text
 from decomposable.training import experiment
+from decomposable.training.job import plain_settings
 
 
 def trained(args: argparse.Namespace, refresh: int, seed: int) -> dict:
@@ -32,7 +33,7 @@ def trained(args: argparse.Namespace, refresh: int, seed: int) -> dict:
 
 def of_these_settings(record: dict, settings: Settings, args: argparse.Namespace) -> dict:
     """The record, if it is of this training; settings that did not exist when it was made had no effect on it."""
-    ours = experiment.plain_settings(settings)
+    ours = plain_settings(settings)
     wrong = [key for key, value in record["settings"].items() if key in ours and ours[key] != value]
     if wrong or record["recipe"] != args.recipe:
         raise SystemExit(

@@ -14,7 +14,7 @@ from torch import nn
 
 from decomposable import methods
 from decomposable.comparison.parts import Comparison, Part
-from decomposable.comparison.running import Circumstances
+from decomposable.comparison.preparing import Circumstances
 from decomposable.comparison.workers import threads_for
 from decomposable.data.base import Data, TrainBatches
 from decomposable.errors import DecomposableError

@@ -48,6 +48,16 @@ class Part:
         return self.folder.record.exists()
 
     @property
+    def lacks(self) -> list[Path]:
+        """The folders of trainings that it starts from and that are not done."""
+        return [path for path in self.needs if not RunFolder(path).record.exists()]
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether it is done, and what says its settings is there, too."""
+        return self.is_done and not self.lacks
+
+    @property
     def is_begun(self) -> bool:
         """Whether it was cut off, and can go on."""
         return not self.is_done and self.folder.checkpoint.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import wait
@@ -11,7 +12,6 @@ from decomposable.comparison.watching import Watch
 from decomposable.comparison.workers import Train, Worker, reason_of, threads_for
 from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.progress import Progress
-from decomposable.training.runs import RunFolder
 
 Failures = dict[str, str]  # why, by the name of the part
 
@@ -40,59 +40,96 @@ def one_by_one(parts: Sequence[Part], train: Train, watch: Watch) -> Failures:
 
 def side_by_side(parts: Sequence[Part], train: Train, watch: Watch, *, jobs: int) -> Failures:
     """Some at a time, each in a process with its share of the cores."""
-    failures: Failures = {}
-    waiting = list(parts)
-    workers: list[Worker] = []
-    is_clean = False
+    pool = _Pool(parts, train, watch, jobs)
     try:
         with stop_signals() as stop:
-            while True:
-                busy = [worker for worker in workers if worker.part is not None]
-                while not stop.is_set() and len(busy) < jobs:
-                    part = _next(waiting, [worker.part for worker in busy], failures, watch)
-                    if part is None:
-                        break
-                    worker = next((w for w in workers if w.part is None), None) or Worker(train, threads_for(jobs))
-                    workers += [] if worker in workers else [worker]
-                    watch.begin(part)
-                    worker.begin(part)
-                    busy.append(worker)
-                if not busy:
-                    break
-                if stop.is_set():
-                    for worker in busy:
-                        worker.ask_to_stop()
-                for worker in _speaking(busy):
-                    if not _heard(worker, failures, watch, is_stopping=stop.is_set()):
-                        workers.remove(worker)
-                watch.show()
-            is_clean = True
-            if stop.is_set():
-                raise _stopped(watch)
+            pool.work(stop)
     finally:
-        for worker in workers:
-            worker.close(at_once=not is_clean)
-    return failures
+        pool.close()
+    return pool.failures
 
 
-def _heard(worker: Worker, failures: Failures, watch: Watch, *, is_stopping: bool) -> bool:
-    """Take the next message of a worker; whether there will be others."""
-    kind, content = worker.message()
-    if kind == "line":
-        watch.hear(worker.part, Progress.of(content))
-        return True
-    if kind == "said":
-        watch.tell(worker.part, content)
-        return True
-    part, worker.part = worker.part, None
-    if kind == "done":
-        watch.end(part, content)
-    elif kind == "stopped" or is_stopping:
-        watch.stop(part)
-    else:
-        failures[part.name] = content
-        watch.fail(part, content)
-    return kind != "died"
+class _Pool:
+    """The parts that wait to be trained, and the workers that train the others."""
+
+    def __init__(self, parts: Sequence[Part], train: Train, watch: Watch, jobs: int) -> None:
+        self.waiting, self.train, self.watch, self.jobs = list(parts), train, watch, jobs
+        self.workers: list[Worker] = []
+        self.failures: Failures = {}
+
+    @property
+    def busy(self) -> list[Worker]:
+        """The workers that train."""
+        return [worker for worker in self.workers if worker.part is not None]
+
+    def work(self, stop: threading.Event) -> None:
+        """Until all parts are trained or have failed; where it is to stop, until the checkpoints are written."""
+        while True:
+            if not stop.is_set():
+                self._begin()
+            if not self.busy:
+                break
+            if stop.is_set():
+                for worker in self.busy:
+                    worker.ask_to_stop()
+            for worker in _speaking(self.busy):
+                if not self._heard(worker, is_stopping=stop.is_set()):
+                    self.workers.remove(worker)
+            self.watch.show()
+        if stop.is_set():
+            raise _stopped(self.watch)
+
+    def close(self) -> None:
+        """End all processes; one that trains was not waited for, and ends at once."""
+        for worker in self.workers:
+            worker.close(at_once=worker.part is not None)
+
+    def _begin(self) -> None:
+        """Give parts that have what they need to workers, as many as there may be."""
+        while len(self.busy) < self.jobs:
+            part = self._next()
+            if part is None:
+                return
+            self.watch.begin(part)
+            self._idle().begin(part)
+
+    def _next(self) -> Part | None:
+        """The first part that has what it needs; it is taken off the list."""
+        for part in list(self.waiting):
+            to_come = {other.path for other in (*self.waiting, *(worker.part for worker in self.busy))}
+            if any(path in to_come for path in part.needs):
+                continue
+            self.waiting.remove(part)
+            if not _lacks_something(part, self.failures, self.watch):
+                return part
+        return None
+
+    def _idle(self) -> Worker:
+        """A worker that has nothing to do, started where there is none."""
+        for worker in self.workers:
+            if worker.part is None:
+                return worker
+        self.workers.append(Worker(self.train, threads_for(self.jobs)))
+        return self.workers[-1]
+
+    def _heard(self, worker: Worker, *, is_stopping: bool) -> bool:
+        """Take the next message of a worker; whether there will be others."""
+        kind, content = worker.message()
+        if kind == "line":
+            self.watch.hear(worker.part, Progress.of(content))
+            return True
+        if kind == "said":
+            self.watch.tell(worker.part, content)
+            return True
+        part, worker.part = worker.part, None
+        if kind == "done":
+            self.watch.end(part, content)
+        elif kind == "stopped" or is_stopping:
+            self.watch.stop(part)
+        else:
+            self.failures[part.name] = content
+            self.watch.fail(part, content)
+        return kind != "died"
 
 
 def _speaking(workers: Sequence[Worker]) -> list[Worker]:
@@ -101,25 +138,12 @@ def _speaking(workers: Sequence[Worker]) -> list[Worker]:
     return [worker for worker in workers if worker.connection in ready]
 
 
-def _next(waiting: list[Part], running: Sequence[Part], failures: Failures, watch: Watch) -> Part | None:
-    """The first part that has what it needs; it is taken off the list."""
-    for part in list(waiting):
-        to_come = {other.path for other in (*waiting, *running)}
-        if any(path in to_come for path in part.needs):
-            continue
-        waiting.remove(part)
-        if not _lacks_something(part, failures, watch):
-            return part
-    return None
-
-
 def _lacks_something(part: Part, failures: Failures, watch: Watch) -> bool:
     """Whether what it starts from has failed; then it has, too."""
-    absent = [path for path in part.needs if not RunFolder(path).record.exists()]
-    if absent:
-        failures[part.name] = f"{'/'.join(absent[0].parts[-2:])}, which it starts from, is not there"
+    if part.lacks:
+        failures[part.name] = f"{'/'.join(part.lacks[0].parts[-2:])}, which it starts from, is not there"
         watch.fail(part, failures[part.name])
-    return bool(absent)
+    return bool(part.lacks)
 
 
 def _stopped(watch: Watch) -> Interrupted:

@@ -64,6 +64,13 @@ def find(name: str) -> Recipe:
     )
 
 
+def resolved(recipe: str | Recipe) -> tuple[Recipe, str]:
+    """The function of a recipe that is given by name or as a function, and the name that it is recorded by."""
+    if isinstance(recipe, str):
+        return find(recipe), recipe
+    return recipe, f"{recipe.__module__}:{recipe.__qualname__}"
+
+
 def imported(address: str, option: str = "recipe") -> Recipe:
     """The function of a ``package.module:function``; `option` is what messages call it."""
     module_name, _, function_name = address.partition(":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -55,3 +56,8 @@ def versions(*packages: str) -> dict[str, str]:
 def without_folders(argument: str) -> str:
     """Where somebody keeps their files is not part of a record."""
     return Path(argument).name if os.path.isabs(argument) else argument
+
+
+def command_without_folders(command: str) -> str:
+    """The same for all of a command."""
+    return shlex.join(map(without_folders, shlex.split(command)))

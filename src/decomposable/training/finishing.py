@@ -1,0 +1,145 @@
+"""After training: the network at its sizes, measured, in one file, and the record of the run beside it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from decomposable import methods
+from decomposable.data.base import Batch, Data, TrainBatches
+from decomposable.files import write_atomically
+from decomposable.interrupts import Interrupted
+from decomposable.machine import timestamp
+from decomposable.methods.settings import Settings, with_overrides
+from decomposable.network.decomposed import DecomposedNet
+from decomposable.progress import InTurn, Progress, Report
+from decomposable.training import records
+from decomposable.training.divergence import Loss
+from decomposable.training.evaluation import Row, measure
+from decomposable.training.job import Job, plain_settings
+from decomposable.training.loop import Say
+from decomposable.training.metrics import MetricsLog, read_metrics
+from decomposable.training.restoring import Position
+from decomposable.training.runs import RunFolder
+
+
+def at_its_sizes(
+    job: Job, method: methods.Method, network: nn.Module, data: Data, report: Report
+) -> tuple[methods.Sized, list[Row]]:
+    """After training: the network at its sizes, and their accuracies; of several variants the first one is kept."""
+    settings, first, rows = job.settings, None, []
+    variants = job.variants or {job.curve: {}}
+    in_turn = InTurn(report, count=len(variants))
+    material = material_for(data, settings, job.task.loss, in_turn)
+    for curve, overrides in variants.items():
+        chosen = with_overrides(settings, overrides)
+        net: Any = method.sized(network, material, chosen)
+        first = first or net
+        rows += measure(
+            net,
+            data,
+            settings.sizes,
+            curve=curve,
+            batch_size=settings.batch_size,
+            workers=settings.workers,
+            report=in_turn,
+        )
+        in_turn.next()
+    assert first is not None
+    return first, rows
+
+
+def warn_of_statistics(net: methods.Sized, settings: Settings, say: Say) -> None:
+    """Say where a measured size is too far from those that were calibrated."""
+    if not isinstance(net, DecomposedNet):
+        return
+    contents = net.artifact()
+    sizes = [size for size in settings.sizes if size >= net.selector.smallest_size]
+    text = next(filter(None, (contents.complaint(contents.of_size(size)) for size in sizes)), None)
+    if text is not None:
+        say(f"warning: {text}")
+
+
+def stopping(progress: Report, stop: threading.Event) -> Report:
+    """Progress that stops where it was asked to: after training, all that is lost is measured again."""
+
+    def report(line: Progress) -> None:
+        if stop.is_set():
+            raise Interrupted("stopped after training, before all sizes were measured; --resume does that again")
+        progress(line)
+
+    return report
+
+
+def material_for(data: Data, settings: Settings, loss: Loss, progress: Report) -> methods.Material:
+    """What the sizes of a trained network are made with."""
+    x, _ = data.test_batch(torch.arange(1))
+    count = min(settings.calibration_images, data.train_count)
+    images = TrainBatches(data, batch_size=min(125, count), epochs=1, seed=settings.seed + 2**31)
+    calibration = _FirstBatches(images, count)
+    return methods.Material(example_input=x, calibration=calibration, loss=loss, progress=progress)
+
+
+class _FirstBatches:
+    """The first so many images of an epoch, augmented as in training."""
+
+    def __init__(self, batches: TrainBatches, images: int) -> None:
+        self.batches = batches
+        self.count = min(len(batches), -(-images // batches.batch_size))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.batches[number] for number in range(self.count))
+
+
+def record_of(job: Job, position: Position, rows: list[Row]) -> dict[str, Any]:
+    """What was run and what came out."""
+    epochs = [line for line in read_metrics(job.folder.metrics) if line.get("kind") == "epoch"]
+    return {
+        "command": records.command_without_folders(job.command),
+        "recipe": job.recipe,
+        "settings": plain_settings(job.settings),
+        "seed": job.settings.seed,
+        "init": None if job.init is None else {"file": job.init.name, "sha256": job.init_sha256},
+        "finished": timestamp(),
+        "training_commits": position.commits,
+        "training_seconds": round(position.seconds, 1),
+        "steps": position.step,
+        "machine": records.machine(),
+        "sizes": [asdict(row) for row in rows],
+        "epochs": [{k: v for k, v in line.items() if k not in ("kind", "step")} for line in epochs],
+    }
+
+
+def _about(record: Mapping[str, Any], data: Data) -> dict[str, Any]:
+    """What the artifact says of itself: nothing of when and where, so that the same run gives the same bytes."""
+    kept = ("recipe", "settings", "seed", "init", "commit", "steps", "sizes")
+    x, _ = data.test_batch(torch.arange(1))
+    last = record["epochs"][-1] if record["epochs"] else {}
+    return {
+        **{key: record[key] for key in kept},
+        "metrics": {key: value for key, value in last.items() if key != "seconds"},
+        "test_images": data.test_count,
+        "classes": data.classes,
+        "input_shape": list(x.shape[1:]),
+    }
+
+
+def keep(net: methods.Sized, record: Mapping[str, Any], folder: RunFolder, data: Data, log: MetricsLog) -> None:
+    """Write the network and, last, the record, with which the run is complete."""
+    net.save(folder.network, info=_about(record, data))
+    log.write("sizes", record["steps"], {"sizes": record["sizes"]})
+    write_atomically(folder.record, (json.dumps(record, indent=1) + "\n").encode())
+
+
+def counts(data: Data) -> dict[str, int]:
+    """How much data there is: a run that goes on has to have as much."""
+    return {"train_images": data.train_count, "test_images": data.test_count, "classes": data.classes}
