@@ -16,7 +16,7 @@ from decomposable.methods import METHODS
 CHECKOUT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((CHECKOUT / "examples").glob("*.py"))
 PAGES = sorted((CHECKOUT / "docs").glob("*.md"))
-READMES = [CHECKOUT / "README.md", CHECKOUT / "results" / "README.md"]
+READMES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", CHECKOUT / "results" / "README.md"]
 SOURCE = Path(dn.__file__).parents[1]
 
 

@@ -38,6 +38,6 @@ class _Moved(MetaPathFinder, Loader):
 
 
 def keep_old_paths() -> None:
-    """Let the old names be imported; asked last, so that nothing else is slower for it."""
+    """Let the old names be imported. Asked first: in the folder of a package that has moved, others find its files."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
-        sys.meta_path.append(_Moved())
+        sys.meta_path.insert(0, _Moved())
