@@ -1,8 +1,9 @@
+import pickle
 from pathlib import Path
 
 import pytest
 
-from decomposable.errors import MissingExtraError, how_to_install
+from decomposable.errors import MissingExtraError, SettingError, how_to_install
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 READ = (".py", ".md", ".toml", ".txt", ".cff", "")
@@ -14,6 +15,13 @@ def test_a_missing_package_says_what_works_from_a_checkout():
         "Pillow is not installed; run in a checkout of decomposable: pip install -c constraints.txt '.[images]'"
     )
     assert isinstance(error, ImportError)
+
+
+def test_a_refused_setting_says_what_came_and_what_is_allowed_also_in_another_process():
+    error = SettingError("epochs", "0", "an int of at least 1")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "epochs=0; allowed: an int of at least 1"
+    assert (again.name, again.value, again.allowed) == ("epochs", "0", "an int of at least 1")
 
 
 def test_nothing_tells_people_to_install_from_an_index_that_has_it_not():

@@ -11,7 +11,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import models
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import ExampleNeededError, InvalidArgumentError
 from decomposable.export import checking, onnx_file
 from decomposable.export.program import ExportError
 from decomposable.methods.widths import Widths
@@ -255,7 +255,7 @@ def test_what_has_one_size_or_does_not_know_its_input(tmp_path):
     with pytest.raises(InvalidArgumentError, match="macs: got it for a Linear, which has one size"):
         dn.export_onnx(nn.Linear(6, 2), tmp_path / "net.onnx", macs=0.5, example_input=torch.zeros(1, 6))
     for module in (nn.Linear(6, 2), dn.decompose(nn.Linear(6, 2))):
-        with pytest.raises(InvalidArgumentError, match=r"example_input is needed.*got none"):
+        with pytest.raises(ExampleNeededError, match=r"example_input is needed.*got none"):
             dn.export_onnx(module, tmp_path / "net.onnx")
 
 

@@ -19,7 +19,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import decompose, models
 from decomposable.commands.main import main
-from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
+from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError, ModelNeededError
 from decomposable.fields import values_in
 from decomposable.network import decompose as decomposing
 from decomposable.network.artifact import read, save_size, shrink, size_state_dict
@@ -399,6 +399,15 @@ def test_info_comes_back_and_stays(tmp_path):
     assert saved(net, tmp_path, "mlp", {"pair": (1, 2)}).info == {"pair": [1, 2]}
 
 
+def test_info_that_is_set_stays_through_every_change_of_the_network(tmp_path):
+    net = make("mlp")
+    net.info = {"accuracy": 0.9}
+    net.info["note"] = "mine"
+    net.resize_(ratio=0.5)
+    net.train().double()
+    assert net.info == saved(net, tmp_path, "mlp").info == {"accuracy": 0.9, "note": "mine"}
+
+
 @pytest.mark.parametrize("info", [{"x": object()}, {"x": float("nan")}, {"x": torch.zeros(1)}, [1], "text"])
 def test_info_that_json_cannot_hold_is_refused(info, tmp_path):
     with pytest.raises(InvalidArgumentError, match="info"):
@@ -530,7 +539,7 @@ def test_a_model_that_does_not_share_is_made_to_share(tmp_path):
 @pytest.mark.parametrize("info", [None, {"recipe": "digits"}])
 def test_a_model_is_needed(info, tmp_path):
     make("mlp").save(tmp_path / "net.safetensors", info)
-    with pytest.raises(InvalidArgumentError, match="model= is needed: "):
+    with pytest.raises(ModelNeededError, match="model= is needed: "):
         dn.load(tmp_path / "net.safetensors")
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import decompose, methods, models
-from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
+from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError, ModelNeededError
 from decomposable.fields import Damaged
 from decomposable.methods import Material
 from decomposable.methods.settings import Settings
@@ -780,7 +780,7 @@ def test_a_model_that_was_changed_has_to_be_given(build, message, tmp_path):
     net.save(tmp_path / "net")
     artifact.save_size(net, net.selector.choose(ratio=0.5), tmp_path / "size")
     for file in ("net", "size"):
-        with pytest.raises(InvalidArgumentError, match=f"model= is needed: .*{file}.*{message}"):
+        with pytest.raises(ModelNeededError, match=f"model= is needed: .*{file}.*{message}"):
             dn.load(tmp_path / file)
         dn.load(tmp_path / file, model=build())
 
@@ -847,7 +847,7 @@ def test_a_changed_model_has_to_be_given_for_the_sizes_of_a_method(change, tmp_p
     network = made.network(change(), x[:1], settings, is_trained=False).eval()
     material = Material(example_input=x[:1], calibration=[(x, torch.zeros(4, dtype=torch.long))], loss=cross_entropy)
     made.sized(network, material, settings).save(tmp_path / "net", info={"input_shape": [1, 8, 8]})
-    with pytest.raises(InvalidArgumentError, match=r"model= is needed: .*net was built by small_cnn, changed since;"):
+    with pytest.raises(ModelNeededError, match=r"model= is needed: .*net was built by small_cnn, changed since;"):
         dn.load(tmp_path / "net")
     dn.load(tmp_path / "net", model=change())
 
