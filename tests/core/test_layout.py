@@ -1,5 +1,8 @@
 """Which layout of memory the low-rank pass has, and that nobody but the network's own forward sees it."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -236,3 +239,20 @@ def test_the_step_that_tries_the_layout_has_the_bits_of_the_later_ones():
             objective.backward(loss)
             results.append([p.grad for p in objective.model.parameters()])
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("reshape", [view, flatten])
+def test_the_low_rank_network_is_freed_with_the_step(reshape):
+    objective, networks = JointObjective(Shaped(reshape), ratio=RATIO), []
+
+    def closure(net):
+        networks.append(weakref.ref(net))
+        return loss(net)
+
+    gc.disable()
+    try:
+        for _ in range(2):
+            objective.backward(closure)
+        assert [network() for network in networks[1::2]] == [None, None]
+    finally:
+        gc.enable()
