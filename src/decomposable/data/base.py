@@ -63,15 +63,11 @@ class Images:
         return len(self.labels)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class InMemory:
-    """A data set that fits into memory."""
+class TwoParts:
+    """How many images a data set has whose parts know their length."""
 
-    classes: int
-    train: Images
-    test: Images
-    augment: Augment
-    prepare: Prepare
+    train: Any
+    test: Any
 
     @property
     def train_count(self) -> int:
@@ -83,6 +79,17 @@ class InMemory:
         """Images to test with."""
         return len(self.test)
 
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InMemory(TwoParts):
+    """A data set that fits into memory."""
+
+    classes: int
+    train: Images
+    test: Images
+    augment: Augment
+    prepare: Prepare
+
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """These training images, augmented."""
         return self.augment(self.train.pixels[indices], generator), self.train.labels[indices]
@@ -93,7 +100,7 @@ class InMemory:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FromDatasets:
+class FromDatasets(TwoParts):
     """Two map-style PyTorch data sets of (input, label) pairs, with whatever transforms they have.
 
     >>> from torch.utils.data import TensorDataset
@@ -106,16 +113,6 @@ class FromDatasets:
     classes: int
     train: Dataset[Any]
     test: Dataset[Any]
-
-    @property
-    def train_count(self) -> int:
-        """Images to train with."""
-        return len(self.train)  # type: ignore[arg-type]
-
-    @property
-    def test_count(self) -> int:
-        """Images to test with."""
-        return len(self.test)  # type: ignore[arg-type]
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """These training samples; what their transforms draw from global generators follows from the generator."""

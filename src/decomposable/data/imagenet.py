@@ -23,7 +23,7 @@ from torch import Tensor
 
 from decomposable.data import folders
 from decomposable.data.augment import FlipJitterLighting, Standardise, central_box, random_boxes
-from decomposable.data.base import Batch
+from decomposable.data.base import Batch, TwoParts
 from decomposable.errors import DataError, InvalidArgumentError, MissingExtraError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -94,7 +94,7 @@ class ImageFiles:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImageFolders:
+class ImageFolders(TwoParts):
     """A data set whose images stay on disk, in class folders. Classes are numbered in the order of their names."""
 
     class_names: tuple[str, ...]
@@ -109,16 +109,6 @@ class ImageFolders:
     def classes(self) -> int:
         """How many there are."""
         return len(self.class_names)
-
-    @property
-    def train_count(self) -> int:
-        """Images to train with."""
-        return len(self.train)
-
-    @property
-    def test_count(self) -> int:
-        """Images to test with."""
-        return len(self.test)
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """Random crops of these training images, augmented."""

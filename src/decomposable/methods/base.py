@@ -16,7 +16,6 @@ From a recipe's model to a network at some sizes, the calls are
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,6 +25,8 @@ from torch import Tensor, nn
 from decomposable.data.base import Batch
 from decomposable.methods.settings import Settings
 from decomposable.methods.values import MethodSettings
+from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.sized import SizedNet
 from decomposable.progress import Report, quiet
 
 Closure = Callable[[nn.Module], Tensor]
@@ -49,44 +50,8 @@ class Step(Protocol):
         """Go on from there."""
 
 
-class Plan(Protocol):
-    """One size of a network: a `RankPlan`, or a `Size`."""
-
-    @property
-    def macs(self) -> int | None:
-        """Multiply-accumulates for one sample."""
-
-    @property
-    def params(self) -> int:
-        """Parameters of the network."""
-
-    @property
-    def macs_fraction(self) -> float | None:
-        """MACs as a part of the original's."""
-
-    @property
-    def params_fraction(self) -> float:
-        """Parameters as a part of the original's."""
-
-
-class Sized(Protocol):
-    """A trained network at several sizes: a `DecomposedNet`, or a `SizedNet`."""
-
-    @property
-    def plan(self) -> Any:
-        """The size in force."""
-
-    def resize_(self, *, macs: float | None = None, params: float | None = None) -> Any:
-        """Take the largest size that fits, without retraining; its plan comes back."""
-
-    def set_plan_(self, plan: Any) -> Any:
-        """Take this size."""
-
-    def extract(self) -> nn.Module:
-        """The network at the size in force as a plain module of its own."""
-
-    def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
-        """Write all sizes to one file."""
+Sized = DecomposedNet | SizedNet
+"""A trained network at several sizes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

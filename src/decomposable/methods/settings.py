@@ -83,21 +83,8 @@ class Settings(Checked, metaclass=_FlatNames):
     calibration_passes: float = 60.0  # of the full network over those images: what a grid of sizes may cost
     calibrated_sizes: tuple[float, ...] = ()  # in place of a grid from the smallest size to the full one
     calibrated_alignments: tuple[int, ...] = ()  # sizes with ranks rounded to these multiples, besides
-    sizes: tuple[float, ...] = (
-        1.0,
-        0.9,
-        0.8,
-        0.7,
-        0.6,
-        0.5,
-        0.4,
-        0.35,
-        0.3,
-        0.25,
-        0.2,
-        0.15,
-        0.1,
-    )  # measured at the end
+    # Measured at the end:
+    sizes: tuple[float, ...] = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1)
 
     checks: ClassVar[tuple[Check, ...]] = (
         (("epochs", "batch_size", "min_rank", "refresh", "evaluate_every"), "an int of at least 1", lambda v: v >= 1),

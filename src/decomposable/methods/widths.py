@@ -13,34 +13,37 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
 from decomposable.checks import check_count, is_number
-from decomposable.core.factors import memory_format_of
 from decomposable.core.tracing import first_entry, trace
 from decomposable.core.tree import clone_buffers_, deep_copy, plain_name, rewire, unwrap
 from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, UnsupportedModelError
+from decomposable.methods.cutting import (
+    Cut,
+    as_parameters,
+    as_views,
+    channels_of,
+    extents_of,
+    is_depthwise,
+    outputs_of,
+    replace_by_views_,
+    scalable_modules,
+    shell_of,
+    size_of,
+)
 from decomposable.network.sized import Size
 from decomposable.text import first_line
 
 STEPS = 1024
 """`Widths.largest` looks at multiples of 1 / STEPS."""
-
-_WITH_FIXED_CHANNELS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _InstanceNorm)  # even where they have no parameters
-_ALLOWED = (
-    "convolutions with groups=1 or depthwise ones, linear layers, batch normalisation, and modules without parameters"
-)
 
 
 def scaled(channels: int, width: float, multiple: int = 1) -> int:
@@ -93,7 +96,7 @@ class Widths:
             raise InvalidArgumentError(f"example_input: got {type(example).__name__}; allowed: a tensor")
         self._example = example
         self._names = {module: plain_name(name) for name, module in self.model.named_modules()}
-        self._scalable = _scalable_modules(self._names)
+        self._scalable = scalable_modules(self._names)
         self._counts: set[int] = set()  # all that were ever scaled: two widths that agree on them are the same
         self._shapes: dict[tuple[int, ...], _Shape] = {}
         self._classifier: nn.Module | None = None
@@ -119,7 +122,7 @@ class Widths:
         some of the model's; their parameters and statistics are the ones that learn.
         """
         cuts = self._shape_at(width).cuts
-        return self._assembled(width, {module: _as_views(module, cut) for module, cut in cuts.items()}, norms or {})
+        return self._assembled(width, {module: as_views(module, cut) for module, cut in cuts.items()}, norms or {})
 
     def extract(
         self, width: float, norms: Mapping[nn.Module, nn.Module] | None = None, *, is_fresh: bool = False
@@ -131,13 +134,13 @@ class Widths:
         """
         made: dict[nn.Parameter, nn.Parameter] = {}  # a weight that two modules share stays one
         cuts = self._shape_at(width).cuts
-        parts = {module: _as_parameters(module, cut, made, is_fresh) for module, cut in cuts.items()}
+        parts = {module: as_parameters(module, cut, made, is_fresh) for module, cut in cuts.items()}
         return deep_copy(self._assembled(width, parts, norms or {}))
 
     def private_norms(self, width: float) -> nn.ModuleList:
         """Batch normalisation layers of this width, one for each of `norms`, that begin as slices of the model's."""
         cuts = self._shape_at(width).cuts
-        norms = nn.ModuleList(_as_parameters(norm, cuts[norm], {}, False) for norm in self.norms)
+        norms = nn.ModuleList(as_parameters(norm, cuts[norm], {}, False) for norm in self.norms)
         clone_buffers_(norms)
         copies = deep_copy(norms)
         assert isinstance(copies, nn.ModuleList)
@@ -148,10 +151,10 @@ class Widths:
         shape = self._shape_at(width)
         sizes = {parameter: parameter.numel() for parameter in self.model.parameters()}
         for module, cut in shape.cuts.items():
-            for name, extents in _extents(module, cut).items():
+            for name, extents in extents_of(module, cut).items():
                 parameter = module._parameters.get(name)
                 if parameter is not None:
-                    sizes[parameter] = _size(parameter, extents)
+                    sizes[parameter] = size_of(parameter, extents)
         return Cost(shape.macs, sum(sizes.values()))
 
     def size(self, width: float) -> Size:
@@ -181,7 +184,7 @@ class Widths:
         self, width: float, parts: Mapping[nn.Module, nn.Module], norms: Mapping[nn.Module, nn.Module]
     ) -> nn.Module:
         """The model with these parts, and with buffers of its own but for those of the other `norms`."""
-        others = {norm: _shell(private) for norm, private in norms.items()}
+        others = {norm: shell_of(private) for norm, private in norms.items()}
         network = rewire(self.model, {**parts, **self._resized(width), **others})
         clone_buffers_(network)
         for norm, private in norms.items():
@@ -215,7 +218,7 @@ class Widths:
 
     def _explore(self, width: float) -> _Shape:
         """Run the network at this width; every layer takes as much of its weight as fits what it receives."""
-        probes = {module: _shell(module) for module in self._scalable}
+        probes = {module: shell_of(module) for module in self._scalable}
         network = rewire(self.model, {**probes, **self._resized(width)})
         clone_buffers_(network)
         cuts: dict[nn.Module, Cut] = {}
@@ -255,17 +258,17 @@ class Widths:
         self, module: nn.Module, width: float, cuts: dict[nn.Module, Cut], probe: nn.Module, args: Any, kwargs: Any
     ) -> None:
         """Note what a layer receives, and fit the probe in its place to it."""
-        inputs = _channels_of(module, args[0] if args else next(iter(kwargs.values())))
-        if isinstance(module, _BatchNorm) or _is_depthwise(module):
+        inputs = channels_of(module, args[0] if args else next(iter(kwargs.values())))
+        if isinstance(module, _BatchNorm) or is_depthwise(module):
             cut = Cut(inputs, inputs)
         elif module is self._classifier:
-            cut = Cut(_outputs(module), inputs)
+            cut = Cut(outputs_of(module), inputs)
         else:
-            cut = Cut(self._scaled(_outputs(module), width=width), inputs)
+            cut = Cut(self._scaled(outputs_of(module), width=width), inputs)
         before = cuts.pop(module, None)
         cuts[module] = cut  # in the order of the last calls
         if before is None:
-            _replace_by_views_(probe, cut)
+            replace_by_views_(probe, cut)
         elif before != cut:
             raise UnsupportedModelError(
                 f"model: module '{self._names[module]}' is called with {before.inputs} and with {cut.inputs} channels "
@@ -277,13 +280,13 @@ class Widths:
             return 0
         weight = module._parameters["weight"]
         assert weight is not None
-        return positions * _size(weight, _extents(module, cuts[module])["weight"])
+        return positions * size_of(weight, extents_of(module, cuts[module])["weight"])
 
     def _check_ties(self, cuts: Mapping[nn.Module, Cut]) -> None:
         """A weight that several modules hold has to be cut alike in all of them."""
         found: dict[nn.Parameter, tuple[str, tuple[int, ...]]] = {}
         for module, cut in cuts.items():
-            for name, extents in _extents(module, cut).items():
+            for name, extents in extents_of(module, cut).items():
                 parameter = module._parameters.get(name)
                 if parameter is None:
                     continue
@@ -295,14 +298,6 @@ class Widths:
                     )
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How many channels a module gives and receives."""
-
-    outputs: int
-    inputs: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
     """A network at some width: the cut of every module that a pass calls, in the order of their last calls."""
@@ -310,165 +305,6 @@ class _Shape:
     cuts: Mapping[nn.Module, Cut]
     macs: int
     outputs: list[Any]
-
-
-def _scalable_modules(names: Mapping[nn.Module, str]) -> tuple[nn.Module, ...]:
-    """The modules whose channels can be cut; refuse any that has channels and is of another kind."""
-    found = []
-    for module, name in names.items():
-        reason = _why_not(module)
-        if reason is not None:
-            raise UnsupportedModelError(
-                f"model: module '{name}' ({type(module).__name__}) {reason}, so that its channels cannot be cut; "
-                f"allowed: {_ALLOWED}"
-            )
-        if _is_scalable(module):
-            found.append(module)
-    return tuple(found)
-
-
-def _is_scalable(module: nn.Module) -> bool:
-    return isinstance(module, _ConvNd | nn.Linear | _BatchNorm)
-
-
-def _why_not(module: nn.Module) -> str | None:
-    """The reason why a module stands in the way, or None."""
-    if isinstance(module, _WITH_FIXED_CHANNELS):
-        return "has a fixed number of channels"
-    if not _is_scalable(module):
-        has_channels = any(p is not None and (_is_lazy(p) or p.numel() > 1) for p in module._parameters.values())
-        return "has parameters of its own" if has_channels else None
-    if any(p is not None and _is_lazy(p) for p in module._parameters.values()):
-        return "has seen no input yet"
-    if is_parametrized(module) or (not isinstance(module, _BatchNorm) and module._parameters.get("weight") is None):
-        return "has a weight that is computed"
-    if "forward" in vars(module) or "_conv_forward" in vars(module):
-        return "has a forward method that was put into it"
-    known = {"weight", "bias"}
-    if isinstance(module, _BatchNorm):
-        known |= {"running_mean", "running_var", "num_batches_tracked"}
-    if not {*module._parameters, *module._buffers} <= known:
-        return "has tensors of its own"
-    groups = getattr(module, "groups", 1)
-    if groups > 1 and not _is_depthwise(module):
-        return f"has groups={groups}"
-    return None
-
-
-def _is_lazy(parameter: Tensor) -> bool:
-    return nn.parameter.is_lazy(parameter)
-
-
-def _is_depthwise(module: nn.Module) -> bool:
-    return isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels == module.out_channels
-
-
-def _outputs(module: nn.Module) -> int:
-    """How many channels a layer gives at full width."""
-    assert isinstance(module, _ConvNd | nn.Linear)
-    return module.out_channels if isinstance(module, _ConvNd) else module.out_features
-
-
-def _channels_of(module: nn.Module, x: Tensor) -> int:
-    """How many channels an input of this module has."""
-    if isinstance(module, nn.Linear):
-        return x.shape[-1]
-    return x.shape[-1 - len(module.kernel_size)] if isinstance(module, _ConvNd) else x.shape[1]
-
-
-def _extents(module: nn.Module, cut: Cut) -> dict[str, tuple[int, ...]]:
-    """How much of the leading axes of each tensor a module of this cut has."""
-    if isinstance(module, _BatchNorm):
-        return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (cut.inputs,))
-    if _is_depthwise(module):
-        return {"weight": (cut.outputs,), "bias": (cut.outputs,)}
-    is_transposed = getattr(module, "transposed", False)
-    weight = (cut.inputs, cut.outputs) if is_transposed else (cut.outputs, cut.inputs)
-    return {"weight": weight, "bias": (cut.outputs,)}
-
-
-def _size(tensor: Tensor, extents: tuple[int, ...]) -> int:
-    return math.prod((*extents, *tensor.shape[len(extents) :]))
-
-
-def _attributes(module: nn.Module, cut: Cut) -> dict[str, int]:
-    """What a module of this cut says of itself."""
-    if isinstance(module, _BatchNorm):
-        return {"num_features": cut.inputs}
-    if isinstance(module, nn.Linear):
-        return {"in_features": cut.inputs, "out_features": cut.outputs}
-    groups = {"groups": cut.inputs} if _is_depthwise(module) else {}
-    return {"in_channels": cut.inputs, "out_channels": cut.outputs, **groups}
-
-
-def _shell(module: nn.Module) -> nn.Module:
-    """A copy that shares all tensors. Made from its attributes: a constructor would take ten times as long."""
-    shell = object.__new__(type(module))
-    for name, value in vars(module).items():
-        if name != "_compiled_call_impl":
-            shell.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
-    return shell
-
-
-def _parts(module: nn.Module, cut: Cut) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The name of every tensor, the tensor, and the view of it that a module of this cut has."""
-    for name, extents in _extents(module, cut).items():
-        tensor: Tensor | None = module._parameters.get(name)
-        tensor = module._buffers.get(name) if tensor is None else tensor
-        if tensor is not None:
-            part: Tensor = tensor
-            for axis, extent in enumerate(extents):
-                part = part.narrow(axis, 0, extent) if extent < part.shape[axis] else part
-            yield name, tensor, part
-
-
-def _replace_by_views_(shell: nn.Module, cut: Cut) -> None:
-    """Cut a module in place; views of parameters are plain attributes, through which gradients flow."""
-    for name, tensor, part in list(_parts(shell, cut)):
-        if part is tensor:
-            continue
-        if name in shell._buffers:
-            shell._buffers[name] = part
-        else:
-            del shell._parameters[name]
-            shell.__dict__[name] = part
-    shell.__dict__.update(_attributes(shell, cut))
-
-
-def _as_views(module: nn.Module, cut: Cut) -> nn.Module:
-    shell = _shell(module)
-    _replace_by_views_(shell, cut)
-    return shell
-
-
-@torch.no_grad()
-def _as_parameters(module: nn.Module, cut: Cut, made: dict[nn.Parameter, nn.Parameter], is_fresh: bool) -> nn.Module:
-    """A cut module with parameters of its own, laid out as the model's; `made` are those that there are already."""
-    shell = _shell(module)
-    gain = _gain(module, cut) if is_fresh else 1.0
-    for name, tensor, part in _parts(module, cut):
-        if not isinstance(tensor, nn.Parameter):
-            shell._buffers[name] = part
-            continue
-        if tensor not in made:
-            # A bias of one value for all channels is no random one: nothing in it follows the fan-in.
-            is_constant = is_fresh and name == "bias" and bool((part == part.flatten()[0]).all())
-            values = part.detach() if gain == 1 or is_constant else part.detach() * gain
-            values = values.contiguous(memory_format=memory_format_of(tensor))
-            made[tensor] = nn.Parameter(values, requires_grad=tensor.requires_grad)
-        shell._parameters[name] = made[tensor]
-    shell.__dict__.update(_attributes(module, cut))
-    return shell
-
-
-def _gain(module: nn.Module, cut: Cut) -> float:
-    """√(full fan-in / fan-in), with the fan-in that torch's initialisations use."""
-    if isinstance(module, _BatchNorm):
-        return 1.0
-    weight = module._parameters["weight"]
-    assert weight is not None
-    extents = _extents(module, cut)["weight"]
-    return math.sqrt(weight[0].numel() * extents[0] / _size(weight, extents))
 
 
 def _in_words(outputs: list[Any]) -> str:

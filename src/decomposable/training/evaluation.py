@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from decomposable.data.base import Data, TestBatches
 from decomposable.errors import DecomposableError
-from decomposable.methods.base import Plan
-from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.sized import SizedNet
+from decomposable.methods.base import Sized
+from decomposable.network.sized import Size, SizedNet
 from decomposable.progress import Report, Tracker, quiet
 from decomposable.sizing.plans import RankPlan
 
@@ -36,7 +35,7 @@ class Row:
     curve: str = ""  # which of several, where one training or method gives more than one
 
     @classmethod
-    def of(cls, size: float, plan: Plan, accuracy: float | None, curve: str = "") -> Row:
+    def of(cls, size: float, plan: RankPlan | Size, accuracy: float | None, curve: str = "") -> Row:
         """The row of a plan."""
         ranks = plan.ranks.values() if isinstance(plan, RankPlan) else ()
         return cls(
@@ -80,7 +79,7 @@ def check_outputs(outputs: Any, classes: int) -> None:
 
 
 def measure(
-    net: DecomposedNet | SizedNet,
+    net: Sized,
     data: Data,
     sizes: Iterable[float],
     *,
@@ -102,7 +101,7 @@ def measure(
     return rows
 
 
-def offered(net: DecomposedNet | SizedNet, sizes: Iterable[float]) -> list[tuple[float, Any]]:
+def offered(net: Sized, sizes: Iterable[float]) -> list[tuple[float, Any]]:
     """Of a decomposed network these sizes, as far as it can be so small; of any other all that it has."""
     if isinstance(net, SizedNet):
         return [(round(size.macs_fraction, 4), size) for size in net.sizes]

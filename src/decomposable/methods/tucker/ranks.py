@@ -203,11 +203,6 @@ def _checked(layer: LayerRanks) -> LayerRanks:
     return layer
 
 
-def is_pointwise(shape: Sequence[int]) -> bool:
-    """Whether a weight is a matrix: that of a linear layer or of a 1 × 1 convolution."""
-    return all(extent == 1 for extent in shape[2:])
-
-
 def vbmf_ranks(layers: Sequence[Layer], form: FactorForm) -> dict[str, Kept]:
     """The VBMF ranks by layer: for Tucker of both channel modes' unfoldings, else of the form's matrix.
 
@@ -247,7 +242,9 @@ def structure_of(
     layers, skipped = find_layers(model, "spatial" if form == "spatial" else "channel")
     seen, inputs = _seen(model, layers, example_input)
     last = next(reversed(seen.outputs), None)
-    classifier = next((layer for layer in layers if last in layer.modules and is_pointwise(layer.shape)), None)
+    classifier = next(
+        (layer for layer in layers if last in layer.modules and form_of(layer.shape, "tucker") == "channel"), None
+    )
     if classifier is not None:
         layers = tuple(layer for layer in layers if layer is not classifier)
         skipped[classifier.name] = "the last layer"
