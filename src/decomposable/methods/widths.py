@@ -79,6 +79,7 @@ class Widths:
     concatenates maps, a layer's first slices are not the same maps at every width: such a network works at each width,
     but its widths have less in common.
 
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3))
     >>> widths = Widths(model, torch.zeros(1, 4))
     >>> widths.extract(0.5), widths.cost(0.5)
