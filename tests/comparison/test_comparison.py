@@ -205,7 +205,6 @@ def test_a_comparison_that_is_stopped_goes_on_to_the_same_numbers(tmp_path, jobs
     assert networks[0] == networks[1]
 
 
-@pytest.mark.slow
 def test_a_training_that_fails_leaves_the_others_their_results(tmp_path):
     def brittle(settings=small.DIGITS):
         task = small.digits(settings)
@@ -267,13 +266,10 @@ def troubled(folder, kind, *more, settings=AS_TEXT, **how):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "jobs", "reason"),
-    [
-        pytest.param("raises", "1", "out of memory", marks=pytest.mark.slow),
-        pytest.param("raises", "2", "out of memory", marks=pytest.mark.slow),
-        ("dies", "2", "killed"),
-    ],
+    [("raises", "1", "out of memory"), ("raises", "2", "out of memory"), ("dies", "2", "killed")],
 )
 def test_whatever_a_training_does_the_others_are_shown(tmp_path, kind, jobs, reason):
     process = troubled(tmp_path, kind, "--methods", "us-net,width,plain", "--jobs", jobs)

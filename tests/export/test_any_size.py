@@ -97,7 +97,7 @@ class Kinds(nn.Module):
         return {"logits": self.last(torch.relu(self.flat_bn(self.flat(f)))), "features": f}
 
 
-@pytest.mark.parametrize("form", ["spatial", "channel"])
+@pytest.mark.parametrize("form", ["spatial", pytest.param("channel", marks=pytest.mark.slow)])
 def test_every_kind_of_layer(tmp_path, form):
     torch.manual_seed(0)
     x = torch.randn(5, 3, 14, 14)
@@ -125,7 +125,7 @@ def thin(name):
     ("name", "form"),
     [
         ("resnet20", "spatial"),
-        ("resnet34", "channel"),
+        pytest.param("resnet34", "channel", marks=pytest.mark.slow),
         pytest.param("resnet50", "spatial", marks=pytest.mark.slow),
     ],
 )

@@ -34,10 +34,7 @@ def killing(line):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in ("decomposable", "width") else pytest.mark.slow)
-        for name in methods.METHODS
-    ],
+    [pytest.param(name, marks=[] if name in ("plain", "width") else pytest.mark.slow) for name in methods.METHODS],
 )
 def test_a_run_that_is_cut_off_ends_with_the_same_bytes(name, tmp_path):
     arguments = {**QUICK, "method": name, **OWN.get(name, {})}

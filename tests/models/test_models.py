@@ -108,7 +108,9 @@ def test_initial_values(name: str) -> None:
             assert (norm.bias == 0).all()
 
 
-@pytest.mark.parametrize("name", ["vgg15", "resnet20", pytest.param("resnet34", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["resnet20", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vgg15", "resnet34"))]
+)
 def test_gradient_reaches_every_parameter(name: str) -> None:
     torch.manual_seed(0)
     model = models.build(name, num_classes=10)

@@ -119,8 +119,9 @@ MODELS = {
     "one convolution": (lambda: nn.Conv2d(3, 6, 3), IMAGE),
     "resnet20": (lambda: models.resnet20(num_classes=10, in_channels=1), (2, 1, 8, 8)),
 }
-with_normalisation = pytest.mark.parametrize("kind", ["cnn", "twice", pytest.param("resnet20", marks=pytest.mark.slow)])
-every_kind = pytest.mark.parametrize("kind", MODELS)
+LARGE = pytest.param("resnet20", marks=pytest.mark.slow)
+with_normalisation = pytest.mark.parametrize("kind", ["cnn", "twice", LARGE])
+every_kind = pytest.mark.parametrize("kind", [*(kind for kind in MODELS if kind != "resnet20"), LARGE])
 
 
 def build(kind):

@@ -84,7 +84,7 @@ def test_effort_is_counted_as_torch_counts_it():
     assert report.batches == len(batches)
 
 
-@pytest.mark.parametrize("passes", [3, 5, pytest.param(12.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("passes", [3, *(pytest.param(passes, marks=pytest.mark.slow) for passes in (5, 12.5))])
 def test_it_stops_at_the_effort_and_says_so(passes):
     net, batches = make()
     report = net.calibrate_(batches, passes=passes)

@@ -193,6 +193,7 @@ def test_ctrl_c_ends_in_one_line_that_is_no_error_and_leaves_no_process(tmp_path
         os.killpg(process.pid, 0)  # nobody is left in the group
 
 
+@pytest.mark.slow  # a run that is killed is begun with --resume, too
 def test_resume_without_a_checkpoint_simply_starts(tmp_path, whole):
     result = run(tmp_path / "new", "--resume")
     assert result.returncode == 0, result.stderr
