@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from decomposable.core.criteria import CRITERIA
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.registry import kinds, own_defaults
 from decomposable.methods.values import MOST, Check, Checked, MethodSettings, Text, as_text, is_one_of
@@ -106,11 +107,7 @@ class Settings(Checked, metaclass=_FlatNames):
         (("schedule",), ", ".join(SCHEDULES), is_one_of(*SCHEDULES)),
         (("precision",), ", ".join(PRECISIONS), is_one_of(*PRECISIONS)),
         (("form",), "spatial, channel", is_one_of("spatial", "channel")),
-        (
-            ("criterion",),
-            "singular_value, energy, uniform; taylor after training",
-            is_one_of("singular_value", "energy", "uniform", "taylor"),
-        ),
+        (("criterion",), f"{', '.join(CRITERIA)}; taylor after training", is_one_of(*CRITERIA, "taylor")),
         (("method",), "a name", bool),
     )
 
