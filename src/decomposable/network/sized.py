@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from decomposable.checks import is_number
 from decomposable.core.tracing import call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, deep_copy, rewire
 from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
@@ -263,18 +264,18 @@ def sizes_of(path: str | os.PathLike[str], description: Mapping[str, Any]) -> li
 
 def _checked_size(path: str | os.PathLike[str], entry: Any) -> Size:
     counts = ("macs", "params", "full_macs", "full_params")
-    if isinstance(entry, Mapping) and set(entry) == {"name", "value", *counts}:
-        is_value = isinstance(entry["value"], int | float) and not isinstance(entry["value"], bool)
-        are_counts = all(type(entry[key]) is int and 0 < entry[key] < 1 << 62 for key in counts)
-        if (
-            isinstance(entry["name"], str)
-            and entry["name"].isprintable()
-            and is_value
-            and 0 < entry["value"] <= 1
-            and are_counts
-        ):
-            return Size(**entry)
-    raise ArtifactError(f"{path}: its description is damaged: a size is {entry!r:.80}")
+    is_right = (
+        isinstance(entry, Mapping)
+        and set(entry) == {"name", "value", *counts}
+        and isinstance(entry["name"], str)
+        and entry["name"].isprintable()
+        and is_number(entry["value"])
+        and 0 < entry["value"] <= 1
+        and all(type(entry[key]) is int and 0 < entry[key] < 1 << 62 for key in counts)
+    )
+    if not is_right:
+        raise ArtifactError(f"{path}: its description is damaged: a size is {entry!r:.80}")
+    return Size(**entry)
 
 
 def _read_statistics(
