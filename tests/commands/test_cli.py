@@ -14,7 +14,7 @@ SOURCE = Path(cli.__file__).parents[2]
 
 def call(*arguments, code=""):
     """Run the command in a process of its own, as a user does."""
-    program = ["-c", code] if code else ["-m", "decomposable.commands.main"]
+    program = ["-c", code] if code else ["-m", "decomposable"]
     return subprocess.run(
         [sys.executable, *program, *arguments],
         capture_output=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from decomposable import __version__
@@ -54,7 +53,3 @@ def build_parser() -> argparse.ArgumentParser:
         one.add_argument("--json", action="store_true", help="print the result as JSON, for machines")
         one.set_defaults(verb=verb, run=verb.run, if_interrupted=verb.if_interrupted)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
