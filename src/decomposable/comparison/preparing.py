@@ -16,7 +16,7 @@ from decomposable.methods.settings import Settings, flat, with_overrides
 from decomposable.network import artifact
 from decomposable.training import job
 from decomposable.training.devices import choose_device
-from decomposable.training.runs import RunError, RunFolder, check_same_run
+from decomposable.training.runs import OtherRunError, RunError, RunFolder, check_same_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +121,7 @@ def finished(part: Part, circumstances: Circumstances) -> dict[str, Any]:
         ours = job.plain_settings(part.settings)
         check_same_run(part.folder.record, stored, {key: ours[key] for key in job.OF_THE_SIZES})
         return record
-    except InvalidArgumentError as error:
-        what = str(error).partition("; allowed:")[0]
-        raise InvalidArgumentError(f"{what}; allowed: the same settings, or another folder") from error
+    except OtherRunError as error:
+        raise OtherRunError(error.what, "the same settings, or another folder") from error
     except RunError as error:
-        what = str(error).partition(";")[0]
-        raise RunError(f"{what}; remove {part.path} to train it again") from error
+        raise RunError(error.what, f"remove {part.path} to train it again") from error

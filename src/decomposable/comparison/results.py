@@ -71,7 +71,7 @@ def _curves_of(parts: Sequence[Part]) -> dict[str, Rows]:
         for row in (part.folder.finished() or {})["sizes"]:
             if not isinstance(row, dict) or not all(isinstance(row.get(key), int | float) for key in _NUMBERS):
                 raise RunError(
-                    f"{part.folder.record}: a size of it is {row!r:.80}; remove {part.path} to train it again"
+                    f"{part.folder.record}: a size of it is {row!r:.80}", f"remove {part.path} to train it again"
                 )
             found[row.get("curve") or part.training.curve][part.training.choice].append(row)
     return {curve: max(choices.values(), key=_best_at_its_largest) for curve, choices in found.items()}

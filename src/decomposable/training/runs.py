@@ -21,7 +21,19 @@ from decomposable.locks import lock_file, unlock_file
 
 
 class RunError(DecomposableError):
-    """The folder of a run is not what it should be."""
+    """The folder of a run is not what it should be: `what` is wrong, and what to do about it."""
+
+    def __init__(self, what: str, way_out: str = "") -> None:
+        super().__init__("; ".join(filter(None, (what, way_out))))
+        self.what = what
+
+
+class OtherRunError(InvalidArgumentError):
+    """A folder holds another run than the one that was asked for: `what` is the difference."""
+
+    def __init__(self, what: str, allowed: str) -> None:
+        super().__init__(f"{what}; allowed: {allowed}")
+        self.what = what
 
 
 @dataclass(frozen=True)
@@ -72,13 +84,13 @@ class RunFolder:
             record = json.loads(self.record.read_text())
         except (ValueError, UnicodeDecodeError) as error:
             raise RunError(
-                f"{self.record}: it is not JSON; remove it to make it again, or choose another --out"
+                f"{self.record}: it is not JSON", "remove it to make it again, or choose another --out"
             ) from error
         parts = {"identity": dict, "sizes": list, "epochs": list}
         if not isinstance(record, dict) or not all(isinstance(record.get(k), kind) for k, kind in parts.items()):
-            raise RunError(f"{self.record}: it is not the record of a run; choose another --out")
+            raise RunError(f"{self.record}: it is not the record of a run", "choose another --out")
         if not self.network.exists():
-            raise RunError(f"{self.path}: the run is complete, but {self.network.name} is gone; choose another --out")
+            raise RunError(f"{self.path}: the run is complete, but {self.network.name} is gone", "choose another --out")
         return record
 
     @property
@@ -96,7 +108,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         with held(self.path):
             if self.state != found:
-                raise RunError(f"--out {self.path}: another process has just been running in it; start again")
+                raise RunError(f"--out {self.path}: another process has just been running in it", "start again")
             sweep(self.path)
             yield
 
@@ -121,7 +133,7 @@ def check_same_run(where: Path, theirs: Mapping[str, Any], ours: Mapping[str, An
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             check_same_run(where, old, new)
         elif old != new:
-            raise InvalidArgumentError(
-                f"{where}: the run has {key}={old}, now it is {new}; allowed: the same, or another folder (with --init "
-                "one can go on from this one's weights)"
+            raise OtherRunError(
+                f"{where}: the run has {key}={old}, now it is {new}",
+                "the same, or another folder (with --init one can go on from this one's weights)",
             )

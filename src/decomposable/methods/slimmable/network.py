@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from torch import Tensor, nn
 
-from decomposable.methods.widths import Widths
+from decomposable.methods.width.network import WidthsNet
 from decomposable.network.sized import Size
 
 
-class SlimmableNet(nn.Module):
+class SlimmableNet(WidthsNet):
     """The model, whose batch normalisation is that of width 1, and the normalisation layers of all other widths.
 
     Attributes:
@@ -21,15 +20,9 @@ class SlimmableNet(nn.Module):
     """
 
     def __init__(self, model: nn.Module, example_input: Tensor, widths: Iterable[float], *, multiple: int) -> None:
-        super().__init__()
-        self.model = model
-        self.widths = Widths(model, example_input, multiple=multiple)
+        super().__init__(model, example_input, multiple=multiple)
         self.narrow = tuple(sorted((width for width in widths if width < 1), reverse=True))
         self.norms = nn.ModuleList(self.widths.private_norms(width) for width in self.narrow)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the network at width 1."""
-        return self.model(*args, **kwargs)
 
     def at(self, width: float) -> nn.Module:
         """The network at one of its widths, for training: the model itself, or views of its weights."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import LineStyle, Material, Method
 from decomposable.methods.settings import Settings
-from decomposable.methods.us_net.network import UniversalNet
 from decomposable.methods.us_net.settings import UniversalSettings
 from decomposable.methods.us_net.step import SandwichStep
+from decomposable.methods.width.network import WidthsNet
 from decomposable.methods.widths import Widths
 from decomposable.network.sized import Size, SizedNet, batch_statistics
 from decomposable.progress import Tracker
@@ -35,22 +35,22 @@ class UniversallySlimmable(Method):
                 f"width_range={low:g},{high:g}; allowed with method=us-net: a largest width of 1, as in {low:g},1"
             )
 
-    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> UniversalNet:
+    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> WidthsNet:
         """The model, and what it is at other widths."""
         own = settings.of(UniversalSettings)
-        network = UniversalNet(model, example_input, multiple=own.width_multiple)
+        network = WidthsNet(model, example_input, multiple=own.width_multiple)
         for width in (0.75, own.width_range[0]):
             network.widths.cost(width)  # what cannot be so narrow is refused now, and not in the middle of a training
         return network
 
     def step(self, network: nn.Module, settings: Settings) -> SandwichStep:
         """The sandwich rule with in-place distillation."""
-        assert isinstance(network, UniversalNet)
+        assert isinstance(network, WidthsNet)
         return SandwichStep(network, settings)
 
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
         """For each of the settings' sizes the largest width within it; the statistics of each are calculated anew."""
-        assert isinstance(network, UniversalNet)
+        assert isinstance(network, WidthsNet)
         sizes = sizes_within(network.widths, settings)
         statistics = {}
         tracker = Tracker(material.progress, "calibrating", total=len(sizes), unit="sizes")
@@ -74,12 +74,12 @@ class UniversallySlimmable(Method):
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
     ) -> tuple[nn.Module, Callable[[Any], nn.Module]]:
         """The network, for the weights of a file."""
-        network = UniversalNet(model, example_input, multiple=structure["multiple"])
+        network = WidthsNet(model, example_input, multiple=structure["multiple"])
         return network, network.build
 
     def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
         """Any width."""
-        assert isinstance(network, UniversalNet)
+        assert isinstance(network, WidthsNet)
         return network.widths.size(value)
 
 

@@ -19,14 +19,14 @@ from decomposable.data.base import generator_for
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure
 from decomposable.methods.settings import Settings
-from decomposable.methods.us_net.network import UniversalNet
 from decomposable.methods.us_net.settings import UniversalSettings
+from decomposable.methods.width.network import WidthsNet
 
 
 class SandwichStep:
     """The largest width, the smallest, and some in between."""
 
-    def __init__(self, network: UniversalNet, settings: Settings) -> None:
+    def __init__(self, network: WidthsNet, settings: Settings) -> None:
         self.network = network
         own = settings.of(UniversalSettings)
         self.range, self.random_widths = own.width_range, own.random_widths

@@ -10,7 +10,7 @@ from decomposable.methods.widths import Widths
 from decomposable.network.sized import Size
 
 
-class UniversalNet(nn.Module):
+class WidthsNet(nn.Module):
     """The model and its widths; as a module it is the model."""
 
     def __init__(self, model: nn.Module, example_input: Tensor, *, multiple: int) -> None:
