@@ -28,11 +28,11 @@ from decomposable.export.any_size_graph import in_pairs, tidy, to_keep, to_renam
 from decomposable.export.checking import as_numpy, check_tolerance, largest_difference, require_close, torch_runner
 from decomposable.export.graph import MOST_BYTES, require_onnx, to_onnx
 from decomposable.export.interface import Feeds, Interface, interface_of
-from decomposable.export.onnx_file import check_ending, tried
+from decomposable.export.onnx_file import check_ending, reported
 from decomposable.export.program import ExportError, FixedBatchError, ready
 from decomposable.export.quiet import reason
 from decomposable.export.report import ExportReport
-from decomposable.export.subject import same_shapes, taken_by
+from decomposable.export.subject import known_of, same_shapes, taken_by
 from decomposable.export.trials import Trials, trials_of
 from decomposable.files import replacing
 from decomposable.network.calls import INPUT, Call
@@ -114,20 +114,14 @@ def export_any_size(
     with replacing(target) as unfinished:
         unfinished.write_bytes(content)
         sizes, difference = _compare(twin, unfinished, interface, trials, tolerance)
-    full = twin.selector.full_plan()
     return AnySizeReport(
+        **reported(twin.selector.full_plan(), interface, trials),
         path=target,
         format="any-size",
-        macs=full.macs,
-        params=full.params,
-        full_macs=full.full_macs,
-        full_params=full.full_params,
-        ranks=dict(full.ranks),
         bytes=len(content),
         outputs=tuple(value.name for value in model.graph.output),
         largest_difference=difference,
         sizes=sizes,
-        **tried(interface, trials),
     )
 
 
@@ -152,7 +146,7 @@ def _check_types(net: DecomposedNet) -> None:
 
 def _taken(net: DecomposedNet, example_input: Any, forward: Forward | None) -> Captured:
     """How the network is called; its inputs have to be as when its MACs were counted: the file tells them."""
-    known = Captured(call=net.call, rows=net._rows, unclear=net.unclear)
+    known = known_of(net)
     found = taken_by(ready(net._in_force.module), known, example_input, forward, net._forward)
     if known.call is not None and found.call is not None and not same_shapes(known.call, found.call):
         raise InvalidArgumentError(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from decomposable.export.graph import name_values
 from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
 from decomposable.network.decomposed import DecomposedNet
@@ -73,7 +73,7 @@ def tidy(model: onnx.ModelProto, names: dict[str, str], kept: set[str]) -> onnx.
             ir = each(ir).model
         _as_initializers(ir, held)
         result: onnx.ModelProto = onnx_ir.to_proto(ir)
-    _separate_outputs(result.graph, [value.name for value in model.graph.output])
+    name_values(result.graph, {}, [value.name for value in model.graph.output])  # simplifying makes equal values one
     _rename(result.graph, names)
     _name_nodes(result.graph, names)
     return result
@@ -95,28 +95,6 @@ def _as_initializers(ir: onnx_ir.Model, held: dict[str, Any]) -> None:
         value.const_value = held[str(value.name)]
         if value.uses():
             ir.graph.register_initializer(value)
-
-
-def _separate_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    """Let every output be made by a node and have its name: a model may return a weight, or one tensor twice, and
-    simplifying makes weights of constants, and one value of equal ones.
-    """
-    from onnx import helper
-
-    taken = {name for node in graph.node for name in (*node.input, *node.output)}
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    for output, name in zip(graph.output, names, strict=True):
-        if output.name != name:
-            graph.node.append(helper.make_node("Identity", [output.name], [name]))
-            output.name = name
-        elif output.name in weights:
-            other = f"{name}/value"
-            while other in taken or other in weights:
-                other += "_"
-            for node in graph.node:
-                node.input[:] = [other if value == name else value for value in node.input]
-            weights[name].name = other
-            graph.node.append(helper.make_node("Identity", [other], [name]))
 
 
 def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:

@@ -57,7 +57,7 @@ def to_onnx(
     if [value.name for value in model.graph.input] != list(unique) or len(model.graph.output) != len(outputs):
         raise ExportError("export: the ONNX graph has other inputs and outputs than the model")
     _strip(model)
-    _rename_values(model.graph, {**unique, **_distinct_outputs(model.graph, outputs)})
+    name_values(model.graph, unique, outputs)
     _rename_values(model.graph, _without_prefix(plain, model.graph))
     _rename_axes(model.graph, interface, symbols(program, interface))
     model.producer_name, model.producer_version = "decomposable", __version__
@@ -96,6 +96,11 @@ def _strip(model: onnx.ModelProto) -> None:
         holder.ClearField("doc_string")
 
 
+def name_values(graph: onnx.GraphProto, inputs: Mapping[str, str], outputs: Sequence[str]) -> None:
+    """Call the inputs as they are to be called, and the outputs in order, each of them a value of its own."""
+    _rename_values(graph, {**inputs, **_distinct_outputs(graph, outputs)})
+
+
 def _distinct_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> dict[str, str]:
     """Give every output a value of its own, and say what it is to be called: a model may return its input, a weight,
     or one tensor twice.
@@ -127,13 +132,12 @@ def _rename_values(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
         )
     }
     names = dict(wanted)
-    for name in wanted.values():
+    for name in sorted((taken & set(wanted.values())) - wanted.keys()):
         other = name
         while other in taken or other in wanted.values():
             other += "_"
-        if name in taken:
-            names[name] = other
-            taken.add(other)
+        names[name] = other
+        taken.add(other)
     for inner in graphs:
         for node in inner.node:
             node.input[:] = [names.get(name, name) for name in node.input]

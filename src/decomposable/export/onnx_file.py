@@ -27,6 +27,7 @@ from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
 from decomposable.export.trials import Trials, trials_of
 from decomposable.files import write_atomically
+from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.request import SizeRequest
 
 if TYPE_CHECKING:
@@ -94,10 +95,8 @@ def export_onnx(
     _describe_(model, subject)
     content = model.SerializeToString()
     write_atomically(target, content)
-    return report_of(
-        subject,
-        interface,
-        trials,
+    return ExportReport(
+        **reported(subject, interface, trials),
         path=target,
         format="onnx",
         bytes=len(content),
@@ -118,22 +117,14 @@ def check_ending(path: str | os.PathLike[str], ending: str) -> Path:
     return target
 
 
-def report_of(subject: Subject, interface: Interface, trials: Trials, **written: Any) -> ExportReport:
-    """The report of an export of this subject."""
-    return ExportReport(
-        macs=subject.macs,
-        params=subject.params,
-        full_macs=subject.full_macs,
-        full_params=subject.full_params,
-        ranks=subject.ranks,
-        **tried(interface, trials),
-        **written,
-    )
-
-
-def tried(interface: Interface, trials: Trials) -> dict[str, Any]:
-    """What a report says of the inputs, and of what they were tried with."""
+def reported(size: Subject | RankPlan, interface: Interface, trials: Trials) -> dict[str, Any]:
+    """What a report says of a size, of the inputs, and of what they were tried with."""
     return {
+        "macs": size.macs,
+        "params": size.params,
+        "full_macs": size.full_macs,
+        "full_params": size.full_params,
+        "ranks": None if size.ranks is None else dict(size.ranks),
         "inputs": {name: interface.call.inputs[name] for name in interface.names},
         "left_out": interface.left_out,
         "unvaried": trials.unvaried,

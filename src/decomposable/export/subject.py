@@ -64,7 +64,7 @@ def subject_of(
         other = next((name for name in asked if name not in _OF_SIZED), None)
         if other is not None:
             raise InvalidArgumentError(f"{other}: not for a network of the method {net.method}; allowed: macs, params")
-    known = _known(net)
+    known = known_of(net)
     plan, module = (net.plan, net.extract()) if not asked else _resized(net, request, runtime)
     module = ready(module)
     found = taken_by(module, known, example_input, forward, _forward_of(net))
@@ -160,7 +160,7 @@ def same_shapes(call: Call, other: Call) -> bool:
     return {k: v.shape for k, v in call.inputs.items()} == {k: v.shape for k, v in other.inputs.items()}
 
 
-def _known(net: DecomposedNet | SizedNet) -> Captured:
+def known_of(net: DecomposedNet | SizedNet) -> Captured:
     """What a network knows of its inputs."""
     if isinstance(net, DecomposedNet):
         return Captured(call=net.call, rows=net._rows, unclear=net.unclear)

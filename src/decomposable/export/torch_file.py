@@ -22,7 +22,7 @@ from decomposable.export.checking import (
     torch_runner,
 )
 from decomposable.export.interface import Feeds, Interface, check_batch, interface_of
-from decomposable.export.onnx_file import check_ending, description, report_of
+from decomposable.export.onnx_file import check_ending, description, reported
 from decomposable.export.program import ExportError, output_names, tensors_of, to_program
 from decomposable.export.quiet import quiet, reason
 from decomposable.export.report import ExportReport
@@ -77,10 +77,8 @@ def export_torch(
         found = largest_difference(reference, _runner(unfinished, interface), trials.all)
         require_close(found, tolerance)
         written = unfinished.stat().st_size
-    return report_of(
-        subject,
-        interface,
-        trials,
+    return ExportReport(
+        **reported(subject, interface, trials),
         path=target,
         format="torch-export",
         bytes=written,
