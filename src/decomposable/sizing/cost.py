@@ -102,6 +102,11 @@ def factor_sizes(shape: Sequence[int], form: str) -> tuple[int, int]:
     return in_channels * height * width, out_channels
 
 
+def forms_of(shape: Sequence[int]) -> tuple[str, ...]:
+    """The forms that a weight of this shape can have: 1×1 kernels and linear layers have nothing spatial to split."""
+    return ("channel",) if all(size == 1 for size in shape[2:]) else ("channel", "spatial")
+
+
 def dense_size(shape: Sequence[int]) -> int:
     """Weights of the dense layer."""
     return math.prod(shape)

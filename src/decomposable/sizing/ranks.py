@@ -9,7 +9,7 @@ falls as the number grows: all of the above still holds for the rounded sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -131,10 +131,8 @@ class RankSelector:
             limits = zip(self.lower.tolist(), self.upper.tolist(), self.full_ranks.tolist(), strict=True)
             ranks = tuple(rounded_ranks(low, high, full, align) for low, high, full in limits)
             table = _Table(ranks, {by: self._cumulative(by, ranks) for by in ("macs", "params")})
-            self.__dict__["_tables"] = {
-                **self._tables,
-                align: table,
-            }  # not changed: a thread may be copying the old one
+            # A new dict, and the old one as it was: a thread may be copying that.
+            self.__dict__["_tables"] = {**self._tables, align: table}
             return table
         return self._tables[align]
 
@@ -324,9 +322,5 @@ class RankSelector:
 
 
 def _some(names: Mapping[str, int], most: int = 5) -> str:
-    def parts() -> Iterator[str]:
-        yield from (f"'{name}'" for name in list(names)[:most])
-        if len(names) > most:
-            yield f"… ({len(names)} in all)"
-
-    return ", ".join(parts())
+    shown = [f"'{name}'" for name in list(names)[:most]]
+    return ", ".join(shown if len(names) <= most else [*shown, f"… ({len(names)} in all)"])

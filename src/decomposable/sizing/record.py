@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decomposable.fields import MOST, MOST_VALUES, Fields, require
-from decomposable.sizing.cost import LayerCost, LayerShape, LeftAlone
+from decomposable.sizing.cost import LayerCost, LayerShape, LeftAlone, forms_of
 from decomposable.sizing.interpolation import CalibratedSizes
 from decomposable.sizing.ranks import Ints, RankSelector
 from decomposable.text import one_line
@@ -104,8 +104,7 @@ def read_layer(record: Fields) -> LayerShape:
     name, form, shape = record.text("name"), record.text("form"), tuple(record.integers("shape"))
     is_shape = len(shape) in (2, 4) and all(0 < size < _MOST_EXTENT for size in shape)
     require(is_shape, f"layer '{name:.60}' has the shape {shape!s:.80}")
-    forms = ("channel",) if all(size == 1 for size in shape[2:]) else ("channel", "spatial")
-    require(form in forms, f"layer '{name:.60}' has the form {form!r:.40}")
+    require(form in forms_of(shape), f"layer '{name:.60}' has the form {form!r:.40}")
     return LayerShape(name=name, form=form, shape=shape)
 
 
