@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import pytest
@@ -129,9 +130,9 @@ def test_after_loading_as_well(net, file):
         dn.load(file, model=Tagger(), params=0.5)
 
 
-def test_files_that_do_not_say_what_is_left_alone_are_read(net, tmp_path, monkeypatch):
-    monkeypatch.setattr("decomposable.network.file.contents.left_alone_records", lambda parts: [])
-    net.save(tmp_path / "old.safetensors")
+def test_files_that_do_not_say_what_is_left_alone_are_read(net, tmp_path):
+    silent = dataclasses.replace(net.selector, left_alone=())
+    dataclasses.replace(net.artifact(), selector=silent).save(tmp_path / "old.safetensors")
     with pytest.raises(BudgetError, match=r"MACs\)$"):
         artifact.read(tmp_path / "old.safetensors").selector.choose(macs=0.5)
 
