@@ -25,6 +25,7 @@ from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.record import NETWORK_FILE
 from decomposable.sizing.request import SizeRequest
 
 
@@ -158,7 +159,8 @@ def _read_statistics(container: Container, outline: Statistics, rows: list[int])
 
 
 def _original(container: Container) -> tuple[Tensor, Tensor]:
-    return container.read("statistics/original_mean"), container.read("statistics/original_var")
+    mean, var = (container.read(f"{NETWORK_FILE.original}{kind}") for kind in ("mean", "var"))
+    return mean, var
 
 
 def _first_bases(whole: Factors, rank: int) -> Factors:
