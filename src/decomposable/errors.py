@@ -51,6 +51,15 @@ class UnsupportedModelError(DecomposableError, TypeError):
 class ArtifactError(DecomposableError):
     """A file is not an artifact, or is damaged."""
 
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, path: object, reason: str) -> ArtifactError:
+        """The error of a file, whose `reason` does without the file's name: who asked may call it otherwise."""
+        error = cls(f"{path}: {reason}")
+        error.reason = reason
+        return error
+
 
 class DataError(DecomposableError):
     """A data set is not where it was said to be, or a file of it is broken."""

@@ -86,7 +86,7 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     try:
         return _parse(Path(path), unseal(path))
     except (Damaged, RecursionError) as error:
-        raise ArtifactError(f"{path}: {one_line(error)}") from error
+        raise ArtifactError.of(path, one_line(error)) from error
 
 
 def _parse(path: Path, found: Unsealed) -> Bundle:

@@ -339,9 +339,8 @@ class AnySizeSession:
         try:
             runtime = ort.InferenceSession(model.content, options, providers=self._options.providers)
         except Exception as error:  # ONNX Runtime has many kinds
-            raise ArtifactError(
-                f"{self.path}: ONNX Runtime cannot run it: {one_line(' '.join(str(error).split()), 200)}"
-            ) from error
+            reason = one_line(" ".join(str(error).split()), 200)
+            raise ArtifactError.of(self.path, f"ONNX Runtime cannot run it: {reason}") from error
         return _Size(plan, runtime, model.weights)
 
 

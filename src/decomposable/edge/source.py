@@ -70,7 +70,7 @@ class Source:
             begin = index * BLOCK
             content = self._raw(begin, min(BLOCK, self.size - begin))
             if zlib.crc32(content) != self._sums[index]:
-                raise ArtifactError(f"{self.path}: it was changed after it was opened")
+                raise ArtifactError.of(self.path, "it was changed after it was opened")
             self._last = index, content
         return content
 
@@ -79,7 +79,7 @@ class Source:
         while len(content) < count:
             more = self._piece(begin + len(content), count - len(content))
             if not more:
-                raise ArtifactError(f"{self.path}: it became shorter after it was opened")
+                raise ArtifactError.of(self.path, "it became shorter after it was opened")
             content = content + more if content else more
         return content
 

@@ -230,7 +230,7 @@ def _compare(
             require_close(largest, tolerance)
             batches = trials.batches  # the example itself, which may be large, at full size only
     except ArtifactError as error:  # it names a file that nobody will see
-        raise ExportError(f"export_any_size: {str(error).removeprefix(f'{path}: ')}; nothing was written") from error
+        raise ExportError(f"export_any_size: {error.reason or error}; nothing was written") from error
     return tuple(sizes), largest
 
 

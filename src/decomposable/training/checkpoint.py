@@ -19,7 +19,6 @@ from torch import Tensor
 from decomposable.errors import ArtifactError, DecomposableError
 from decomposable.fields import require
 from decomposable.network.file.container import open_container, write_container
-from decomposable.text import printable
 from decomposable.training.packing import pack, unpack
 
 VERSION = 2
@@ -78,8 +77,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             require(isinstance(content, dict), "its content is not an object")
             state = {name: unpack(value, tensors) for name, value in content.items()}
     except (ArtifactError, RecursionError) as error:
-        reason = printable(error).removeprefix(f"{printable(path)}: ")
-        raise CheckpointError(f"{path} is no checkpoint: {reason}") from error
+        reason = error.reason if isinstance(error, ArtifactError) else None
+        raise CheckpointError(f"{path} is no checkpoint: {reason or error}") from error
     for name in _ENTRIES:
         if not isinstance(state.get(name), dict):
             raise CheckpointError(f"{path} is no checkpoint: it has no {name}")

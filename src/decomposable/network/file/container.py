@@ -162,7 +162,7 @@ class Container:
 def open_container(path: str | os.PathLike[str]) -> Iterator[Container]:
     """The file, to be read from; whatever is found to be damaged meanwhile is an `ArtifactError` with its name."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for, a device read without end
-        raise ArtifactError(f"{path}: not an ordinary file")
+        raise ArtifactError.of(path, "not an ordinary file")
     try:
         with FileIO(path, "rb") as file:
             expect(file, "parts")
@@ -173,7 +173,7 @@ def open_container(path: str | os.PathLike[str]) -> Iterator[Container]:
                 raise Damaged("its checksum is wrong: it was damaged or changed")
             yield Container(Path(path), file, entries, description)
     except Damaged as error:
-        raise ArtifactError(f"{path}: {one_line(error)}") from error
+        raise ArtifactError.of(path, one_line(error)) from error
 
 
 def read_container(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
