@@ -72,7 +72,7 @@ class Bare(Method):
 
 
 @pytest.fixture
-def toy(monkeypatch):
+def toy():
     before = dict(METHODS)
     methods.register(Toy())
     methods.register(Bare())
