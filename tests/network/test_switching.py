@@ -277,6 +277,16 @@ def test_what_is_copied_is_one_size_whatever_happens_meanwhile(net):
     assert state["_modules"]["module"] is state["_in_force"].module
 
 
+def test_what_is_in_force_is_not_changed_by_using_it(net):
+    net.resize_(ratio=1.0)
+    net.calibrate_(loader(), sizes=[0.25, 0.8])
+    parts = net.selector, net._statistics
+    before = [set(vars(part)) for part in parts]
+    net.resize_(macs=0.5)
+    assert parts == (net.selector, net._statistics)
+    assert [set(vars(part)) for part in parts] == before  # somebody may be copying them
+
+
 # The mode and the type are changed in the same way
 
 

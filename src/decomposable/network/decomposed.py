@@ -330,6 +330,8 @@ class DecomposedNet(nn.Module):
 
     def _install(self, parts: Parts) -> None:
         """Make the network of these parts, complete, and put it in force at once."""
+        if parts.statistics is not None:
+            parts.statistics.prepare()
         self._put_in_force(parts, self._original.at_size(parts))
 
     def _take_statistics(self, statistics: Statistics | None) -> None:

@@ -74,6 +74,10 @@ class CalibratedSizes:
         """A row for every size, and the original's behind them."""
         return np.array([self._ranks_of(plan) for plan in (*self.plans, self.full_plan)], dtype=np.int64)
 
+    def prepare(self) -> None:
+        """Make now what the first look-up would: another thread may be copying this by then."""
+        self._ranks  # noqa: B018
+
     def _ranks_of(self, plan: RankPlan) -> list[int]:
         return [plan.ranks[name] for name in self.full_plan.ranks]
 
