@@ -15,7 +15,8 @@ import torch
 from decomposable import __version__
 from decomposable.machine import Machine
 
-PACKAGE = Path(__file__).resolve().parent
+THIS_FILE = Path(__file__).resolve()
+PACKAGE = THIS_FILE.parents[1]
 
 
 def commit() -> str | None:
@@ -27,7 +28,8 @@ def commit() -> str | None:
         ).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "records.py")  # an installed copy may lie in another project's checkout
+        # An installed copy may lie in another project's checkout, whose commit says nothing of it.
+        git("ls-files", "--error-unmatch", str(THIS_FILE.relative_to(PACKAGE)))
         return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
