@@ -202,3 +202,76 @@ def test_a_name_that_is_taken_is_refused(toy):
         methods.register(Third())
     assert "third" not in METHODS
     assert "trp_energy" in flat(Settings())
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutDefault(MethodSettings):
+    needed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithWrongDefault(MethodSettings):
+    part: float = 2.0
+    checks: ClassVar = ((("part",), "a part in (0, 1]", lambda v: 0 < v <= 1),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedAsAFunction(MethodSettings):
+    of: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedAsTheChecks(MethodSettings):
+    checks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedAsTheSweep(MethodSettings):
+    swept: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedAsAShared(MethodSettings):
+    epochs: int = 1
+
+
+def made(**attributes):
+    return type("Made", (Bare,), attributes)()
+
+
+class Nameless(Method):
+    summary = "has no name"
+
+
+class Silent(Method):
+    name = "silent"
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (Bare, r"allowed: an object of a class that is a Method"),
+        (Nameless(), r"method=None; allowed: a name"),
+        (Silent(), r"method=silent: there is no summary"),
+        *((made(name=name), r"method=.*; allowed: a name") for name in ("../evil", "", "a/b", "A", "all", "a\n", 3)),
+        (made(settings=3), r"method=bare: settings=3; allowed: a class of MethodSettings"),
+        (made(settings=WithoutDefault), r"method=bare: its settings cannot be made \(.*needed.*\); allowed: "),
+        (made(settings=WithWrongDefault), r"method=bare: its settings cannot be made \(part=2\.0; allowed: a part"),
+        (made(settings=NamedAsAFunction), r"method=bare: of is something else of all settings"),
+        (made(settings=NamedAsTheChecks), r"method=bare: checks is something else of all settings"),
+        (made(settings=NamedAsTheSweep), r"method=bare: swept is something else of all settings"),
+        (made(settings=NamedAsAShared), r"method=bare: epochs is a setting of others"),
+    ],
+)
+def test_a_method_that_cannot_work_is_refused_in_one_line_and_not_kept(method, words):
+    before = dict(METHODS)
+    with pytest.raises(InvalidArgumentError, match=words) as caught:
+        methods.register(method)
+    assert str(caught.value).isprintable()
+    assert before == METHODS
+    assert Settings().epochs == 200
+
+
+def test_its_settings_are_listed_behind_those_of_the_package(toy):
+    names = list(flat(Settings()))
+    assert names[names.index("tuning_schedules") :][:4] == ["tuning_schedules", "toy_share", "toy_shares", "mean"]

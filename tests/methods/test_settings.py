@@ -1,10 +1,12 @@
-from dataclasses import dataclass, fields
+import copy
+import pickle
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.registry import kinds
-from decomposable.methods.settings import Settings, from_text, with_overrides
+from decomposable.methods.settings import Settings, flat, from_text, with_overrides
 
 
 def test_the_defaults_are_the_papers_for_cifar():
@@ -118,3 +120,46 @@ def test_every_setting_survives_json():
     back = with_overrides(Settings(), json.loads(json.dumps(asdict(settings))))
     assert back == settings
     assert len(fields(back)) > 20
+
+
+LISTED = (
+    "method, epochs, seed, batch_size, learning_rate, fine_tune_learning_rate, schedule, milestones, decay, "
+    "power, warmup_epochs, momentum, nesterov, weight_decay, clip_norm, form, ratio, balance, criterion, "
+    "min_rank, refresh, width, widths, width_loss, width_range, random_widths, width_multiple, ranks, "
+    "trp_energy, trp_strength, trp_interval, trp_layers, vbmf_form, compare_widths, compare_ranks, "
+    "compare_energies, compare_strengths, compare_forms, compare_vbmf_forms, tuning_epochs, tuning_rates, "
+    "tuning_weight_decays, tuning_schedules, mean, std, workers, precision, channels_last, evaluate_every, "
+    "calibration_images, calibration_passes, calibrated_sizes, calibrated_alignments, sizes"
+)
+
+
+def test_settings_are_listed_in_the_order_that_they_always_had():
+    assert ", ".join(flat(Settings())) == LISTED
+    with pytest.raises(InvalidArgumentError) as caught:
+        from_text(Settings(), ["zzz=3"])
+    assert str(caught.value) == f"no setting is called zzz; allowed: {LISTED}"
+
+
+def test_those_of_single_methods_are_as_immutable_as_the_others():
+    settings = Settings(trp_energy=0.9, widths=(0.5, 1))
+    with pytest.raises(TypeError, match="settings cannot be changed"):
+        settings.of_methods["trp_energy"] = 7
+    for same in (
+        pickle.loads(pickle.dumps(settings)),
+        copy.copy(settings),
+        copy.deepcopy(settings),
+        replace(settings),
+        replace(replace(settings, trp_energy=0.8), trp_energy=0.9),
+        Settings(of_methods={"widths": [0.5, 1], "trp_energy": 0.9}),
+    ):
+        assert (same, hash(same), same.trp_energy, same.widths) == (settings, hash(settings), 0.9, (0.5, 1.0))
+        with pytest.raises(TypeError, match="settings cannot be changed"):
+            same.of_methods.clear()
+    assert settings != Settings()
+
+
+@pytest.mark.parametrize("wrong", [3, None, "width", ("width",), {3: 4}])
+def test_what_is_no_settings_of_methods_is_refused_in_one_line(wrong):
+    for more in ({}, {"trp_energy": 0.9}):
+        with pytest.raises(InvalidArgumentError, match=r"^of_methods=.*; allowed: a dict of settings by name$"):
+            Settings(of_methods=wrong, **more)

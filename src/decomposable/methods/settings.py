@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from decomposable.core.criteria import CRITERIA
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import InvalidArgumentError, SettingError
 from decomposable.methods.registry import kinds, own_defaults
 from decomposable.methods.values import MOST, Check, Checked, MethodSettings, Text, as_text, is_one_of
+from decomposable.sizing.plans import FrozenDict
 
 Own = TypeVar("Own", bound=MethodSettings)
 _OWN = "of_methods"
@@ -27,14 +28,23 @@ PRECISIONS = ("float32", "bfloat16")
 INF = math.inf
 
 
+class _OfMethods(FrozenDict[Any]):
+    """Settings of single methods by name."""
+
+    refusal = "settings cannot be changed; make new ones with dataclasses.replace(settings, name=value)"
+
+
 class _FlatNames(type):
     """Takes settings of single methods beside the shared ones, wherever settings are made or replaced."""
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
         shared = {each.name for each in fields(cls)}  # type: ignore[arg-type]  # every such class is a dataclass
+        given = values.get(_OWN, {})
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise SettingError(_OWN, as_text(given), "a dict of settings by name")
         own = {name: values.pop(name) for name in own_defaults().keys() & values.keys() - shared}
         if own:
-            values[_OWN] = {**values.get(_OWN, {}), **own}
+            values[_OWN] = {**given, **own}
         return super().__call__(*args, **values)
 
 
@@ -123,10 +133,11 @@ class Settings(Checked, metaclass=_FlatNames):
         changed = {
             name: value
             for kind in kinds()
-            for name, value in vars(kind(**_part(self.of_methods, kind))).items()
+            if (given := _part(self.of_methods, kind))
+            for name, value in vars(kind(**given)).items()
             if value != defaults[name]
         }
-        object.__setattr__(self, _OWN, changed)
+        object.__setattr__(self, _OWN, _OfMethods(changed))
 
     def of(self, kind: type[Own]) -> Own:
         """The settings that a single method has of its own."""

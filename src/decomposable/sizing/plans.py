@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from decomposable.sizing.rounding import Align, described
 from decomposable.text import printable
 
 RunsAs = Literal["full", "dense", "factors"]
+Value = TypeVar("Value")
 
 
-class FrozenDict(dict[str, int]):
-    """A dict that cannot be changed, so that a plan stays what it was."""
+class FrozenDict(dict[str, Value]):
+    """A dict that cannot be changed, so that the plan, or whatever has it, stays what it was."""
+
+    refusal: ClassVar[str] = "a plan's ranks cannot be changed; make a new plan with resize_(ranks=...)"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("a plan's ranks cannot be changed; make a new plan with resize_(ranks=...)")
+        raise TypeError(self.refusal)
 
     __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _refuse
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FrozenDict, (dict(self),)
+        return type(self), (dict(self),)
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
