@@ -138,10 +138,7 @@ def _watched_pass(
 
 
 def _selector(
-    chosen: _Chosen,
-    scores: Mapping[str, np.ndarray],
-    bounds: Mapping[str, tuple[int, int]],
-    seen: Trace | None,
+    chosen: _Chosen, scores: Mapping[str, np.ndarray], bounds: Mapping[str, tuple[int, int]], seen: Trace | None
 ) -> RankSelector:
     """All that a choice of size depends on; MACs are known where a pass was seen."""
     base, layers = chosen.base, chosen.layers

@@ -80,11 +80,7 @@ def _base(
 
 
 def _network(
-    path: str | os.PathLike[str],
-    base: nn.Module,
-    artifact: Artifact,
-    size: SizeRequest | None,
-    origin: str | None,
+    path: str | os.PathLike[str], base: nn.Module, artifact: Artifact, size: SizeRequest | None, origin: str | None
 ) -> DecomposedNet:
     """The model filled with what the file holds."""
     shapes = {key: tensor.shape for key, tensor in artifact.state.items()}

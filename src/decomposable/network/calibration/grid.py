@@ -54,13 +54,7 @@ def check_passes(passes: float) -> float:
 
 @torch.no_grad()
 def calibrated_grid(
-    subject: Subject,
-    selector: RankSelector,
-    batches: Kept,
-    *,
-    align: int,
-    passes: float,
-    report: Report,
+    subject: Subject, selector: RankSelector, batches: Kept, *, align: int, passes: float, report: Report
 ) -> tuple[Statistics, float, bool]:
     """Statistics from the smallest size to the largest one, for `passes` passes of the full network at most; how many
     it took, and whether the grid is as dense as it has to be.
