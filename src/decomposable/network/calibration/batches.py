@@ -34,18 +34,15 @@ class Kept:
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loader:
             self.count += 1
-            self._check(batch)
+            for tensor in tensors_in(self._inputs_of(batch)):
+                if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+                    raise InvalidArgumentError(f"calibrate_: batch {self.count} has NaN in it; allowed: numbers only")
             self._bytes += sum(t.numel() * t.element_size() for t in tensors_in(batch))
             if self._bytes <= MOST_KEPT or not self._first:
                 self._first.append(batch)
             yield batch
         if not self.count:
             raise InvalidArgumentError("calibrate_: the loader yielded no batch; allowed: at least one")
-
-    def _check(self, batch: Any) -> None:
-        for tensor in tensors_in(self._inputs_of(batch)):
-            if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
-                raise InvalidArgumentError(f"calibrate_: batch {self.count} has NaN in it; allowed: numbers only")
 
     @property
     def expected(self) -> int:
@@ -100,9 +97,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
+    elif isinstance(value, Mapping | tuple | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(part)
