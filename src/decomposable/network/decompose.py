@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from decomposable.core.tracing import (
     Trace,
     call_with_first,
     layer_costs,
+    macs_left_alone,
     not_counted,
     on_device_of,
     other_macs,
@@ -34,9 +36,9 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.leftalone import parts_left_alone, reasons_with_shares
 from decomposable.network.parts import Parts
 from decomposable.network.probing import Trial, weights_used_elsewhere
+from decomposable.sizing.cost import LeftAlone
 from decomposable.sizing.ranks import Limits, RankSelector, rank_limits
 
 
@@ -91,7 +93,7 @@ def decompose(
         trial = Trial(base=base, layers=chosen.layers, factors=factors, ranks=smallest, example=batch, forward=call)
         factors, unfit = trial.judge(seen.outputs)
         chosen = chosen.without(unfit)
-    parts = _parts(chosen, factors, _selector(chosen, scores, bounds, seen), seen, captured)
+    parts = _parts(chosen, factors, scores, bounds, seen, captured)
     net = DecomposedNet(base=base, layers=chosen.layers, parts=parts, forward=call)
     net._rows = captured.kept()
     return net
@@ -137,38 +139,64 @@ def _watched_pass(
     return seen, captured, used
 
 
-def _selector(
-    chosen: _Chosen, scores: Mapping[str, np.ndarray], bounds: Mapping[str, tuple[int, int]], seen: Trace | None
-) -> RankSelector:
-    """All that a choice of size depends on; MACs are known where a pass was seen."""
-    base, layers = chosen.base, chosen.layers
+def _parts(
+    chosen: _Chosen,
+    factors: Mapping[str, Factors],
+    scores: Mapping[str, np.ndarray],
+    bounds: Mapping[str, tuple[int, int]],
+    watched: Trace | None,
+    captured: Captured,
+) -> Parts:
+    """What the network consists of besides its modules, at full size; MACs are known where a pass was seen."""
+    base, layers, seen = chosen.base, chosen.layers, watched or Trace()
+    uncounted = {} if watched is None else not_counted(base, seen)
     lower, upper = (np.array(ends, dtype=np.int64) for ends in zip(*(bounds[x.name] for x in layers), strict=True))
-    return RankSelector(
-        costs=layer_costs(layers, seen or Trace()),
+    selector = RankSelector(
+        costs=layer_costs(layers, seen),
         scores=tuple(scores[layer.name] for layer in layers),
-        fixed_macs=None if seen is None else other_macs(layers, seen),
+        fixed_macs=None if watched is None else other_macs(layers, seen),
         fixed_params=sum(p.numel() for p in base.parameters()) - sum(layer.weight.numel() for layer in layers),
         lower=lower,
         upper=upper,
-        left_alone=parts_left_alone(base, chosen.skipped, seen or Trace()),
+        left_alone=_left_alone(chosen, seen),
     )
-
-
-def _parts(
-    chosen: _Chosen, factors: Mapping[str, Factors], selector: RankSelector, seen: Trace | None, captured: Captured
-) -> Parts:
-    """What the network consists of besides its modules, at full size."""
-    uncounted = {} if seen is None else not_counted(chosen.base, seen)
+    layer_names: dict[nn.Module | None, str] = {module: layer.name for layer in layers for module in layer.modules}
+    feeders = {name: layer_names.get(seen.feeders.get(norm)) for name, norm in tracked_batch_norms(base).items()}
     return Parts(
-        factors={layer.name: factors[layer.name] for layer in chosen.layers},
+        factors={layer.name: factors[layer.name] for layer in layers},
         selector=selector,
         plan=selector.full_plan(),
-        feeders={} if seen is None else _named_feeders(chosen.base, chosen.layers, seen),
-        skipped=reasons_with_shares(chosen.skipped, selector, uncounted),
+        feeders={name: feeder for name, feeder in feeders.items() if feeder is not None},
+        skipped=_with_shares(chosen.skipped, selector, uncounted),
         not_counted=uncounted,
         call=captured.call,
         unclear=captured.unclear,
     )
+
+
+def _left_alone(chosen: _Chosen, seen: Trace) -> tuple[LeftAlone, ...]:
+    """What the layers cost that no size makes smaller, without their submodules; a weight that two modules hold is the
+    first one's.
+    """
+    modules, macs = dict(chosen.base.named_modules()), macs_left_alone(seen)
+    params: Counter[str] = Counter()
+    for name, parameter in chosen.base.named_parameters():
+        params[name.rpartition(".")[0]] += parameter.numel()
+    return tuple(
+        LeftAlone(name=name, macs=seen.per_sample(macs.get(modules[name], 0)), params=params[name])
+        for name in chosen.skipped
+    )
+
+
+def _with_shares(skipped: Mapping[str, str], selector: RankSelector, uncounted: Mapping[str, str]) -> dict[str, str]:
+    """The reasons, each with the part of the network that is left alone for it."""
+    macs, params = selector.full_cost("macs"), selector.full_cost("params")
+    knows_macs = selector.fixed_macs is not None and macs > 0
+    shares = {}
+    for part in selector.left_alone:
+        of_macs = "MACs not counted, " if part.name in uncounted else f"{part.macs / max(1, macs):.1%} of the MACs, "
+        shares[part.name] = f"{of_macs if knows_macs else ''}{part.params / params:.1%} of the parameters"
+    return {name: f"{reason}; {shares[name]}" for name, reason in skipped.items()}
 
 
 def _bounds(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> dict[str, tuple[int, int]]:
@@ -184,13 +212,3 @@ def _require_no_lazy(base: nn.Module) -> None:
         raise InvalidArgumentError(
             f"model: '{lazy}' is lazy and has seen no input; allowed: a model that has run once, or an example_input"
         )
-
-
-def _named_feeders(base: nn.Module, layers: Sequence[Layer], seen: Trace) -> dict[str, str]:
-    """For every normalisation layer fed by a decomposed layer, that layer's name."""
-    layer_names: dict[nn.Module, str] = {module: layer.name for layer in layers for module in layer.modules}
-    return {
-        name: layer_names[seen.feeders[norm]]
-        for name, norm in tracked_batch_norms(base).items()
-        if seen.feeders.get(norm) in layer_names
-    }
