@@ -118,7 +118,9 @@ class Trial:
         not even run with all its layers as they are.
         """
         with undisturbed(self.base):
-            fast = self._with_channels_last()
+            fast = self
+            if next(self.base.parameters()).device.type == "cpu":
+                fast = replace(self, factors=mapped(lambda w: laid_out(w, torch.channels_last), self.factors))
             outcome = fast._run(self.layers)
             if outcome.error is None:
                 return fast.factors, fast._passed_over(self.layers, called, outcome.called)
@@ -126,11 +128,6 @@ class Trial:
             keeps_layout = not reasons or fast._run(left).error is not None
             reasons |= self._passed_over(left, called, outcome.called)
             return (self if keeps_layout else fast).factors, reasons
-
-    def _with_channels_last(self) -> Trial:
-        if next(self.base.parameters()).device.type != "cpu":
-            return self
-        return replace(self, factors=mapped(lambda weight: laid_out(weight, torch.channels_last), self.factors))
 
     def _without_failing(self) -> tuple[list[Layer], dict[str, str], _Outcome]:
         """The layers with which the model runs when they are replaced, and why it does not with the others."""
