@@ -37,7 +37,7 @@ from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.parts import Parts
-from decomposable.network.probing import Trial, weights_used_elsewhere
+from decomposable.network.probing import Trial, WeightsUsedElsewhere
 from decomposable.sizing.cost import LeftAlone
 from decomposable.sizing.ranks import Limits, RankSelector, rank_limits
 
@@ -127,7 +127,7 @@ def _watched_pass(
     weights are used other than by calling their layers.
     """
     watch = Watch(forward)
-    with undisturbed(base), weights_used_elsewhere(layers) as used:
+    with undisturbed(base), WeightsUsedElsewhere(layers) as elsewhere:
         seen = trace(base, batch, watch)
     settle_lazy_(base)
     captured = watch.captured(base)
@@ -136,7 +136,7 @@ def _watched_pass(
             f"example_input: {captured.unclear}; if they belong to it: forward=lambda net, batch: net(**batch)",
             stacklevel=4,  # whoever calls decompose
         )
-    return seen, captured, used
+    return seen, captured, elsewhere.used
 
 
 def _parts(

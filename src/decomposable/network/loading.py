@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.layers import Decomposable, Layer, TwoFactors, avoid_fast_paths_
+from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import InvalidArgumentError, ModelNeededError
@@ -208,9 +208,7 @@ def _differs(key: str, in_file: str, in_model: str) -> str:
 
 
 def _layers_of(base: nn.Module, skeleton: Skeleton) -> tuple[Layer, ...]:
-    layers = []
-    for stored in skeleton.layers:
-        modules = dict.fromkeys(base.get_submodule(name) for name in stored.paths)
-        members: tuple[Decomposable, ...] = tuple(modules)  # type: ignore[arg-type]
-        layers.append(Layer(stored.name, members, stored.form, stored.shape))
-    return tuple(layers)
+    return tuple(
+        Layer(stored.name, tuple(dict.fromkeys(map(base.get_submodule, stored.paths))), stored.form, stored.shape)  # type: ignore[arg-type]
+        for stored in skeleton.layers
+    )

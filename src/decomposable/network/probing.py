@@ -9,8 +9,7 @@ buffers are as before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,37 +28,34 @@ from decomposable.core.undisturbed import undisturbed
 from decomposable.network.parts import mapped, sliced
 
 
-@contextmanager
-def weights_used_elsewhere(layers: Sequence[Layer]) -> Iterator[dict[str, str]]:
-    """In a pass inside: the layers whose weights are used while the layer itself is not running, each as a reason.
+class WeightsUsedElsewhere(TorchDispatchMode):
+    """In a pass inside: sees every operation, and whether a weight takes part in it while its layer is not running.
 
-    Asking for a weight's type or shape is no operation and does not count.
+    `used` are those layers, each with the reason. Asking for a weight's type or shape is no operation.
     """
-    watch = _Watch(layers)
-    modules = [module for layer in layers for module in layer.modules]
-    for module in modules:  # the model's own copy; a plain layer has no `forward` of its own there
-        module.__dict__["forward"] = watch.running(module)
-    try:
-        with watch:
-            yield watch.used
-    finally:
-        for module in modules:
-            del module.__dict__["forward"]
-
-
-class _Watch(TorchDispatchMode):
-    """Sees every operation, and whether a weight takes part in it."""
 
     supports_higher_order_operators = True
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
         self.used: dict[str, str] = {}
+        self._modules = [module for layer in layers for module in layer.modules]
         self._names = {_pointer(layer.weight): layer.name for layer in layers}
         self._names.pop(0, None)
         self._running: list[int] = []
 
-    def running(self, module: nn.Module) -> Callable[..., Any]:
+    def __enter__(self) -> WeightsUsedElsewhere:
+        for module in self._modules:  # the model's own copy; a plain layer has no `forward` of its own there
+            module.__dict__["forward"] = self._noting(module)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for module in self._modules:
+            del module.__dict__["forward"]
+
+    def _noting(self, module: nn.Module) -> Callable[..., Any]:
         """The layer's forward, during which its weight may be used."""
         forward = module.forward
 

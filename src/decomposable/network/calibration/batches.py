@@ -63,10 +63,9 @@ class Kept:
 
     def head(self, samples: int) -> tuple[Any, float]:
         """So many samples of the first batch where they can be told apart, else all; and which part of it they are."""
-        inputs = self._inputs_of(self._first[0])
-        if self._inputs_of is not first_entry or not isinstance(inputs, Tensor) or not 0 < samples < self._samples:
+        if self._inputs_of is not first_entry or not 0 < samples < self._samples:
             return self._first[0], 1.0
-        return inputs[:samples], samples / self._samples
+        return first_entry(self._first[0])[:samples], samples / self._samples
 
     @property
     def _samples(self) -> int:

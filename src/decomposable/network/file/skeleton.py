@@ -89,16 +89,13 @@ def slots_of(model: nn.Module, *, persistent: bool) -> dict[str, TensorSlot]:
 def skeleton_of(base: nn.Module, layers: Sequence[Layer], trainable: Mapping[str, bool]) -> Skeleton:
     """That of a model."""
     modules = list(base.named_modules(remove_duplicate=False))
+
+    def stored(layer: Layer) -> StoredLayer:
+        paths = tuple(path for path, module in modules if module in layer.modules)
+        return StoredLayer(name=layer.name, paths=paths, form=layer.form, shape=layer.shape)
+
     return Skeleton(
-        layers=tuple(
-            StoredLayer(
-                name=layer.name,
-                paths=tuple(path for path, module in modules if module in layer.modules),
-                form=layer.form,
-                shape=layer.shape,
-            )
-            for layer in layers
-        ),
+        layers=tuple(map(stored, layers)),
         trainable=trainable,
         training=base.training,
         other_mode=tuple(name for name, module in base.named_modules() if module.training != base.training),
