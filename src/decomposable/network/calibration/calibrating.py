@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from decomposable.network.calibration.batches import Kept
 from decomposable.network.calibration.grid import calibrated_grid
 from decomposable.network.calibration.statistics import (
     CalibrationReport,
-    Ran,
     Statistics,
     Subject,
     measured,
@@ -75,7 +74,7 @@ def calibrated(
             statistics = measured_exactly(subject, plans, batches.again(), report)
         else:
             spent = sum(map(position, plans))
-            statistics = measured(subject, plans, batches, _counter(batches, loader, spent, report))
+            statistics = measured(subject, plans, batches, _counter(batches, spent, report))
         statistics = replace(statistics, has_explicit_full=any(plan.is_full for plan in plans))
     return statistics, CalibrationReport(
         sizes=len(statistics.plans),
@@ -87,9 +86,9 @@ def calibrated(
     )
 
 
-def _counter(batches: Kept, loader: Iterable[Any], passes: float, report: Report) -> Ran:
+def _counter(batches: Kept, passes: float, report: Report) -> Callable[[RankPlan], None]:
     """Tells how far one pass over the loader is, where the loader says how many batches there will be."""
-    total = len(loader) if isinstance(loader, Sized) else 0
+    total = batches.expected
     tracker = Tracker(report, "calibrating", total=total, unit="batches")
     ran = 0.0
 

@@ -130,7 +130,8 @@ class _Judge:
         """
         network = self._subject.build(plan).eval()
         pairs = zip(self._outputs(network, one), self._outputs(network, other), self._full, strict=True)
-        return max((_distance(a, b) * math.sqrt(_likeness(b, full)) for a, b, full in pairs), default=0.0)
+        apart = [_quotient((a - b).norm(), _spread(b).norm()) * math.sqrt(_likeness(b, full)) for a, b, full in pairs]
+        return max(apart, default=0.0)
 
     def _outputs(self, network: nn.Module, statistics: Row) -> list[Tensor]:
         for name, (mean, var) in statistics.items():
@@ -144,17 +145,14 @@ def _spread(outputs: Tensor) -> Tensor:
     return outputs - outputs.mean(dim=0) if outputs.dim() > 1 and len(outputs) > 1 else outputs
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    return _finite_quotient((one - other).norm(), _spread(other).norm())
-
-
 def _likeness(outputs: Tensor, full: Tensor) -> float:
     """The correlation of two networks' outputs, 0 to 1."""
     a, b = _spread(outputs), _spread(full)
-    return max(0.0, _finite_quotient((a * b).sum(), a.norm() * b.norm()))
+    return max(0.0, _quotient((a * b).sum(), a.norm() * b.norm()))
 
 
-def _finite_quotient(part: Tensor, whole: Tensor) -> float:
+def _quotient(part: Tensor, whole: Tensor) -> float:
+    """0 where there is none that is a finite number."""
     found = float(part) / float(whole) if whole > 0 else 0.0
     return found if math.isfinite(found) else 0.0
 

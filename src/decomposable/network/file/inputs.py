@@ -82,9 +82,7 @@ def _read_spec(record: Fields) -> InputSpec:
     require(dtype in DTYPE_NAMES, f"'dtype' of {record.where} is {dtype!r:.60}, not a type that can be stored")
     is_right = 0 < math.prod(shape) <= _MOST_NUMBERS
     require(is_right, f"'shape' of {record.where} is {shape!r:.60}, not that of one sample")
-    if not record.has("values"):
-        return InputSpec(shape=tuple(shape), dtype=dtype)
-    values = record.get("values")
+    values = record.get("values") if record.has("values") else [0, 1]
     is_pair = isinstance(values, list) and len(values) == 2 and all(type(v) is int and -MOST < v < MOST for v in values)
     require(is_pair and values[0] <= values[1], f"'values' of {record.where} is {values!r:.60}, not two whole numbers")
     return InputSpec(shape=tuple(shape), dtype=dtype, values=(values[0], values[1]))
