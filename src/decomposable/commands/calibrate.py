@@ -110,12 +110,7 @@ def _opened(file: Path, task: Task) -> DecomposedNet:
 
 
 def _calibrated(
-    net: DecomposedNet,
-    task: Task,
-    settings: Settings,
-    sizes: list[float] | None,
-    align: int | None,
-    progress: Report,
+    net: DecomposedNet, task: Task, settings: Settings, sizes: list[float] | None, align: int | None, progress: Report
 ) -> tuple[CalibrationReport, int]:
     """Calibrate with the first images of an epoch, as at the end of a training; also how many those were."""
     from decomposable.training.evaluation import WrongDataError

@@ -75,11 +75,7 @@ def train(
     generator = torch.Generator().manual_seed(seed)  # of the order of the images
     loader = DataLoader(data, settings.batch_size, shuffle=True, drop_last=True, generator=generator)
     optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=settings.learning_rate,
-        momentum=0.9,
-        nesterov=True,
-        weight_decay=settings.weight_decay,
+        model.parameters(), lr=settings.learning_rate, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=settings.steps)
     joint = None

@@ -187,11 +187,7 @@ def _exported(
 ) -> ExportReport:
     from decomposable import export_onnx, export_torch
 
-    how: dict[str, Any] = {
-        "example_input": example,
-        "dynamic": _dynamic(options),
-        "tolerance": options.tolerance,
-    }
+    how: dict[str, Any] = {"example_input": example, "dynamic": _dynamic(options), "tolerance": options.tolerance}
     if kind == "any-size":
         from decomposable import export_any_size
 

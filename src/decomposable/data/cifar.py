@@ -62,14 +62,10 @@ _CIFAR10 = _Cifar(
     label_key="labels",
     largest=10_000,
     binary=_Files(
-        folder="cifar-10-batches-bin",
-        train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-        test=("test_batch.bin",),
+        folder="cifar-10-batches-bin", train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)), test=("test_batch.bin",)
     ),
     pickled=_Files(
-        folder="cifar-10-batches-py",
-        train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-        test=("test_batch",),
+        folder="cifar-10-batches-py", train=tuple(f"data_batch_{i}" for i in range(1, 6)), test=("test_batch",)
     ),
 )
 _CIFAR100 = _Cifar(
