@@ -18,13 +18,8 @@ if TYPE_CHECKING:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        default=Path("demo-out"),
-        help="the folder for curve.png and record.json (default: demo-out)",
-    )
+    where = "the folder for curve.png and record.json (default: demo-out)"
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("demo-out"), help=where)
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the first run (default: 0)")
     parser.add_argument("--runs", metavar="N", type=int, default=2, help="how many runs to average (default: 2)")
 

@@ -23,14 +23,12 @@ DEFAULT = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add_file(parser)
-    arguments.add_data(parser)
+    arguments.add(parser, "file", "--data")
     usual = ",".join(f"{size:g}" for size in DEFAULT)
     parser.add_argument("--sizes", metavar="LIST", help=f"MAC budgets, as in 1,0.5,25%%,10M (default: {usual})")
     parser.add_argument("--params", metavar="LIST", help="parameter budgets in place of MAC budgets")
-    parser.add_argument("--align", metavar="N", type=rounding, help="round ranks to multiples of 8, 16 …; or auto")
-    arguments.add_recipe(parser)
-    arguments.add_measuring(parser)
+    arguments.add(parser, "--align", type=rounding, help="round ranks to multiples of 8, 16 …; or auto")
+    arguments.add(parser, "--recipe", "--device", "--workers")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -44,7 +42,7 @@ def _run(options: argparse.Namespace) -> None:
     description, is_sized = networks.description_of(options.file)
     if not is_sized:
         plans = _plans(artifact.outline(options.file), options)  # what is impossible is refused before any work
-    task = networks.find_task(networks.info_in(description), options.recipe, options.data)
+    task, _ = networks.find_task(networks.info_in(description), options.recipe, options.data)
     net = load(options.file, model=task.build_model()).to(device)
     if is_sized:
         plans = _sized_plans(net, options)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, alignment
+from decomposable.console import Verb
 from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -18,21 +18,12 @@ KINDS = ("state-dict", "artifact")
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add_file(parser)
-    arguments.add_size(parser)
-    parser.add_argument(
-        "--align", metavar="N", type=alignment, help="round ranks to multiples: 8, 16 …; auto or measured"
-    )
+    arguments.add(parser, "file", "--macs", "--params", "--ratio")
+    arguments.add(parser, "--align", help="round ranks to multiples: 8, 16 …; auto or measured")
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write (.safetensors)")
-    parser.add_argument(
-        "--as",
-        dest="kind",
-        metavar="KIND",
-        choices=KINDS,
-        default=KINDS[0],
-        help="state-dict: this size, as plain layers; artifact: this size and all smaller ones (default: state-dict)",
-    )
-    arguments.add_force(parser)
+    kinds = "state-dict: this size, as plain layers; artifact: this size and all smaller ones (default: state-dict)"
+    parser.add_argument("--as", dest="kind", metavar="KIND", choices=KINDS, default=KINDS[0], help=kinds)
+    arguments.add(parser, "--force")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -82,11 +73,8 @@ def _size(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 def _up_to(rows: object, plan: RankPlan) -> list[Any]:
     """The measured sizes that are still there."""
-    return [
-        row
-        for row in (rows if isinstance(rows, list) else [])
-        if isinstance(row, dict) and isinstance(row.get("params"), int) and row["params"] <= plan.params
-    ]
+    known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [row for row in known if isinstance(row.get("params"), int) and row["params"] <= plan.params]
 
 
 VERB = Verb(

@@ -13,7 +13,9 @@ from decomposable.progress import Progress, ProgressLine
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add_what_to_train(parser, settings_help="such as epochs=10 ratio=0.01,0.5 (--dry-run lists them all)")
+    arguments.add(parser, "recipe", "--data")
+    lists = "settings to replace, such as epochs=10 ratio=0.01,0.5 (--dry-run lists them all)"
+    arguments.add(parser, "--set", help=lists)
     parser.add_argument("--out", metavar="RUN", type=Path, help="the folder of the run")
     parser.add_argument(
         "--init",
@@ -23,7 +25,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "rate is then fine_tune_learning_rate",
     )
     parser.add_argument("--resume", action="store_true", help="go on where the run in RUN was cut off, or start it")
-    arguments.add_how_to_train(parser)
+    arguments.add(parser, "--device", "--checkpoint-seconds")
     parser.add_argument("--dry-run", action="store_true", help="show the settings, and train nothing")
 
 
