@@ -17,13 +17,11 @@ def _options(parser: argparse.ArgumentParser) -> None:
     lists = "settings to replace, such as epochs=10 ratio=0.01,0.5 (--dry-run lists them all)"
     arguments.add(parser, "--set", help=lists)
     parser.add_argument("--out", metavar="RUN", type=Path, help="the folder of the run")
-    parser.add_argument(
-        "--init",
-        metavar="FILE",
-        type=Path,
-        help="start from these weights (a state dict: .safetensors, .pt, .pth; or a network.safetensors); the learning "
-        "rate is then fine_tune_learning_rate",
+    start = (
+        "start from these weights (a state dict: .safetensors, .pt, .pth; or a network.safetensors); the learning "
+        "rate is then fine_tune_learning_rate"
     )
+    parser.add_argument("--init", metavar="FILE", type=Path, help=start)
     parser.add_argument("--resume", action="store_true", help="go on where the run in RUN was cut off, or start it")
     arguments.add(parser, "--device", "--checkpoint-seconds")
     parser.add_argument("--dry-run", action="store_true", help="show the settings, and train nothing")

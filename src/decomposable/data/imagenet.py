@@ -145,11 +145,8 @@ def _check_same_classes(root: Path, train: Sequence[str], test: Sequence[str]) -
 
 def _image_names(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:  # tells files from folders with no further system call
-        names = [
-            entry.name
-            for entry in entries
-            if entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".") and entry.is_file()
-        ]
+        files = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+    names = [name for name in files if name.lower().endswith(EXTENSIONS)]
     if not names:
         raise DataError(f"{folder}: no image in it; allowed: at least one of {', '.join(EXTENSIONS)}")
     return sorted(names)
