@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -84,6 +85,11 @@ class Verb:
 def progress_line(options: argparse.Namespace) -> ProgressLine:
     """What shows the progress of a verb, as `-q` and `-v` ask for; in a `with`, it is wiped at the end."""
     return ProgressLine(is_quiet=options.quiet, is_verbose=options.verbose)
+
+
+def answer(options: argparse.Namespace, content: object, *lines: str | None) -> None:
+    """Print what a verb found: as JSON where `--json` asks for it, else as lines of text; None is no line."""
+    print(json.dumps(content) if options.json else "\n".join(line for line in lines if line is not None))
 
 
 _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, as_table, batch_size, progress_line, seconds, showing_warnings, threads
+from decomposable.console import Verb, answer, as_table, batch_size, progress_line, seconds, showing_warnings, threads
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import ProgressLine
 
@@ -118,21 +117,20 @@ def _runtimes(text: str | None) -> Sequence[str]:
 
 
 def _show(options: argparse.Namespace, profile: LatencyProfile, out: Path) -> None:
-    if options.json:
-        entries = [
-            {**asdict(entry), "sizes": [{**asdict(timed), "speed_up": speed} for timed, speed in _speeds(entry)]}
-            for entry in profile.entries
-        ]
-        machine = asdict(profile.machine)
-        print(json.dumps({"file": str(options.file), "profile": str(out), "machine": machine, "entries": entries}))
-        return
-    print(as_table(HEADER, [row for entry in profile.entries for row in _rows(entry)]))
+    entries = [
+        {**asdict(entry), "sizes": [{**asdict(timed), "speed_up": speed} for timed, speed in _speeds(entry)]}
+        for entry in profile.entries
+    ]
     _, _, setting = str(profile.entries[0]).partition(", ")
-    print(f"\n{profile.machine}; {setting}; the sizes of a runtime ran in turn, so that they compare.")
-    for entry in profile.entries:
-        print(f"{entry.runtime}: align={entry.align}: {entry.rounding}")
     verb = "session.resize" if options.file.suffix == ".onnx" else "net.resize_"
-    print(f"{out}: written; {verb}(latency_ms=...) uses it")
+    answer(
+        options,
+        {"file": str(options.file), "profile": str(out), "machine": asdict(profile.machine), "entries": entries},
+        as_table(HEADER, [row for entry in profile.entries for row in _rows(entry)]),
+        f"\n{profile.machine}; {setting}; the sizes of a runtime ran in turn, so that they compare.",
+        *(f"{entry.runtime}: align={entry.align}: {entry.rounding}" for entry in profile.entries),
+        f"{out}: written; {verb}(latency_ms=...) uses it",
+    )
 
 
 def _speeds(entry: Entry) -> list[tuple[Any, float]]:

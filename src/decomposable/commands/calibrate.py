@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, multiple, progress_line, showing_warnings
+from decomposable.console import Verb, answer, multiple, progress_line, showing_warnings
 from decomposable.errors import DecomposableError, InvalidArgumentError, ModelNeededError, SettingError
 from decomposable.progress import Progress, Report
 from decomposable.text import first_line
@@ -139,39 +138,35 @@ def _has_same_statistics(
 def _show(
     options: argparse.Namespace, out: Path, net: DecomposedNet, report: CalibrationReport, images: int, dropped: int
 ) -> None:
-    statistics = net.artifact().statistics
-    assert statistics is not None
-    if options.json:
-        content = {
-            "file": str(options.file),
-            "out": str(out),
-            "align": options.align or 1,
-            "sizes": report.sizes,
-            "batches": report.batches,
-            "images": images,
-            "seconds": report.seconds,
-            "passes": report.passes,
-            "is_settled": report.is_settled,
-            "calibrated_sizes": len(statistics.plans),
-            "calibrated_alignments": list(statistics.alignments),
-            "accuracies_dropped": dropped,
-        }
-        print(json.dumps(content))
-        return
     from decomposable.sizing.rounding import described
 
+    statistics = net.artifact().statistics
+    assert statistics is not None
+    content = {
+        "file": str(options.file),
+        "out": str(out),
+        "align": options.align or 1,
+        "sizes": report.sizes,
+        "batches": report.batches,
+        "images": images,
+        "seconds": report.seconds,
+        "passes": report.passes,
+        "is_settled": report.is_settled,
+        "calibrated_sizes": len(statistics.plans),
+        "calibrated_alignments": list(statistics.alignments),
+        "accuracies_dropped": dropped,
+    }
     batches = f"{report.batches} batch{'es' if report.batches > 1 else ''}"
     seen = f"{images:,} images in {batches}, {report.seconds:.1f} s"
-    print(f"{report.sizes} sizes calibrated, {described(options.align or 1)}: {seen}")
+    lines = [f"{report.sizes} sizes calibrated, {described(options.align or 1)}: {seen}"]
     if not report.is_settled:
-        print(f"stopped at {report.passes:.3g} passes: statistics between some sizes are less exact (--passes)")
+        lines.append(f"stopped at {report.passes:.3g} passes: statistics between some sizes are less exact (--passes)")
     alignments = ", ".join("not rounded" if align == 1 else f"multiples of {align}" for align in statistics.alignments)
-    print(f"{out}: written; it has statistics for {len(statistics.plans)} sizes; ranks: {alignments}")
+    lines.append(f"{out}: written; it has statistics for {len(statistics.plans)} sizes; ranks: {alignments}")
     if dropped:
-        print(
-            f"accuracies left out, because they were measured with other statistics: {dropped}; measure anew with: "
-            f"decomposable evaluate {out}"
-        )
+        left_out = f"accuracies left out, because they were measured with other statistics: {dropped}"
+        lines.append(f"{left_out}; measure anew with: decomposable evaluate {out}")
+    answer(options, content, *lines)
 
 
 VERB = Verb(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments
-from decomposable.console import Verb, as_table, progress_line
+from decomposable.console import Verb, answer, as_table, progress_line
 from decomposable.errors import InvalidArgumentError, MissingExtraError
 from decomposable.progress import Progress, ProgressLine
 
@@ -68,13 +67,10 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     content, failures = running.run(comparison, circumstances, jobs=jobs, watchers=watchers)
     line.close()
     figure = _draw(options.out, content)
+    where = f"\nOne record for each method and seed is in {options.out}, all curves in its comparison.json"
+    answer(options, content, as_text(content), where, figure)
     if options.json:
-        print(json.dumps(content))
         print(figure, file=sys.stderr)
-    else:
-        print(as_text(content))
-        print(f"\nOne record for each method and seed is in {options.out}, all curves in its comparison.json")
-        print(figure)
     if failures:
         raise running.PartsFailedError(failures, len(comparison.parts))
 
@@ -100,24 +96,23 @@ def _dry_run(
     estimates = estimate(comparison, circumstances, jobs=jobs, progress=progress)
     progress.close()
     seconds = total_seconds(estimates, jobs)
-    if options.json:
-        rows = [entry.as_plain() for entry in estimates]
-        print(json.dumps({"trainings": rows, "jobs": jobs, "seconds": round(seconds, 1), "added": comparison.added}))
-        return
+    rows = [entry.as_plain() for entry in estimates]
+    content = {"trainings": rows, "jobs": jobs, "seconds": round(seconds, 1), "added": comparison.added}
     cells = []
     for entry in estimates:
         about = "" if entry.state in ("done", "cannot") else as_duration(entry.seconds)
         cells.append((entry.part.method, str(entry.part.seed), entry.part.training.folder, entry.state, about))
-    print(as_table(("method", "seed", "training", "state", "about"), cells))
-    for needed, name in comparison.added.items():
-        print(f"{needed} is trained as well: {name} starts from it")
-    for entry in estimates:
-        if entry.reason:
-            print(f"{entry.part.name} cannot be trained: {entry.reason}")
     states = [entry.state for entry in estimates]
     counts = [f"{states.count(state)} {state}" for state in ("done", "cut off", "to do", "cannot") if state in states]
     took = f"about {as_duration(seconds)} on this machine, {jobs} at a time"
-    print(f"\ntrainings: {len(states)} ({', '.join(counts)}); {took}. Nothing was trained.")
+    answer(
+        options,
+        content,
+        as_table(("method", "seed", "training", "state", "about"), cells),
+        *(f"{needed} is trained as well: {name} starts from it" for needed, name in comparison.added.items()),
+        *(f"{entry.part.name} cannot be trained: {entry.reason}" for entry in estimates if entry.reason),
+        f"\ntrainings: {len(states)} ({', '.join(counts)}); {took}. Nothing was trained.",
+    )
 
 
 def as_text(content: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from decomposable.console import Verb, progress_line
+from decomposable.console import Verb, answer, progress_line
 from decomposable.errors import MissingExtraError, how_to_install
 from decomposable.files import write_atomically
 from decomposable.progress import Progress
@@ -33,11 +33,8 @@ def _run(options: argparse.Namespace) -> None:
         options.out.mkdir(parents=True, exist_ok=True)  # where it cannot be written, say so before a minute's work
         record = {"command": options.command, **demonstration.run(settings, line)}
     figure, data = save(record, options.out)
-    if options.json:
-        print(json.dumps(record))
-        return
-    print(as_text(record))
-    print(f"\n{figure} shows the curve, {data} has all figures ({record['seconds']:.0f} s).")
+    where = f"\n{figure} shows the curve, {data} has all figures ({record['seconds']:.0f} s)."
+    answer(options, record, as_text(record), where)
 
 
 def as_text(record: dict[str, Any]) -> str:

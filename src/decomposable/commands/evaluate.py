@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, parse_sizes, progress_line, rounding, showing_warnings
+from decomposable.console import Verb, answer, parse_sizes, progress_line, rounding, showing_warnings
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Tracker
 
@@ -56,14 +55,10 @@ def _run(options: argparse.Namespace) -> None:
                 net.warn_if_not_calibrated(plan, stacklevel=1)
             net.set_plan_(plan)
             rows.append((asked, Row.of(size, plan, accuracy(net, data, workers=options.workers))))
-    if options.json:
-        lines = [{"asked": asked, **asdict(row)} for asked, row in rows]
-        content = {"file": str(options.file), "test_images": data.test_count, "align": options.align, "sizes": lines}
-        print(json.dumps(content))
-        return
-    print(networks.table(rows))
+    sizes = [{"asked": asked, **asdict(row)} for asked, row in rows]
+    content = {"file": str(options.file), "test_images": data.test_count, "align": options.align, "sizes": sizes}
     rounded = "" if options.align in (None, 1) else f"; {described(options.align)}"
-    print(f"\n{data.test_count:,} test images, no retraining{rounded}")
+    answer(options, content, networks.table(rows), f"\n{data.test_count:,} test images, no retraining{rounded}")
 
 
 def _asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple[str, float]]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, progress_line, showing_warnings
+from decomposable.console import Verb, answer, progress_line, showing_warnings
 from decomposable.errors import ExampleNeededError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ def _dynamic(options: argparse.Namespace) -> dict[str, dict[int, str]] | None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from decomposable.sizing.rounding import described
+
     kind, size = _checked(options)
     with showing_warnings("decomposable export"), progress_line(options) as line:
         try:
@@ -77,22 +78,15 @@ def _run(options: argparse.Namespace) -> None:
             ) from error
     if kind == "any-size":
         networks.warn_of("export", networks.first_complaint(cast("DecomposedNet", net).artifact(), _USUAL))
-    if options.json:
-        about: dict[str, Any] = {"path": str(report.path), "input": report.input and asdict(report.input)}
-        about |= {"align": plan and plan.align, "instead_of": plan and plan.instead_of}
-        print(json.dumps({**asdict(report), **about}))
-        return
-    from decomposable.sizing.rounding import described
-
+    about: dict[str, Any] = {"path": str(report.path), "input": report.input and asdict(report.input)}
+    about |= {"align": plan and plan.align, "instead_of": plan and plan.instead_of}
     asked = ", ".join(f"{name}={value}" for name, value in size.items())
     taken = "" if plan is None else f" ({described(plan.align)})"
     if plan is not None and plan.instead_of is not None:
         taken += f"; the nearest calibrated size below {plan.instead_of:.3f}x, which was not calibrated"
-    print(f"size: {asked or ('all' if kind == 'any-size' else 'as it was saved')}{taken}")
-    print(report)
-    print(f"run it with: {_how_to_run(report)}")
-    if plan is not None and kind == "onnx":
-        _hint(options, net, plan)
+    size_line = f"size: {asked or ('all' if kind == 'any-size' else 'as it was saved')}{taken}"
+    hint = _hint(options, net, plan) if plan is not None and kind == "onnx" else None
+    answer(options, asdict(report) | about, size_line, str(report), f"run it with: {_how_to_run(report)}", hint)
 
 
 def _rounded(options: argparse.Namespace, kind: str, net: nn.Module, size: dict[str, Any]) -> RankPlan | None:
@@ -105,16 +99,16 @@ def _rounded(options: argparse.Namespace, kind: str, net: nn.Module, size: dict[
     return net.choose(**size, runtime="onnxruntime" if kind == "onnx" else "torch", batch=options.batch)
 
 
-def _hint(options: argparse.Namespace, net: Any, plan: RankPlan) -> None:
+def _hint(options: argparse.Namespace, net: Any, plan: RankPlan) -> str | None:
     """Where a coarser rounding may be faster still, say so, and what it needs."""
     if plan.align not in (1, "auto") or all(plan.ranks[name] % 8 == 0 for name in set(plan.ranks) - plan.dense):
-        return
+        return None
     statistics = net.artifact().statistics
     needs = ""
     if statistics is not None and 16 not in statistics.alignments:
         data = " --data DIR" if networks.needs_data(net.info, options.recipe) else ""
         needs = f"; its statistics come from: decomposable calibrate {options.file} --align 16{data}"
-    print(f"hint: --align 16 rounds every rank, which ONNX Runtime often runs faster{needs}")
+    return f"hint: --align 16 rounds every rank, which ONNX Runtime often runs faster{needs}"
 
 
 def _example(options: argparse.Namespace, net: nn.Module) -> Tensor | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb
+from decomposable.console import Verb, answer
 from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -40,22 +39,19 @@ def _run(options: argparse.Namespace) -> None:
     else:
         artifact.save_size(contents, plan, out, info)
     written = out.stat().st_size
-    if options.json:
-        content = {
-            "file": str(out),
-            "kind": options.kind,
-            "macs": plan.macs,
-            "params": plan.params,
-            "instead_of": plan.instead_of,
-            "ranks": dict(plan.ranks),
-            "bytes": written,
-        }
-        print(json.dumps(content))
-        return
-    print(plan)
+    content = {
+        "file": str(out),
+        "kind": options.kind,
+        "macs": plan.macs,
+        "params": plan.params,
+        "instead_of": plan.instead_of,
+        "ranks": dict(plan.ranks),
+        "bytes": written,
+    }
     note = contents.skeleton.built_by
     model = "" if note is not None and not note["is_changed"] else ", model=..."
-    print(f"\n{out}: {written:,} bytes; load it with decomposable.load({str(out)!r}{model})")
+    how = f"\n{out}: {written:,} bytes; load it with decomposable.load({str(out)!r}{model})"
+    answer(options, content, str(plan), how)
 
 
 def _size(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:

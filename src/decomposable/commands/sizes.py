@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, progress_line
+from decomposable.console import Verb, answer, progress_line
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.notes import measured_sizes, recipe_in
 from decomposable.progress import Tracker
@@ -61,12 +60,9 @@ def _run(options: argparse.Namespace) -> None:
     networks.warn_of("sizes", networks.first_complaint(contents, [row.size for row in rows]))
     if drop is not None:
         rows = [_smallest(options, contents, rows)]
-    if options.json:
-        print(json.dumps({"file": str(options.file), "sizes": [asdict(row) for row in rows]}))
-        return
-    print(networks.table([(f"{row.size:g}", row) for row in rows]))
-    if drop is None:
-        print(_closing(contents))
+    content = {"file": str(options.file), "sizes": [asdict(row) for row in rows]}
+    table = networks.table([(f"{row.size:g}", row) for row in rows])
+    answer(options, content, table, _closing(contents) if drop is None else None)
 
 
 def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> None:
@@ -80,13 +76,9 @@ def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> 
         if found is None:
             raise NotMeasuredError(f"{options.file} has no accuracies; measure them with: decomposable evaluate")
         named = [(name, row) for name, row in named if row == found]
-    if options.json:
-        lines = [{"name": name, **asdict(row)} for name, row in named]
-        print(json.dumps({"file": str(options.file), "method": method, "sizes": lines}))
-        return
-    print(networks.table(named))
-    if drop is None:
-        print(f"\nThese are all its sizes: it was trained by the method {method}.")
+    sizes = [{"name": name, **asdict(row)} for name, row in named]
+    closing = f"\nThese are all its sizes: it was trained by the method {method}." if drop is None else None
+    answer(options, {"file": str(options.file), "method": method, "sizes": sizes}, networks.table(named), closing)
 
 
 def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:

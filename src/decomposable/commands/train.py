@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, progress_line
+from decomposable.console import Verb, answer, progress_line
 from decomposable.progress import Progress, ProgressLine
 
 
@@ -37,14 +36,15 @@ def _run(options: argparse.Namespace) -> None:
 def _train(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable import methods, recipes
     from decomposable.errors import InvalidArgumentError
-    from decomposable.methods.settings import from_text
+    from decomposable.methods.settings import flat, from_text
     from decomposable.training import experiment
     from decomposable.training.evaluation import Row
 
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
     methods.find(settings.method)  # an unknown one is refused before a dry run, too
     if options.dry_run:
-        _show_settings(options, settings)
+        values = flat(settings)
+        answer(options, values, *(f"{name}={_as_typed(value)}" for name, value in values.items()))
         return
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder to write the run to, as in --out runs/first")
@@ -61,23 +61,13 @@ def _train(options: argparse.Namespace, line: ProgressLine) -> None:
     )
     record = experiment.run(job, progress=line, say=line.say)
     line.close()
-    if options.json:
-        print(json.dumps(record))
-        return
-    print(networks.table([(f"{row['size']:g}", Row(**row)) for row in record["sizes"]]))
-    print(f"\nEvery size is in one file; see: decomposable sizes {job.folder.network}")
+    table = networks.table([(f"{row['size']:g}", Row(**row)) for row in record["sizes"]])
+    answer(options, record, table, f"\nEvery size is in one file; see: decomposable sizes {job.folder.network}")
 
 
-def _show_settings(options: argparse.Namespace, settings: Any) -> None:
-    from decomposable.methods.settings import flat
-
-    values = flat(settings)
-    if options.json:
-        print(json.dumps(values))
-        return
-    for name, value in values.items():
-        text = ",".join(v if isinstance(v, str) else f"{v:g}" for v in value) if isinstance(value, tuple) else value
-        print(f"{name}={text}")
+def _as_typed(value: Any) -> Any:
+    """A setting as `--set` takes it."""
+    return ",".join(v if isinstance(v, str) else f"{v:g}" for v in value) if isinstance(value, tuple) else value
 
 
 VERB = Verb(

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -222,12 +222,6 @@ class TestBatches(Dataset[Batch]):
         return _Loader(self, range(len(self)), workers)
 
 
-class _Failure(NamedTuple):
-    """An error of ours on its way out of a worker: raised there, it would arrive wrapped in the worker's traceback."""
-
-    error: DecomposableError
-
-
 class _Loader:
     """Batches by number, made ahead by worker processes."""
 
@@ -269,8 +263,8 @@ class _Loader:
                 ) from error
             if batch is None:
                 return
-            if isinstance(batch, _Failure):
-                raise batch.error
+            if isinstance(batch, DecomposableError):
+                raise batch
             yield batch
 
 
@@ -319,13 +313,13 @@ def _is_of_a_dead_worker(error: Exception) -> bool:
 
 
 class _Shielded(Dataset[Any]):
-    """Batches, or why there is none."""
+    """Batches, or why there is none: raised in a worker, an error of ours would arrive wrapped in its traceback."""
 
     def __init__(self, batches: TrainBatches | TestBatches) -> None:
         self.batches = batches
 
-    def __getitem__(self, number: int) -> Batch | _Failure:
+    def __getitem__(self, number: int) -> Batch | DecomposableError:
         try:
             return self.batches[number]
         except DecomposableError as error:
-            return _Failure(error)
+            return error

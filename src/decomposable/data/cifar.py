@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from decomposable.data import folders
-from decomposable.data.augment import PadCropFlip, Standardise
+from decomposable.data.augment import PadCropFlip, PerChannel, Standardise
 from decomposable.data.base import Images, InMemory
 from decomposable.data.pickles import load_plain
 from decomposable.errors import DataError
@@ -74,14 +74,14 @@ _CIFAR100 = _Cifar(
 
 
 def load_cifar10(
-    folder: Path | str | None, *, mean: tuple[float, ...] = CIFAR10_MEAN, std: tuple[float, ...] = CIFAR10_STD
+    folder: Path | str | None, *, mean: PerChannel = CIFAR10_MEAN, std: PerChannel = CIFAR10_STD
 ) -> InMemory:
     """CIFAR-10 from a folder with its files, or with the folder `cifar-10-batches-bin` or `cifar-10-batches-py`."""
     return _load(_CIFAR10, folder, Standardise.of(mean, std, channels=3))
 
 
 def load_cifar100(
-    folder: Path | str | None, *, mean: tuple[float, ...] = CIFAR100_MEAN, std: tuple[float, ...] = CIFAR100_STD
+    folder: Path | str | None, *, mean: PerChannel = CIFAR100_MEAN, std: PerChannel = CIFAR100_STD
 ) -> InMemory:
     """CIFAR-100 (fine labels) from a folder with its files, or with `cifar-100-binary` or `cifar-100-python` in it."""
     return _load(_CIFAR100, folder, Standardise.of(mean, std, channels=3))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from decomposable.data import folders
-from decomposable.data.augment import PadCropFlip, Standardise
+from decomposable.data.augment import PadCropFlip, PerChannel, Standardise
 from decomposable.data.base import Images, InMemory
 from decomposable.errors import DataError
 
@@ -34,7 +34,7 @@ _BYTES = 0x08
 _GZIP = b"\x1f\x8b"
 
 
-def load(folder: Path | str | None, *, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> InMemory:
+def load(folder: Path | str | None, *, mean: PerChannel = MEAN, std: PerChannel = STD) -> InMemory:
     """Fashion-MNIST from a folder with its files, or with the folder `fashion-mnist`; None is where Debian has it."""
     standardise = Standardise.of(mean, std, channels=1)
     if folder is None and DEBIAN_FOLDER.is_dir():

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from decomposable.data import folders
-from decomposable.data.augment import FlipJitterLighting, Standardise, central_box, random_boxes
+from decomposable.data.augment import FlipJitterLighting, PerChannel, Standardise, central_box, random_boxes
 from decomposable.data.base import Batch, TwoParts
 from decomposable.errors import DataError, InvalidArgumentError, MissingExtraError
 
@@ -34,12 +34,7 @@ _WHAT = "class folders of images, train/CLASS/*.JPEG and val/CLASS/*.JPEG"
 
 
 def load(
-    folder: Path | str | None,
-    *,
-    size: int = 224,
-    mean: tuple[float, ...] = MEAN,
-    std: tuple[float, ...] = STD,
-    resize: int = 256,
+    folder: Path | str | None, *, size: int = 224, mean: PerChannel = MEAN, std: PerChannel = STD, resize: int = 256
 ) -> ImageFolders:
     """The images of a folder with `train` and `val`; crops are `size` × `size`.
 
