@@ -53,9 +53,14 @@ def add(parser: argparse.ArgumentParser, *names: str, **how: Any) -> None:
         parser.add_argument(name, **(_SHARED[name] | how))
 
 
+def taken(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """These of the options, for a function that calls them the same."""
+    return {name: getattr(options, name) for name in names}
+
+
 def sizes_asked(options: argparse.Namespace) -> dict[str, float]:
     """Those of --macs, --params and --ratio that were given, as `resize_` takes them."""
-    typed = {name: getattr(options, name) for name in ("macs", "params", "ratio")}
+    typed = taken(options, "macs", "params", "ratio")
     return {name: parse_size(f"--{name}", text) for name, text in typed.items() if text is not None}
 
 

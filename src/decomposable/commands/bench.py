@@ -76,7 +76,7 @@ def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: Pro
     spec = None if options.input is None else InputSpec.of(networks.example(options.input, net))
     if spec is None and net.call is None:
         raise InvalidArgumentError(f"--input is needed: {options.file} does not say what the network takes")
-    how = {"batch": options.batch, "threads": _threads(options), "seconds": options.seconds, "align": options.align}
+    how = arguments.taken(options, "batch", "seconds", "align") | {"threads": _threads(options)}
     entries = [measure(net, sizes, runtime=runtime, input=spec, say=say, **how) for runtime in runtimes]
     return LatencyProfile.of(net.selector, entries)
 
@@ -94,7 +94,7 @@ def _of_bundle(options: argparse.Namespace, sizes: list[float] | None, say: Prog
         raise InvalidArgumentError(f"--runtime {options.runtime}: {options.file} is ONNX; allowed: onnxruntime")
     session = AnySizeSession(options.file, threads=_threads(options))
     say("onnxruntime: timing sizes side by side")
-    return session.measure(sizes, batch=options.batch, seconds=options.seconds, align=options.align)
+    return session.measure(sizes, **arguments.taken(options, "batch", "seconds", "align"))
 
 
 def _threads(options: argparse.Namespace) -> int:

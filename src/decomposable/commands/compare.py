@@ -48,16 +48,10 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder of the comparison, as in --out runs/comparison")
+    names = [name.strip() for name in options.methods.split(",") if name.strip()]
+    how = arguments.taken(options, "out", "data", "device", "checkpoint_seconds", "command")
     comparison, circumstances = running.prepare(
-        options.recipe,
-        out=options.out,
-        names=[name.strip() for name in options.methods.split(",") if name.strip()],
-        seeds=_seeds(options.seeds),
-        data=options.data,
-        settings=settings,
-        device=options.device,
-        checkpoint_seconds=options.checkpoint_seconds,
-        command=options.command,
+        options.recipe, names=names, seeds=_seeds(options.seeds), settings=settings, **how
     )
     jobs = running.number_of_jobs(options.jobs, circumstances.device)
     if options.dry_run:

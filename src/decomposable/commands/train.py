@@ -8,6 +8,7 @@ from typing import Any
 
 from decomposable.commands import arguments, networks
 from decomposable.console import Verb, answer, progress_line
+from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress, ProgressLine
 
 
@@ -35,7 +36,6 @@ def _run(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable import methods, recipes
-    from decomposable.errors import InvalidArgumentError
     from decomposable.methods.settings import flat, from_text
     from decomposable.training import experiment
     from decomposable.training.evaluation import Row
@@ -48,17 +48,8 @@ def _train(options: argparse.Namespace, line: ProgressLine) -> None:
         return
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder to write the run to, as in --out runs/first")
-    job = experiment.prepare(
-        options.recipe,
-        out=options.out,
-        data=options.data,
-        settings=settings,
-        init=options.init,
-        resume=options.resume,
-        device=options.device,
-        checkpoint_seconds=options.checkpoint_seconds,
-        command=options.command,
-    )
+    how = arguments.taken(options, "out", "data", "init", "resume", "device", "checkpoint_seconds", "command")
+    job = experiment.prepare(options.recipe, settings=settings, **how)
     record = experiment.run(job, progress=line, say=line.say)
     line.close()
     table = networks.table([(f"{row['size']:g}", Row(**row)) for row in record["sizes"]])
