@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from decomposable.core.factors import memory_format_of
@@ -54,9 +55,9 @@ def _why_not(module: nn.Module) -> str | None:
     if isinstance(module, _WITH_FIXED_CHANNELS):
         return "has a fixed number of channels"
     if not _is_scalable(module):
-        has_channels = any(p is not None and (_is_lazy(p) or p.numel() > 1) for p in module._parameters.values())
+        has_channels = any(p is not None and (is_lazy(p) or p.numel() > 1) for p in module._parameters.values())
         return "has parameters of its own" if has_channels else None
-    if any(p is not None and _is_lazy(p) for p in module._parameters.values()):
+    if any(p is not None and is_lazy(p) for p in module._parameters.values()):
         return "has seen no input yet"
     if is_parametrized(module) or (not isinstance(module, _BatchNorm) and module._parameters.get("weight") is None):
         return "has a weight that is computed"
@@ -71,10 +72,6 @@ def _why_not(module: nn.Module) -> str | None:
     if groups > 1 and not is_depthwise(module):
         return f"has groups={groups}"
     return None
-
-
-def _is_lazy(parameter: Tensor) -> bool:
-    return nn.parameter.is_lazy(parameter)
 
 
 def is_depthwise(module: nn.Module) -> bool:
