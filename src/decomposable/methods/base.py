@@ -44,10 +44,12 @@ class Step(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything besides the network that the next step depends on."""
+        """Everything besides the network that the next step depends on; nothing where a step does not say."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
+        return
 
 
 Sized = DecomposedNet | SizedNet
@@ -103,7 +105,7 @@ class LineStyle:
     place: int = 100  # in the legend, from above
 
 
-class PlainStep:
+class PlainStep(Step):
     """One pass, one gradient: that of the loss."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -114,13 +116,6 @@ class PlainStep:
         loss = closure(self.network)
         loss.backward()
         return {"loss": loss.detach()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to do."""
 
 
 class Method:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,7 @@ _ALLOWED = (
 )
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """How many channels a module gives and receives."""
 
     outputs: int
@@ -33,7 +32,6 @@ class Cut:
 
 def scalable_modules(names: Mapping[nn.Module, str]) -> tuple[nn.Module, ...]:
     """The modules whose channels can be cut; refuse any that has channels and is of another kind."""
-    found = []
     for module, name in names.items():
         reason = _why_not(module)
         if reason is not None:
@@ -41,9 +39,7 @@ def scalable_modules(names: Mapping[nn.Module, str]) -> tuple[nn.Module, ...]:
                 f"model: module '{name}' ({type(module).__name__}) {reason}, so that its channels cannot be cut; "
                 f"allowed: {_ALLOWED}"
             )
-        if _is_scalable(module):
-            found.append(module)
-    return tuple(found)
+    return tuple(module for module in names if _is_scalable(module))
 
 
 def _is_scalable(module: nn.Module) -> bool:
@@ -98,8 +94,7 @@ def extents_of(module: nn.Module, cut: Cut) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (cut.inputs,))
     if is_depthwise(module):
         return {"weight": (cut.outputs,), "bias": (cut.outputs,)}
-    is_transposed = getattr(module, "transposed", False)
-    weight = (cut.inputs, cut.outputs) if is_transposed else (cut.outputs, cut.inputs)
+    weight = (cut.inputs, cut.outputs) if getattr(module, "transposed", False) else (cut.outputs, cut.inputs)
     return {"weight": weight, "bias": (cut.outputs,)}
 
 
@@ -130,8 +125,7 @@ def shell_of(module: nn.Module) -> nn.Module:
 def _parts(module: nn.Module, cut: Cut) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The name of every tensor, the tensor, and the view of it that a module of this cut has."""
     for name, extents in extents_of(module, cut).items():
-        tensor: Tensor | None = module._parameters.get(name)
-        tensor = module._buffers.get(name) if tensor is None else tensor
+        tensor = {**module._buffers, **module._parameters}.get(name)
         if tensor is not None:
             part: Tensor = tensor
             for axis, extent in enumerate(extents):

@@ -1,9 +1,13 @@
 """Trained Rank Pruning (Xu et al. 2019, "TRP"): the network is pushed to low rank while it is trained.
 
-Every T steps each weight matrix is truncated in place to the rank that keeps the part e of its energy Σσ², and the
-gradient of that step gets the nuclear norm's, τ U Vᵀ, so that small singular values go on shrinking. One training
-gives a network that is good at one size, which e and τ decide; the paper's curves `trp_sp 0.999-0.0003` and so on are
-such networks, of the spatial form with e = 0.999 and τ = 0.0003, at sizes by the energy criterion.
+In steps 0, T, 2T, …
+
+    before the pass:  W ← U_r S_r V_rᵀ, in place, with the smallest r that keeps the part e of the energy Σσ²
+    after it:         ∂L/∂W ← ∂L/∂W + τ U_r V_rᵀ, the nuclear norm's, so that small singular values go on shrinking
+
+and in between it is a plain step. One training gives a network that is good at one size, which e and τ decide; the
+paper's curves `trp_sp 0.999-0.0003` and so on are such networks, of the spatial form with e = 0.999 and τ = 0.0003, at
+sizes by the energy criterion.
 
 Shape suffixes: M, N rows and columns of a weight's matrix; R the bases that are kept.
 """
@@ -61,13 +65,6 @@ class TRPSettings(MethodSettings):
 
 class TRPStep:
     """The gradient of the loss and, every T steps, that of the nuclear norm at weights that were truncated before.
-
-    In steps 0, T, 2T, …
-
-        before the pass:  W ← U_r S_r V_rᵀ, in place, with the smallest r that keeps the part e of the energy Σσ²
-        after it:         ∂L/∂W ← ∂L/∂W + τ U_r V_rᵀ
-
-    and in between it is a plain step.
 
     Attributes:
         ranks: of every layer that is truncated, by name, as the last truncation left it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -90,8 +90,7 @@ class Width(Method):
 
     def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
         """There is only one."""
-        size: Size = vars(network)[_SIZE]
-        return size
+        return cast(Size, vars(network)[_SIZE])
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for every width."""

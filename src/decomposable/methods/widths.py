@@ -30,6 +30,9 @@ from decomposable.methods.cutting import Cut, extents_of, is_depthwise, shell_of
 from decomposable.network.sized import Size
 from decomposable.text import first_line
 
+Modules = Mapping[nn.Module, nn.Module]
+"""What takes the places of the model's modules."""
+
 STEPS = 1024
 """`Widths.largest` looks at multiples of 1 / STEPS."""
 
@@ -103,7 +106,7 @@ class Widths:
         called = self._shape_at(1.0).cuts
         return tuple(m for m in self._scalable if isinstance(m, _BatchNorm) and m in called)
 
-    def at(self, width: float, norms: Mapping[nn.Module, nn.Module] | None = None) -> nn.Module:
+    def at(self, width: float, norms: Modules | None = None) -> nn.Module:
         """The network at this width for one training step: its weights are views of the model's parameters.
 
         Gradients flow into the slices of the model's parameters. It has buffers of its own, so that the model keeps
@@ -111,13 +114,10 @@ class Widths:
         some of the model's; their parameters and statistics are the ones that learn.
         """
         cuts = self._shape_at(width).cuts
-        return self._assembled(
-            width, {module: cutting.as_views(module, cut) for module, cut in cuts.items()}, norms or {}
-        )
+        parts = {module: cutting.as_views(module, cut) for module, cut in cuts.items()}
+        return self._assembled(width, parts, norms or {})
 
-    def extract(
-        self, width: float, norms: Mapping[nn.Module, nn.Module] | None = None, *, is_fresh: bool = False
-    ) -> nn.Module:
+    def extract(self, width: float, norms: Modules | None = None, *, is_fresh: bool = False) -> nn.Module:
         """The network at this width as a plain module with tensors of its own; `norms` as in `at`.
 
         Where the model's weights are fresh, so are those of the narrower network: each layer's are multiplied by the
@@ -158,9 +158,7 @@ class Widths:
         widths = [smallest, *(step / STEPS for step in between)]
         return widths[bisect_right(widths, macs, key=lambda width: self.cost(width).macs) - 1]
 
-    def _assembled(
-        self, width: float, parts: Mapping[nn.Module, nn.Module], norms: Mapping[nn.Module, nn.Module]
-    ) -> nn.Module:
+    def _assembled(self, width: float, parts: Modules, norms: Modules) -> nn.Module:
         """The model with these parts, and with buffers of its own but for those of the other `norms`."""
         others = {norm: shell_of(private) for norm, private in norms.items()}
         network = rewire(self.model, {**parts, **self._resized(width), **others})
