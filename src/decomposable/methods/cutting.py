@@ -124,8 +124,9 @@ def shell_of(module: nn.Module) -> nn.Module:
 
 def _parts(module: nn.Module, cut: Cut) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The name of every tensor, the tensor, and the view of it that a module of this cut has."""
+    tensors = {**module._buffers, **module._parameters}
     for name, extents in extents_of(module, cut).items():
-        tensor = {**module._buffers, **module._parameters}.get(name)
+        tensor = tensors.get(name)
         if tensor is not None:
             part: Tensor = tensor
             for axis, extent in enumerate(extents):
