@@ -14,7 +14,7 @@ from decomposable.files import write_atomically
 from decomposable.progress import Progress
 
 if TYPE_CHECKING:
-    from decomposable.comparison.curve import Curve
+    from decomposable.comparison.figure import Curve
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +90,7 @@ def save(record: dict[str, Any], folder: Path) -> tuple[Path, Path]:
 
 def draw(record: dict[str, Any]) -> bytes:
     """The accuracy of both networks over their size, as a PNG: the mean as a line, the range of the runs as a band."""
-    from decomposable.comparison.curve import draw_curves
+    from decomposable.comparison.figure import draw_curves
 
     runs = len(record["runs"])
     return draw_curves(
@@ -103,7 +103,7 @@ def draw(record: dict[str, Any]) -> bytes:
 
 
 def _curve(record: dict[str, Any], method: str) -> Curve:
-    from decomposable.comparison.curve import Curve
+    from decomposable.comparison.figure import Curve
 
     runs = [[row["accuracy"] for row in run[method]["rows"]] for run in record["runs"]]
     at_size = list(zip(*runs, strict=True))

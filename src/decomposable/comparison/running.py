@@ -13,9 +13,8 @@ import torch
 
 from decomposable import methods as registered
 from decomposable import recipes
-from decomposable.comparison.gathering import gather
-from decomposable.comparison.parts import Comparison, Part
-from decomposable.comparison.preparing import Circumstances, check_finished, job_of, prepare
+from decomposable.comparison.parts import Circumstances, Comparison, Part, check_finished, job_of, prepare
+from decomposable.comparison.results import gather
 from decomposable.comparison.scheduling import Failures, one_by_one, side_by_side
 from decomposable.comparison.watching import Watch, Watchers
 from decomposable.comparison.workers import cores
@@ -91,11 +90,7 @@ def compare(
 
 
 def run(
-    comparison: Comparison,
-    circumstances: Circumstances,
-    *,
-    jobs: int | None = None,
-    watchers: Watchers = _NOBODY,
+    comparison: Comparison, circumstances: Circumstances, *, jobs: int | None = None, watchers: Watchers = _NOBODY
 ) -> tuple[dict[str, Any], Failures]:
     """Train what is missing, then write every method's record and the summary; it comes back, and what failed."""
     count = number_of_jobs(jobs, circumstances.device)

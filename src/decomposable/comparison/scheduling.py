@@ -72,7 +72,8 @@ class _Pool:
             if stop.is_set():
                 for worker in self.busy:
                     worker.ask_to_stop()
-            for worker in _speaking(self.busy):
+            speaking = wait([worker.connection for worker in self.busy], timeout=0.5)  # so that a signal is seen
+            for worker in [worker for worker in self.busy if worker.connection in speaking]:
                 if not self._heard(worker, is_stopping=stop.is_set()):
                     self.workers.remove(worker)
             self.watch.show()
@@ -91,7 +92,9 @@ class _Pool:
             if part is None:
                 return
             self.watch.begin(part)
-            self._idle().begin(part)
+            if all(worker.part is not None for worker in self.workers):
+                self.workers.append(Worker(self.train, threads_for(self.jobs)))
+            next(worker for worker in self.workers if worker.part is None).begin(part)
 
     def _next(self) -> Part | None:
         """The first part that has what it needs; it is taken off the list."""
@@ -103,14 +106,6 @@ class _Pool:
             if not _lacks_something(part, self.failures, self.watch):
                 return part
         return None
-
-    def _idle(self) -> Worker:
-        """A worker that has nothing to do, started where there is none."""
-        for worker in self.workers:
-            if worker.part is None:
-                return worker
-        self.workers.append(Worker(self.train, threads_for(self.jobs)))
-        return self.workers[-1]
 
     def _heard(self, worker: Worker, *, is_stopping: bool) -> bool:
         """Take the next message of a worker; whether there will be others."""
@@ -130,12 +125,6 @@ class _Pool:
             self.failures[part.name] = content
             self.watch.fail(part, content)
         return kind != "died"
-
-
-def _speaking(workers: Sequence[Worker]) -> list[Worker]:
-    """Those that have something to say; waits half a second for one, so that a signal is seen."""
-    ready = wait([worker.connection for worker in workers], timeout=0.5)
-    return [worker for worker in workers if worker.connection in ready]
 
 
 def _lacks_something(part: Part, failures: Failures, watch: Watch) -> bool:

@@ -102,8 +102,8 @@ class Watch:
         if not known:
             return None
         to_come = [path for path in self._parts if path not in self._took]
-        left = {path: self._expected(path, known) - self._spent_on(path, now) for path in to_come}
-        all_left = [max(0.0, seconds) for seconds in left.values()]
+        since = {path: one.since for path, one in self._under_way.items()}
+        all_left = [max(0.0, self._expected(path, known) - (now - since.get(path, now))) for path in to_come]
         seconds = max(sum(all_left) / self._jobs, max(all_left, default=0.0))
         return seconds if seconds > 0 or not to_come else None  # what takes longer than was thought: nobody knows
 
@@ -112,9 +112,6 @@ class Watch:
             return known[path]
         alike = [s for p, s in known.items() if p in self._parts and self._parts[p].method == self._parts[path].method]
         return fmean(alike or known.values())
-
-    def _spent_on(self, path: Any, now: float) -> float:
-        return now - self._under_way[path].since if path in self._under_way else 0.0
 
 
 def _line(part: Part, record: Mapping[str, Any], number: int, count: int) -> str:

@@ -53,7 +53,6 @@ def reason_of(error: BaseException, folder: RunFolder) -> str:
         return str(error)
     first = (str(error).splitlines() or [""])[0][:200]
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
         path = folder.path / "error.txt"
         write_atomically(path, "".join(traceback.format_exception(error)).encode())
     except OSError:
@@ -84,16 +83,16 @@ class Worker:
         """Once; the training under way then writes its checkpoint and ends."""
         if not self._has_been_asked:
             self._has_been_asked = True
-            self._send(("stop",))
+            with suppress(OSError):  # it has died, which its next message says
+                self.connection.send(("stop",))
 
     def message(self) -> tuple[str, Any]:
         """The next one that has come; a process that is gone says so."""
         try:
-            kind, content = self.connection.recv()
+            return self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
             return "died", "its process was killed, perhaps for want of memory"
-        return kind, content
 
     def close(self, *, at_once: bool = False) -> None:
         """End the process, which has nothing to do, or must end at once."""
@@ -101,10 +100,6 @@ class Worker:
         if at_once:
             self.process.kill()
         self.process.join()
-
-    def _send(self, message: tuple[str, ...]) -> None:
-        with suppress(OSError):  # it has died, which its next message says
-            self.connection.send(message)
 
 
 @contextmanager

@@ -85,7 +85,8 @@ def prepare(
     check_seconds(checkpoint_seconds)
     folder = RunFolder(out)
     folder.check(resume=resume)
-    job = Job(
+    plain_settings(chosen)  # what cannot be stored is refused
+    return Job(
         recipe=name,
         settings=chosen,
         task=recipes.make_task(function, data, chosen),
@@ -99,8 +100,6 @@ def prepare(
         curve=curve,
         variants=dict(variants or {}),
     )
-    plain_settings(chosen)
-    return job
 
 
 def check_seconds(checkpoint_seconds: float) -> None:

@@ -93,7 +93,9 @@ def train(
     clock = _Clock(total=len(batches))
     for batch in batches.loader(position.step, workers=settings.workers) if position.step < len(batches) else ():
         model.train()
-        set_learning_rate_(optimizer, peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch))
+        rate = peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch)
+        for group in optimizer.param_groups:  # a function of the step's number needs no scheduler, and no state of one
+            group["lr"] = rate
         optimizer.zero_grad()
         watched = WatchedLoss(loss, moved(batch, device, settings), settings.precision)
         with naming_step(position.step, checkpoints.path):
@@ -106,10 +108,9 @@ def train(
         position.seconds += clock.lap()
         watchers.progress(clock.line(position, batches.per_epoch, values))
         if position.step % STEPS_PER_LINE == 0:
-            rate = optimizer.param_groups[0]["lr"]
             watchers.log.write("step", position.step, {**values, "gradient_norm": norm, "learning_rate": rate})
         if position.step % batches.per_epoch == 0:
-            _end_epoch(model, position, batches, settings, evaluate, watchers)
+            _end_epoch(position, batches, settings, watchers, lambda: evaluate(model))
             position.seconds += clock.lap()
         if checkpoints.is_due:
             checkpoint()
@@ -124,18 +125,13 @@ def train(
 
 
 def _end_epoch(
-    model: nn.Module,
-    position: Position,
-    batches: TrainBatches,
-    settings: Settings,
-    evaluate: Callable[[nn.Module], float],
-    watchers: Watchers,
+    position: Position, batches: TrainBatches, settings: Settings, watchers: Watchers, evaluate: Callable[[], float]
 ) -> None:
     epoch = position.step // batches.per_epoch
     values: dict[str, Any] = {"epoch": epoch, **position.means()}
     if epoch % settings.evaluate_every == 0 or epoch == batches.epochs:
         watchers.progress(Progress("training", f"testing after epoch {epoch}"))
-        values["accuracy"] = evaluate(model)
+        values["accuracy"] = evaluate()
     values["seconds"] = round(position.seconds, 2)
     watchers.log.write("epoch", position.step, values)
     parts = [f"epoch {epoch:{len(str(batches.epochs))}}/{batches.epochs}", f"loss {values['loss']:.4f}"]
@@ -179,12 +175,6 @@ def rate_factor(settings: Settings, step: int, steps_per_epoch: int) -> float:
         passed = sum(step >= round(m * total) for m in settings.milestones)
         return float(settings.decay**passed)
     return 1.0
-
-
-def set_learning_rate_(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """For all groups; a function of the step's number needs no scheduler, and no state of one."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 def _gradient_norm(model: nn.Module, limit: float) -> float:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from decomposable.files import write_atomically
@@ -49,9 +47,7 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
         if self._board is not None:
@@ -76,5 +72,4 @@ def _tensorboard(folder: Path, after_step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    make: Callable[..., Any] = SummaryWriter
-    return make(str(folder), purge_step=after_step + 1 if after_step else None)
+    return SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,42 +35,21 @@ class OtherRunError(InvalidArgumentError):
         self.what = what
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Where the files of a run are."""
 
-    path: Path
-
-    @property
-    def checkpoint(self) -> Path:
-        """To go on from."""
-        return self.path / "checkpoint.pt"
-
-    @property
-    def metrics(self) -> Path:
-        """What was seen on the way."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def network(self) -> Path:
-        """Every size."""
-        return self.path / "network.safetensors"
-
-    @property
-    def record(self) -> Path:
-        """What was run and what came out; written last, so that a run with a record is complete."""
-        return self.path / "record.json"
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All of them."""
-        return self.checkpoint, self.metrics, self.network, self.record
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoint.pt"
+        self.metrics = path / "metrics.jsonl"
+        self.network = path / "network.safetensors"
+        self.record = path / "record.json"  # written last, so that a run with a record is complete
 
     def check(self, *, resume: bool) -> None:
         """Refuse a folder that is none, or that holds a run which is not to be resumed."""
         if self.path.exists() and not self.path.is_dir():
             raise InvalidArgumentError(f"--out {self.path}: it is a file; allowed: a folder")
-        if not resume and any(file.exists() for file in self.files):
+        if not resume and any(file.exists() for file in (self.checkpoint, self.metrics, self.network, self.record)):
             raise InvalidArgumentError(
                 f"--out {self.path}: there is a run in it; allowed: --resume to go on, or another folder"
             )

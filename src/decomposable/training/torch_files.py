@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -68,16 +68,7 @@ class Claim:
         return content.view(self.dtype).as_strided(self.shape, self.strides, self.offset)
 
 
-class TorchFile(Protocol):
-    """A file of `torch.save`: `content` is what it holds, with a `Claim` in place of every tensor."""
-
-    content: Any
-
-    def storage(self, storage: Storage) -> Tensor:
-        """Its bytes."""
-
-
-def read_tensors(file: TorchFile, claims: Mapping[str, Claim]) -> dict[str, Tensor]:
+def read_tensors(file: _ZipFile | _OldFile, claims: Mapping[str, Claim]) -> dict[str, Tensor]:
     """These tensors of a file; those that share a storage there share it here."""
     contents: dict[Storage, Tensor] = {}
     with _in_one_line():
@@ -88,13 +79,16 @@ def read_tensors(file: TorchFile, claims: Mapping[str, Claim]) -> dict[str, Tens
 
 
 @contextmanager
-def open_torch_file(path: Path) -> Iterator[TorchFile]:
-    """What the file holds; raises `ValueError` in one line where it is damaged, or more than tensors and values."""
+def open_torch_file(path: Path) -> Iterator[_ZipFile | _OldFile]:
+    """A file whose `content` is what it holds, with a `Claim` in place of every tensor.
+
+    Raises `ValueError` in one line where it is damaged, or holds more than tensors and values.
+    """
     with path.open("rb") as stream:
         with _in_one_line():
             is_zip = stream.read(2) == b"PK"
             stream.seek(0)
-            file: TorchFile = _ZipFile(stream) if is_zip else _OldFile(stream.read())
+            file = _ZipFile(stream) if is_zip else _OldFile(stream.read())
         yield file
 
 
@@ -214,14 +208,8 @@ class _Tensors(Machine):
             case "_rebuild_tensor", (Storage() as storage, int(offset), tuple(shape), tuple(strides)):
                 return _claim(storage, storage.dtype, offset, shape, strides)
             case "_rebuild_tensor_v2", (
-                Storage() as storage,
-                int(offset),
-                tuple(shape),
-                tuple(strides),
-                bool(),
-                {},
-                *rest,
-            ) if not any(rest):  # else: the numbers stand for their conjugates
+                Storage() as storage, int(offset), tuple(shape), tuple(strides), bool(), {}, *rest
+            ) if not any(rest):  # else: the numbers stand for their conjugates  # fmt: skip
                 return _claim(storage, storage.dtype, offset, shape, strides)
             case "_rebuild_tensor_v3", (
                 Storage() as storage, int(offset), tuple(shape), tuple(strides), bool(), {}, Token(name=name), *rest
