@@ -15,14 +15,14 @@ from torch import nn
 
 from decomposable import methods
 from decomposable.comparison.parts import Circumstances, Comparison, Part
-from decomposable.comparison.workers import threads_for
+from decomposable.comparison.scheduling import threads_for
 from decomposable.data.base import Data, TrainBatches
 from decomposable.errors import DecomposableError
 from decomposable.methods.settings import Settings
 from decomposable.network.decompose import decompose
 from decomposable.progress import Progress, Report
 from decomposable.training import loop as training
-from decomposable.training.checkpoint import seed_everything
+from decomposable.training.devices import seed_everything
 from decomposable.training.metrics import read_metrics
 
 TIMED_STEPS = 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from typing import Any
 
 from decomposable.methods import METHODS, LineStyle
@@ -54,7 +55,7 @@ def figure_of(content: Mapping[str, Any]) -> Any:
         title=f"{content['recipe']}: accuracy over size",
         text=f"One protocol for all methods, {runs}. Thin: each curve of a method that has several.",
     )
-    styles = styles_of(content["methods"])
+    styles = _styles_of(content["methods"])
     for name, style in styles.items():
         _draw_method(axes, getattr(METHODS.get(name), "label", "") or name, style, content["methods"][name])
     _set_limits(axes, [content["methods"][name]["shown"]["points"] for name in styles])
@@ -62,17 +63,10 @@ def figure_of(content: Mapping[str, Any]) -> Any:
     return figure
 
 
-def styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
+def _styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
     """How each of these methods is drawn, in the order of the legend."""
-    styles: dict[str, LineStyle] = {}
-    others = 0
-    for name in names:
-        style = getattr(METHODS.get(name), "style", None)
-        if style is None:
-            colour = OTHER_COLOURS[others % len(OTHER_COLOURS)]
-            style = LineStyle(color=colour, marker=OTHER_MARKERS[others % len(OTHER_MARKERS)])
-            others += 1
-        styles[name] = style
+    others = (LineStyle(color=c, marker=m) for c, m in zip(cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=True))
+    styles = {name: getattr(METHODS.get(name), "style", None) or next(others) for name in names}
     return dict(sorted(styles.items(), key=lambda item: item[1].place))
 
 

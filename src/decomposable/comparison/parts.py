@@ -19,7 +19,7 @@ from decomposable.methods import Method, Training
 from decomposable.methods.registry import BUILT_IN, kinds
 from decomposable.methods.settings import Settings, flat, with_overrides
 from decomposable.network import artifact
-from decomposable.training import job
+from decomposable.training import runs
 from decomposable.training.devices import choose_device
 from decomposable.training.runs import OtherRunError, RunError, RunFolder, check_same_run
 
@@ -161,9 +161,8 @@ def prepare(
     chosen = with_overrides(settings or default, overrides or {})
     _refuse_what_is_swept(flat(chosen), flat(default))
     recipes.make_task(function, data, chosen)
-    job.check_seconds(checkpoint_seconds)
-    if out.exists() and not out.is_dir():
-        raise InvalidArgumentError(f"--out {out}: it is a file; allowed: a folder")
+    runs.check_seconds(checkpoint_seconds)
+    RunFolder(out).check(resume=True)
     wanted = [names] if isinstance(names, str) else list(names)
     comparison = plan(name, chosen, list(methods.METHODS) if wanted == ["all"] else wanted, seeds, out)
     for part in comparison.parts:
@@ -190,13 +189,13 @@ def _refuse_what_is_swept(chosen: Mapping[str, Any], default: Mapping[str, Any])
             raise InvalidArgumentError(f"{key}={chosen[key]}: a comparison sets it itself; allowed: {instead}")
 
 
-def job_of(part: Part, circumstances: Circumstances) -> job.Job:
+def job_of(part: Part, circumstances: Circumstances) -> runs.Job:
     """The training of a part, as `decomposable train` would make it; what it starts from must be there."""
     settings = part.settings
     if part.training.ranks is not None:
         ranks = artifact.read(RunFolder(part.needs[-1]).network).selector.of_size(part.training.ranks).ranks
         settings = with_overrides(settings, {"ranks": tuple(ranks.values())})
-    return job.prepare(
+    return runs.prepare(
         circumstances.recipe,
         out=part.path,
         data=circumstances.data,
@@ -221,11 +220,11 @@ def check_finished(comparison: Comparison, circumstances: Circumstances) -> None
 def finished(part: Part, circumstances: Circumstances) -> dict[str, Any]:
     """The record of a part that is done under these very settings."""
     try:
-        record = job.finished(job_of(part, circumstances))
+        record = runs.finished(job_of(part, circumstances))
         assert record is not None
-        stored = {key: record["settings"].get(key) for key in job.OF_THE_SIZES}
-        ours = job.plain_settings(part.settings)
-        check_same_run(part.folder.record, stored, {key: ours[key] for key in job.OF_THE_SIZES})
+        stored = {key: record["settings"].get(key) for key in runs.OF_THE_SIZES}
+        ours = runs.plain_settings(part.settings)
+        check_same_run(part.folder.record, stored, {key: ours[key] for key in runs.OF_THE_SIZES})
         return record
     except OtherRunError as error:
         raise OtherRunError(error.what, "the same settings, or another folder") from error

@@ -17,7 +17,7 @@ from typing import Any
 
 from decomposable import methods
 from decomposable.comparison.parts import Circumstances, Comparison, Part, finished, plan
-from decomposable.comparison.scheduling import Failures
+from decomposable.comparison.watching import Failures
 from decomposable.errors import DecomposableError
 from decomposable.files import write_atomically
 from decomposable.machine import timestamp

@@ -15,9 +15,8 @@ from decomposable import methods as registered
 from decomposable import recipes
 from decomposable.comparison.parts import Circumstances, Comparison, Part, check_finished, job_of, prepare
 from decomposable.comparison.results import gather
-from decomposable.comparison.scheduling import Failures, one_by_one, side_by_side
-from decomposable.comparison.watching import Watch, Watchers
-from decomposable.comparison.workers import cores
+from decomposable.comparison.scheduling import cores, one_by_one, side_by_side
+from decomposable.comparison.watching import Failures, Watch, Watchers
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.progress import Progress, Report, quiet, shown
 from decomposable.training import experiment

@@ -12,6 +12,8 @@ from decomposable.comparison.parts import Part
 from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.training.loop import Say
 
+Failures = dict[str, str]  # why, by the name of the part
+
 
 @dataclass(frozen=True, kw_only=True)
 class Watchers:
@@ -44,6 +46,7 @@ class Watch:
         self._parts, self._jobs, self._watchers = {part.path: part for part in parts}, jobs, watchers
         self._under_way: dict[Any, _UnderWay] = {}
         self._took: dict[Any, float] = {}
+        self.failures: Failures = {}
         self._after_training: list[float] = []  # seconds for the sizes, of each that is done
         self._start = time.monotonic()
         self.show()
@@ -85,6 +88,7 @@ class Watch:
         """It has failed."""
         self._under_way.pop(part.path, None)
         del self._parts[part.path]
+        self.failures[part.name] = reason
         self._watchers.say(f"{part.name} failed: {reason}")
 
     def show(self) -> None:

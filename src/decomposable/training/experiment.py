@@ -18,14 +18,12 @@ from decomposable.progress import Report, quiet, shown
 from decomposable.text import first_line, one_line
 from decomposable.training import finishing, records
 from decomposable.training import loop as training
-from decomposable.training.checkpoint import Checkpoints, seed_everything
-from decomposable.training.devices import bits_depend_on, make_deterministic
+from decomposable.training.checkpoint import Checkpoints, position_in
+from decomposable.training.devices import bits_depend_on, make_deterministic, seed_everything
 from decomposable.training.evaluation import WrongDataError, accuracy, check_outputs
-from decomposable.training.job import Job, finished, prepare
 from decomposable.training.loop import Say, Watchers
 from decomposable.training.metrics import MetricsLog
-from decomposable.training.restoring import position_in
-from decomposable.training.runs import check_same_run
+from decomposable.training.runs import Job, check_same_run, finished, prepare
 from decomposable.training.weights import load_weights_
 
 

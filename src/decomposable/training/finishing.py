@@ -26,14 +26,13 @@ from decomposable.methods.settings import Settings, from_plain, with_overrides
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.progress import InTurn, Progress, Report
 from decomposable.training import records
+from decomposable.training.checkpoint import Position
 from decomposable.training.devices import make_deterministic
 from decomposable.training.divergence import Loss
 from decomposable.training.evaluation import Row, measure
-from decomposable.training.job import OF_THE_CALIBRATION, OF_THE_SIZES, Job, plain_settings
 from decomposable.training.loop import Say
 from decomposable.training.metrics import MetricsLog, read_metrics
-from decomposable.training.restoring import Position
-from decomposable.training.runs import RunFolder, check_same_run
+from decomposable.training.runs import OF_THE_CALIBRATION, OF_THE_SIZES, Job, RunFolder, check_same_run, plain_settings
 
 
 def at_its_sizes(

@@ -24,11 +24,10 @@ from decomposable.interrupts import Interrupted
 from decomposable.methods.base import Step
 from decomposable.methods.settings import Settings
 from decomposable.progress import Progress, Report, as_duration, quiet
-from decomposable.training.checkpoint import Checkpoints
+from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
 from decomposable.training.devices import bits_depend_on
 from decomposable.training.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
 from decomposable.training.metrics import MetricsLog
-from decomposable.training.restoring import Position, position_in, restore_
 
 Say = Callable[[str], None]  # told a line that stays
 STEPS_PER_LINE = 50  # how often a step gets a line of its own in the metrics
@@ -178,10 +177,7 @@ def rate_factor(settings: Settings, step: int, steps_per_epoch: int) -> float:
 
 
 def _gradient_norm(model: nn.Module, limit: float) -> float:
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    if not gradients:
-        return 0.0
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     if limit > 0:
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
     return float(norm)

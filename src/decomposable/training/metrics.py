@@ -30,7 +30,13 @@ class MetricsLog:
         kept = [line for line in lines if line.get("kind") != "sizes"]  # measured again, after training
         if self.path.exists():
             write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self._board = _tensorboard(self.path.parent / "tensorboard", self.after_step)
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            pass
+        else:
+            purged = self.after_step + 1 if self.after_step else None
+            self._board = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=purged)
         return self.path.open("a", encoding="utf-8")
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
@@ -65,11 +71,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             lines.append(entry)
     return lines
-
-
-def _tensorboard(folder: Path, after_step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)

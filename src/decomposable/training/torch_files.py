@@ -63,19 +63,15 @@ class Claim:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def of(self, content: Tensor) -> Tensor:
-        """The tensor in the storage's bytes."""
-        return content.view(self.dtype).as_strided(self.shape, self.strides, self.offset)
-
 
 def read_tensors(file: _ZipFile | _OldFile, claims: Mapping[str, Claim]) -> dict[str, Tensor]:
     """These tensors of a file; those that share a storage there share it here."""
-    contents: dict[Storage, Tensor] = {}
     with _in_one_line():
-        for claim in claims.values():
-            if claim.storage not in contents:
-                contents[claim.storage] = file.storage(claim.storage)
-        return {name: claim.of(contents[claim.storage]) for name, claim in claims.items()}
+        contents = {each: file.storage(each) for each in dict.fromkeys(claim.storage for claim in claims.values())}
+        return {
+            name: contents[claim.storage].view(claim.dtype).as_strided(claim.shape, claim.strides, claim.offset)
+            for name, claim in claims.items()
+        }
 
 
 @contextmanager
