@@ -24,7 +24,6 @@ from decomposable.training.loop import Say
 from decomposable.training.runs import held
 
 MOST_JOBS = 4  # side by side unless more are asked for: each takes the memory of a training
-_NOBODY = Watchers()
 
 
 class PartsFailedError(DecomposableError):
@@ -89,7 +88,7 @@ def compare(
 
 
 def run(
-    comparison: Comparison, circumstances: Circumstances, *, jobs: int | None = None, watchers: Watchers = _NOBODY
+    comparison: Comparison, circumstances: Circumstances, *, jobs: int | None, watchers: Watchers
 ) -> tuple[dict[str, Any], Failures]:
     """Train what is missing, then write every method's record and the summary; it comes back, and what failed."""
     count = number_of_jobs(jobs, circumstances.device)

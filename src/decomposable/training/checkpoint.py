@@ -268,9 +268,8 @@ def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer)
     for theirs, ours in zip(groups, own["param_groups"], strict=True):
         require(isinstance(theirs, dict) and theirs.keys() == ours.keys(), "a group of the optimiser is another one")
         for name in ours.keys() - {"lr"}:
-            require(
-                theirs[name] == ours[name], f"the optimiser's {name} is {theirs[name]!r:.40}, not {ours[name]!r:.40}"
-            )
+            is_same = theirs[name] == ours[name]
+            require(is_same, f"the optimiser's {name} is {theirs[name]!r:.40}, not {ours[name]!r:.40}")
         require(_is_finite(theirs["lr"]), f"the optimiser's lr is {theirs['lr']!r:.40}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = saved["state"]

@@ -106,11 +106,7 @@ def _trained(job: Job, progress: Report, say: Say) -> dict[str, Any]:
     say(_opening(job, batches))
     if saved is not None:
         say(f"resuming at step {steps_made:,} of {len(batches):,}{_differences(saved, job)}")
-    with (
-        stop_signals() as stop,
-        job.folder.locked(job.found),
-        MetricsLog(job.folder.metrics, after_step=steps_made) as log,
-    ):
+    with stop_signals() as stop, job.folder.locked(), MetricsLog(job.folder.metrics, after_step=steps_made) as log:
         position = training.train(
             network,
             batches,

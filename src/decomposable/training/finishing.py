@@ -166,11 +166,7 @@ def calibrate_anew(
     check_same_run(job.folder.record, record["identity"].get("data") or {}, counts(data))
     before = from_plain(settings, record["settings"])
     say(f"this run is complete; calibrating its network anew with {', '.join(changed)}")
-    with (
-        stop_signals() as stop,
-        job.folder.locked(job.found),
-        MetricsLog(job.folder.metrics, after_step=record["steps"]) as log,
-    ):
+    with stop_signals() as stop, job.folder.locked(), MetricsLog(job.folder.metrics, after_step=record["steps"]) as log:
         report = stopping(progress, stop)
         material = material_for(data, settings, job.task.loss, report)
         decomposing.calibrate_anew_(net.to(job.device), material, settings, before)

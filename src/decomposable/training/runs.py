@@ -59,15 +59,17 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.network = path / "network.safetensors"
         self.record = path / "record.json"  # written last, so that a run with a record is complete
+        self._found: tuple[Any, ...] = ()  # the state when it was checked
 
     def check(self, *, resume: bool) -> None:
-        """Refuse a folder that is none, or that holds a run which is not to be resumed."""
+        """Refuse a folder that is none, or that holds a run which is not to be resumed; it must then stay as it is."""
         if self.path.exists() and not self.path.is_dir():
             raise InvalidArgumentError(f"--out {self.path}: it is a file; allowed: a folder")
         if not resume and any(file.exists() for file in (self.checkpoint, self.metrics, self.network, self.record)):
             raise InvalidArgumentError(
                 f"--out {self.path}: there is a run in it; allowed: --resume to go on, or another folder"
             )
+        self._found = self._state
 
     def finished(self) -> dict[str, Any] | None:
         """The record, if the run is complete."""
@@ -87,20 +89,20 @@ class RunFolder:
         return record
 
     @property
-    def state(self) -> tuple[Any, ...]:
+    def _state(self) -> tuple[Any, ...]:
         """Something that changes when a run begins, goes on or ends here."""
         files = [file.stat() if file.exists() else None for file in (self.checkpoint, self.network, self.record)]
         return tuple(None if file is None else (file.st_mtime_ns, file.st_ino) for file in files)
 
     @contextmanager
-    def locked(self, found: tuple[Any, ...]) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Make the folder and hold it: a second run in it would mix its files with the first one's.
 
-        `found` is the state in which it was looked at; what was decided then must still be true.
+        It was checked, and what was decided then must still be true.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with held(self.path):
-            if self.state != found:
+            if self._state != self._found:
                 raise RunError(f"--out {self.path}: another process has just been running in it", "start again")
             sweep(self.path)
             yield
@@ -140,7 +142,6 @@ class Job:
     settings: Settings
     task: recipes.Task
     folder: RunFolder
-    found: tuple[Any, ...] = ()  # the state of the folder when it was looked at
     init: Path | None = None
     init_sha256: str | None = None
     device: str = "cpu"
@@ -198,7 +199,6 @@ def prepare(
         settings=chosen,
         task=recipes.make_task(function, data, chosen),
         folder=folder,
-        found=folder.state,
         init=init,
         init_sha256=None if init is None else sha256(init),  # now: the file may be gone or another when the run ends
         device=choose_device(device),

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from decomposable.data.pickling import Machine, Refused, Token, in_brief, shown
-from decomposable.network.file.digests import as_bytes
-from decomposable.training.torch_zip import Entry, entries_of, read_entry
+from decomposable.training.torch_zip import entries_of, read_entry
 
 _STORAGES = {
     "DoubleStorage": torch.float64,
@@ -110,9 +109,9 @@ class _ZipFile:
             raise Refused("no pickle data.pkl, or a program (TorchScript)")
         self._folder = tops[0].removesuffix("data.pkl")
         order = self._entries.get(f"{self._folder}byteorder")
-        if order is not None and self._read(order).tobytes() != b"little":
+        if order is not None and read_entry(stream, order).numpy().tobytes() != b"little":
             raise Refused("numbers in another order of bytes")
-        pickled = self._read(self._entries[tops[0]]).tobytes()
+        pickled = read_entry(stream, self._entries[tops[0]]).numpy().tobytes()
         self.content, end = _Tensors(len(pickled)).run(pickled)
         if end != len(pickled):
             raise Refused("bytes after the end of the pickle")
@@ -124,15 +123,7 @@ class _ZipFile:
         if entry is None or entry.size != nbytes:
             there = "none" if entry is None else f"{entry.size:,}"
             raise Refused(f"a storage {storage.key[:40]!r} of {nbytes:,} bytes, of which there are {there}")
-        content = torch.empty(nbytes, dtype=torch.uint8)
-        if nbytes:
-            read_entry(self._stream, entry, as_bytes(content))
-        return content
-
-    def _read(self, entry: Entry) -> memoryview:
-        content = bytearray(entry.size)
-        read_entry(self._stream, entry, memoryview(content))
-        return memoryview(content)
+        return read_entry(self._stream, entry)
 
 
 class _OldFile:
@@ -163,8 +154,7 @@ class _OldFile:
     def storage(self, storage: Storage) -> Tensor:
         """A copy of its part of the file."""
         content = torch.empty(len(self._places[storage]), dtype=torch.uint8)
-        if content.numel():
-            as_bytes(content)[:] = self._places[storage]
+        content.numpy()[:] = self._places[storage]
         return content
 
 
@@ -191,8 +181,7 @@ class _Tensors(Machine):
         match identity:
             case ("storage", Token(name=kind), str(key), str(), int(numel), *rest) if rest in ([], [None]):
                 storage = Storage(key, _STORAGES[kind], numel)
-                is_sane = 0 <= numel < _MOST_STORAGE and self.storages.setdefault(key, storage) == storage
-                if is_sane:
+                if 0 <= numel < _MOST_STORAGE and self.storages.setdefault(key, storage) == storage:
                     return storage
         raise Refused(f"a storage {shown(identity)}")
 
@@ -232,9 +221,7 @@ def _claim(
 ) -> Claim:
     """A tensor whose numbers are all there: none of them is claimed twice, and none lies outside of the storage."""
     numbers = (offset, *shape, *strides)
-    is_sane = len(shape) == len(strides) <= _MOST_AXES
-    is_sane = is_sane and all(type(n) is int and 0 <= n < _MOST_STORAGE for n in numbers)
-    if is_sane:
+    if len(shape) == len(strides) <= _MOST_AXES and all(type(n) is int and 0 <= n < _MOST_STORAGE for n in numbers):
         held = storage.numel * storage.dtype.itemsize // dtype.itemsize
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         if 0 in shape or (last < held and math.prod(shape) <= held):

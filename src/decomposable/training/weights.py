@@ -104,10 +104,9 @@ def _state_in(path: Path, content: Any) -> dict[str, Claim]:
 def _check(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Say what is different in one line; torch would list every key."""
     ours = model.state_dict()
-    shared = [name for name in ours if name in state]
-    for name in shared:
-        if ours[name].shape != state[name].shape:
-            theirs, wanted = tuple(state[name].shape), tuple(ours[name].shape)
+    for name, value in ours.items():
+        if name in state and state[name].shape != value.shape:
+            theirs, wanted = tuple(state[name].shape), tuple(value.shape)
             last = [n for n, p in model.named_parameters() if p.dim() == 2][-1:]
             classes = " (another number of classes?)" if [name] == last else ""
             raise WeightsError(f"{path}: '{name}' has shape {theirs}, the model's {wanted}{classes}")
