@@ -49,8 +49,7 @@ def accuracy(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int 
     """Percent of the test images whose class has the highest output (top-1)."""
     was_training = net.training
     net.eval()
-    parameter = next(net.parameters(), None)
-    device = torch.device("cpu") if parameter is None else parameter.device
+    device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
     right = 0
     for x, y in TestBatches(data, batch_size=batch_size).loader(workers=workers):
         outputs = net(x.to(device))

@@ -165,10 +165,9 @@ class Job:
 def plain_settings(settings: Settings) -> dict[str, Any]:
     """The settings as JSON gives them back, so that those of a record and of a checkpoint are the same."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(flat(settings), default=str, allow_nan=False))
+        return json.loads(json.dumps(flat(settings), default=str, allow_nan=False))
     except ValueError as error:
         raise InvalidArgumentError(f"settings: they cannot be stored ({error}); allowed: numbers and text") from error
-    return plain
 
 
 def prepare(
