@@ -101,14 +101,7 @@ def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> Su
     assert call is not None
     params = sum(p.numel() for p in plain.parameters())
     subject = Subject(
-        module=plain,
-        macs=None,
-        params=params,
-        full_macs=None,
-        full_params=params,
-        ranks=None,
-        call=call,
-        rows=rows,
+        module=plain, macs=None, params=params, full_macs=None, full_params=params, ranks=None, call=call, rows=rows
     )
     try:
         macs = other_macs((), trace(plain, Interface(call=call).rows(rows, 1), call.run))

@@ -13,14 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from decomposable.core.tracing import Forward
-from decomposable.export.checking import (
-    Run,
-    as_numpy,
-    check_tolerance,
-    largest_difference,
-    require_close,
-    torch_runner,
-)
+from decomposable.export.checking import Run, as_numpy, check_tolerance, largest_difference, require_close, torch_runner
 from decomposable.export.interface import Feeds, Interface, check_batch, interface_of
 from decomposable.export.onnx_file import check_ending, description, reported
 from decomposable.export.program import ExportError, output_names, tensors_of, to_program
