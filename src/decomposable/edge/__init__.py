@@ -5,9 +5,7 @@ wire        where in it the large tensors lie
 container   its outer shape: an ONNX model with a description, arrays and a checksum
 bundle      what it holds, every claim checked
 graph       where its graph has the decomposed layers
-statistics  batch normalisation at any size
-factors     a layer's weights at any rank
-folding     batch normalisation as part of the layer before
+weights     factors, dense weights and batch normalisation at any size
 building    the ONNX model of one size
 options     how ONNX Runtime is asked to work
 npy         an array in a file, for the command line

@@ -11,6 +11,7 @@ need not be.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,8 @@ from onnx import NodeProto, helper
 
 from decomposable.edge.arrays import INLINE_BYTES, Array, header_of, tensor_of
 from decomposable.edge.bundle import Bundle
-from decomposable.edge.factors import LayerWeights
-from decomposable.edge.folding import Norm, folded
 from decomposable.edge.graph import attribute, first_of, merged_attributes, second_of
+from decomposable.edge.weights import LayerWeights, folded
 from decomposable.sizing.plans import RankPlan
 
 
@@ -62,9 +62,7 @@ class _Draft:
     def _node(self, index: int) -> NodeProto:
         """The node, to be changed."""
         if index not in self._own:
-            copy = NodeProto()
-            copy.CopyFrom(self._nodes[index])
-            self._nodes[index] = copy
+            self._nodes[index] = copy.deepcopy(self._nodes[index])
             self._own.add(index)
         return self._nodes[index]
 
@@ -89,16 +87,12 @@ class _Draft:
     def fold(self, norm_index: int, maker_index: int) -> None:
         """Make a batch normalisation part of the node before it."""
         norm, maker = self._nodes.pop(norm_index), self._node(maker_index)
+        bias = self.tensors[maker.input[2]] if any(maker.input[2:3]) else None
         gamma, beta, mean, var = (self.tensors[name] for name in norm.input[1:5])
         epsilon = attribute(norm, "epsilon", 1e-5)
-        has_bias = len(maker.input) > 2 and bool(maker.input[2])
-        weight, bias = folded(
-            self.tensors[maker.input[1]],
-            self.tensors[maker.input[2]] if has_bias else None,
-            Norm(gamma=gamma, beta=beta, mean=mean, var=var, epsilon=epsilon),
-        )
+        made = folded(self.tensors[maker.input[1]], bias, gamma, beta, mean, var, epsilon=epsilon)
         names = [f"decomposable/{maker_index}/{kind}" for kind in ("weight", "bias")]  # one use, not all of the layer
-        self.tensors.update(zip(names, (weight, bias), strict=True))
+        self.tensors.update(zip(names, made, strict=True))
         maker.input[:] = [maker.input[0], *names]
         maker.output[0] = norm.output[0]
 

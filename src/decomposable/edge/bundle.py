@@ -18,10 +18,9 @@ import onnx
 
 from decomposable.edge.arrays import Array, in_memory, type_name
 from decomposable.edge.container import Unsealed, unseal
-from decomposable.edge.factors import LayerWeights
 from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, first_of, second_of
 from decomposable.edge.source import Stored
-from decomposable.edge.statistics import Statistics
+from decomposable.edge.weights import LayerWeights, Statistics
 from decomposable.errors import ArtifactError
 from decomposable.fields import MOST, Damaged, Fields, require
 from decomposable.sizing.cost import LayerShape
