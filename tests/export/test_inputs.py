@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import decomposable as dn
 from decomposable.edge import AnySizeSession
-from decomposable.edge.measuring import example
+from decomposable.edge.feeding import example
 from decomposable.errors import InvalidArgumentError
 from decomposable.export import checking, onnx_file
 from decomposable.export.interface import MOST_BATCH, MOST_NUMBERS, Interface, interface_of, resized
