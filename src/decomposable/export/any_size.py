@@ -28,7 +28,7 @@ from decomposable.export.any_size_graph import in_pairs, tidy, to_keep, to_renam
 from decomposable.export.checking import as_numpy, check_tolerance, largest_difference, require_close, torch_runner
 from decomposable.export.graph import MOST_BYTES, require_onnx, to_onnx
 from decomposable.export.interface import Feeds, Interface, interface_of
-from decomposable.export.onnx_file import check_ending, reported
+from decomposable.export.one_size import check_ending, reported
 from decomposable.export.program import ExportError, FixedBatchError, ready
 from decomposable.export.quiet import reason
 from decomposable.export.report import ExportReport

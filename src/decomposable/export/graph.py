@@ -12,8 +12,7 @@ from torch import nn
 
 from decomposable import __version__
 from decomposable.errors import MissingExtraError
-from decomposable.export.interface import BATCH, Feeds, Interface
-from decomposable.export.named import PREFIX
+from decomposable.export.interface import BATCH, PREFIX, Feeds, Interface
 from decomposable.export.program import ExportError, output_names, ready, symbols, to_program
 from decomposable.export.quiet import quiet, reason
 

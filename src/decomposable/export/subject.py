@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ def subject_of(
     known = known_of(net)
     plan, module = (net.plan, net.extract()) if not asked else _resized(net, request, runtime)
     module = ready(module)
-    found = taken_by(module, known, example_input, forward, _forward_of(net))
+    usual = net._forward if isinstance(net, DecomposedNet) else call_with_first
+    found = taken_by(module, known, example_input, forward, usual)
     assert found.call is not None
     is_counted = known.call is None or same_shapes(known.call, found.call)  # MACs are those at the shapes then
     return Subject(
@@ -97,17 +99,14 @@ def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> Su
     """A module of one size; its MACs are counted."""
     plain = ready(module)
     found = taken_by(plain, Captured(), example_input, forward, call_with_first)
-    call, rows = found.call, found.rows
+    call, rows, macs = found.call, found.rows, None
     assert call is not None
     params = sum(p.numel() for p in plain.parameters())
-    subject = Subject(
-        module=plain, macs=None, params=params, full_macs=None, full_params=params, ranks=None, call=call, rows=rows
-    )
-    try:
+    with suppress(Exception):  # a model that cannot run is refused later, in better words
         macs = other_macs((), trace(plain, Interface(call=call).rows(rows, 1), call.run))
-    except Exception:  # a model that cannot run is refused later, in better words
-        return subject
-    return replace(subject, macs=macs, full_macs=macs)
+    return Subject(
+        module=plain, macs=macs, params=params, full_macs=macs, full_params=params, ranks=None, call=call, rows=rows
+    )
 
 
 def taken_by(
@@ -157,19 +156,9 @@ def known_of(net: DecomposedNet | SizedNet) -> Captured:
     """What a network knows of its inputs."""
     if isinstance(net, DecomposedNet):
         return Captured(call=net.call, rows=net._rows, unclear=net.unclear)
-    spec = _noted_input(net)
-    return Captured(call=None if spec is None else Call.with_first(spec))
-
-
-def _forward_of(net: DecomposedNet | SizedNet) -> Forward:
-    return net._forward if isinstance(net, DecomposedNet) else call_with_first
-
-
-def _noted_input(net: SizedNet) -> InputSpec | None:
-    """What a method noted about the images that it was trained with."""
-    places = (net.structure, net.info)
+    places = (net.structure, net.info)  # where a method notes what images it was trained with
     shape = next((place["input_shape"] for place in places if "input_shape" in place), None)
     tensor = next(net.parameters(), None)
     if not isinstance(shape, list | tuple) or not shape or tensor is None:
-        return None
-    return InputSpec(shape=tuple(shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        return Captured()
+    return Captured(call=Call.with_first(InputSpec(shape=tuple(shape), dtype=str(tensor.dtype).removeprefix("torch."))))
