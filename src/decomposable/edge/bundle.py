@@ -1,8 +1,4 @@
-"""What a bundle holds, read from its file. Damage is found, and the plan data is checked claim by claim.
-
-The graph is code, as that of every ONNX model: what it computes, and how much memory that takes, is up to whoever made
-the file. A bundle is to be trusted like any model (SECURITY.md).
-"""
+"""What a bundle holds, read from its file. Damage is found, and the plan data is checked claim by claim."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ import onnx
 
 from decomposable.edge.arrays import Array, in_memory, type_name
 from decomposable.edge.container import Unsealed, unseal
-from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, first_of, second_of
+from decomposable.edge.graph import Use, Wiring, check_geometry, factor_names, find_foldable, find_uses
 from decomposable.edge.source import Stored
 from decomposable.edge.weights import LayerWeights, Statistics
 from decomposable.errors import ArtifactError
@@ -74,11 +70,6 @@ class Bundle:
     lengths: Mapping[str, int]
     info: Mapping[str, Any]
 
-    @property
-    def used_layers(self) -> tuple[LayerWeights, ...]:
-        """The layers that the graph has."""
-        return tuple(layer for layer in self.layers if layer.is_used)
-
 
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     """The content of a file of `export_any_size`; raises `ArtifactError` for anything else."""
@@ -98,9 +89,7 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
     require(bool(layers) and len(set(names)) == len(names), "there is no layer, or one is there twice")
     wiring = Wiring(model.graph)
     selector, statistics = _read_sizes(top, layers, tensors, found.arrays)
-    used = [layer for layer in layers if layer.is_used]
-    factors = {name: x for y in used for name, x in ((first_of(y.name), y.first), (second_of(y.name), y.second))}
-    shapes = {name: array.shape for name, array in (tensors | factors).items()}
+    shapes = {name: array.shape for name, array in found.weights.items()}
     inputs, outputs = (tuple(_port(v) for v in values) for values in (model.graph.input, model.graph.output))
     require(bool(inputs) and bool(outputs), "it has no input or no output")
     made = {*wiring.makers, *(port.name for port in inputs)}
@@ -161,13 +150,12 @@ def _read_weights(layer: LayerShape, record: Fields, tensors: dict[str, Array | 
     """A layer with its factors, which are taken from the tensors."""
     if record.has("stored"):  # only training uses it: it counts, but its weights are not there
         claimed = layer.factor_shapes(record.integer("stored", 1, layer.full_rank))
-        first, second = (np.broadcast_to(np.float32(0), size) for size in claimed)
-        return LayerWeights(**vars(layer), first=first, second=second, is_used=False)
-    for name in (first_of(layer.name), second_of(layer.name)):
+        zeros = [np.broadcast_to(np.float32(0), size) for size in claimed]
+        return LayerWeights(**vars(layer), first=zeros[0], second=zeros[1], is_used=False)
+    first, second = factor_names(layer.name)
+    for name in (first, second):
         require(name in tensors, f"tensor '{name:.80}' is missing")
-    weights = LayerWeights(
-        **vars(layer), first=tensors.pop(first_of(layer.name)), second=tensors.pop(second_of(layer.name))
-    )
+    weights = LayerWeights(**vars(layer), first=tensors.pop(first), second=tensors.pop(second))
     check_factors(layer, weights.first, weights.second, weights.stored if weights.first.ndim else 0)
     return weights
 

@@ -112,13 +112,8 @@ def _sizes(options: argparse.Namespace) -> None:
 
 
 def _described(plan: RankPlan) -> dict[str, Any]:
-    return {
-        "macs": plan.macs,
-        "macs_fraction": plan.macs_fraction,
-        "params": plan.params,
-        "params_fraction": plan.params_fraction,
-        "ranks": [min(plan.ranks.values()), max(plan.ranks.values())],
-    }
+    counts = {name: getattr(plan, name) for name in ("macs", "macs_fraction", "params", "params_fraction")}
+    return counts | {"ranks": [min(plan.ranks.values()), max(plan.ranks.values())]}
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -189,6 +189,9 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     while waiting:
         current = waiting.pop()
         yield current
-        for node in current.node:
-            for attribute in node.attribute:
-                waiting += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+        waiting += [inner for node in current.node for inner in inner_graphs(node)]
+
+
+def inner_graphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs that are a node's own."""
+    return [graph for a in node.attribute for graph in (*([a.g] if a.HasField("g") else []), *a.graphs)]

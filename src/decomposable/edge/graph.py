@@ -18,7 +18,7 @@ from typing import TypeVar
 import onnx
 from onnx import AttributeProto, NodeProto, helper
 
-from decomposable.edge.container import graphs_of
+from decomposable.edge.container import graphs_of, inner_graphs
 from decomposable.fields import require
 
 Value = TypeVar("Value", int, float, bytes, list[int])
@@ -34,14 +34,9 @@ class Use:
     entry: int
 
 
-def first_of(layer: str) -> str:
-    """The name of a layer's first factor, and of the node that has it."""
-    return f"{layer}/first"
-
-
-def second_of(layer: str) -> str:
-    """The name of a layer's second factor, and of the node that has it."""
-    return f"{layer}/second"
+def factor_names(layer: str) -> tuple[str, str]:
+    """The names of a layer's two factors, and of the nodes that have them."""
+    return f"{layer}/first", f"{layer}/second"
 
 
 class Wiring:
@@ -64,7 +59,9 @@ class Wiring:
 
     def captured(self, index: int) -> set[str]:
         """The values from around it that a node's inner graphs use."""
-        return _captured(self.nodes[index])
+        graphs = [graph for inner in inner_graphs(self.nodes[index]) for graph in graphs_of(inner)]
+        taken = {name for graph in graphs for node in graph.node for name in node.input}
+        return taken | {value.name for graph in graphs for value in graph.output}
 
     def takers(self, value: str) -> list[tuple[int, int]]:
         """The nodes that take a value, each with the place among its inputs; -1 for what is inside a node."""
@@ -74,17 +71,6 @@ class Wiring:
         """The one node that takes a value, if there is just one and nobody else sees it."""
         takers = self.takers(value)
         return takers[0] if len(takers) == 1 and value not in self.outputs else None
-
-
-def _captured(node: NodeProto) -> set[str]:
-    inner = [g for attribute in node.attribute for g in (*_own_graph(attribute), *attribute.graphs)]
-    return {name for top in inner for g in graphs_of(top) for n in g.node for name in n.input} | {
-        value.name for top in inner for g in graphs_of(top) for value in g.output
-    }
-
-
-def _own_graph(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
-    return [attribute.g] if attribute.HasField("g") else []
 
 
 def attribute(node: NodeProto, name: str, default: Value) -> Value:
@@ -98,7 +84,7 @@ def attribute(node: NodeProto, name: str, default: Value) -> Value:
 
 def find_uses(wiring: Wiring, layer: str) -> tuple[Use, ...]:
     """All places where a layer is used; none where only training uses it."""
-    firsts, seconds = (_multiplying(wiring, layer, name) for name in (first_of(layer), second_of(layer)))
+    firsts, seconds = (_multiplying(wiring, layer, name) for name in factor_names(layer))
     uses = []
     for first in firsts:
         require(not any(wiring.nodes[first].input[2:]), f"layer '{layer}': its first part has a bias")
@@ -108,9 +94,8 @@ def find_uses(wiring: Wiring, layer: str) -> tuple[Use, ...]:
             seen.add(second)
             second = _next(wiring, second, layer)
         require(second in seconds, f"layer '{layer}': its first part leads to {wiring.nodes[second].op_type:.40}")
-        require(
-            wiring.nodes[first].op_type == wiring.nodes[second].op_type, f"layer '{layer}': its parts are of two kinds"
-        )
+        is_one_kind = wiring.nodes[first].op_type == wiring.nodes[second].op_type
+        require(is_one_kind, f"layer '{layer}': its parts are of two kinds")
         uses.append(Use(first, second, entry))
     require(len({use.second for use in uses}) == len(seconds), f"layer '{layer}': its parts do not match")
     return tuple(uses)
@@ -131,9 +116,8 @@ def _multiplying(wiring: Wiring, layer: str, weight: str) -> list[int]:
         node = wiring.nodes[i]
         if node.op_type == "Transpose" and place == 0 and attribute(node, "perm", list[int]()) == [1, 0]:
             for j, where in wiring.takers(node.output[0]):
-                require(
-                    (wiring.nodes[j].op_type, where) == ("MatMul", 1), f"layer '{layer}': {weight} is not multiplied by"
-                )
+                is_factor = (wiring.nodes[j].op_type, where) == ("MatMul", 1)
+                require(is_factor, f"layer '{layer}': {weight} is not multiplied by")
                 found.append(j)
             require(node.output[0] not in wiring.outputs, f"layer '{layer}': {weight} is an output")
         else:

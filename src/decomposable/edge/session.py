@@ -74,9 +74,7 @@ if hasattr(os, "register_at_fork"):
 class AnySizeSession:
     """A network from a file of `export_any_size`, run by ONNX Runtime at any size.
 
-    A file's graph is code, as that of every ONNX model: open only bundles of people whom you trust. That a file is
-    damaged is found, and so is a plan that contradicts itself; what its graph computes, and how much memory that takes,
-    is up to whoever made it.
+    A file's graph is code, as that of every ONNX model: damage is found, but open only those of people whom you trust.
 
     Args:
         path: the file.
@@ -331,9 +329,8 @@ class AnySizeSession:
 
     def _make(self, plan: RankPlan, options: Any) -> _Size:
         model = build(self._bundle, plan)
-        names = list(model.weights)
-        values = [ort.OrtValue.ortvalue_from_numpy(model.weights[name]) for name in names]
-        options.add_external_initializers(names, values)
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in model.weights.values()]
+        options.add_external_initializers(list(model.weights), values)
         try:
             runtime = ort.InferenceSession(model.content, options, providers=self._options.providers)
         except Exception as error:  # ONNX Runtime has many kinds

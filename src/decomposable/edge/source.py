@@ -7,6 +7,7 @@ sums are taken while the checksum of the whole is; so bytes that are read later 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
 import threading
@@ -96,22 +97,8 @@ class Stored:
 
     def __init__(self, source: Source, begin: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._source, self._begin = source, begin
-        self.shape, self.dtype = shape, dtype
-
-    @property
-    def ndim(self) -> int:
-        """How many axes it has."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """How many values it has."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes they take."""
-        return self.size * self.dtype.itemsize
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self._row = math.prod(shape[1:]) * dtype.itemsize  # bytes
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -131,20 +118,18 @@ class Stored:
         return self._read(0, self.shape)
 
     def _rows(self, first: int, count: int) -> NDArray[Any]:
-        row = self.nbytes // len(self) if len(self) else 0
-        return self._read(first * row, (count, *self.shape[1:]))
+        return self._read(first * self._row, (count, *self.shape[1:]))
 
     def _columns(self, count: int) -> NDArray[Any]:
         """The first of the second axis, some rows at a time: what is not wanted does not stay in memory."""
         values = np.empty((self.shape[0], count, *self.shape[2:]), self.dtype)
-        whole = self.nbytes // max(1, len(self))
-        at_once = max(1, BLOCK // max(1, whole))
+        at_once = max(1, BLOCK // max(1, self._row))
         for first in range(0, len(self), at_once):
             rows = min(at_once, len(self) - first)
             if rows == 1:  # it may be long
-                values[first] = self._read(first * whole, values.shape[1:])
+                values[first] = self._read(first * self._row, values.shape[1:])
             else:
-                values[first : first + rows] = self._read(first * whole, (rows, *self.shape[1:]))[:, :count]
+                values[first : first + rows] = self._rows(first, rows)[:, :count]
         values.flags.writeable = False
         return values
 

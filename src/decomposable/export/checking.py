@@ -16,7 +16,7 @@ from decomposable.core.tree import deep_copy
 from decomposable.errors import InvalidArgumentError
 from decomposable.export.interface import Feeds
 from decomposable.export.program import ExportError, run
-from decomposable.export.quiet import reason
+from decomposable.export.quiet import refusing
 from decomposable.network.calls import Call
 
 if TYPE_CHECKING:
@@ -102,29 +102,19 @@ def onnx_runner(model: onnx.ModelProto) -> Run:
 
     from decomposable.edge.onnx_runtime import cpu_session
 
-    try:
+    text = "export: ONNX Runtime cannot run it on a CPU, and nothing was written"
+    allowed = "; allowed: a network of types and operators that it knows, such as float32"
+    with refusing(ExportError, text, allowed):
         onnx.checker.check_model(model, full_check=True)
         session = cpu_session(model.SerializeToString(), torch.get_num_threads())
-    except Exception as error:  # kinds of their own, of both packages
-        raise _cannot_run(error) from error
-
-    names = [value.name for value in session.get_inputs()]
+        names = [value.name for value in session.get_inputs()]
 
     def run_session(batch: Feeds) -> Arrays:
-        try:
+        with refusing(ExportError, text, allowed):
             arrays: Arrays = session.run(None, {name: as_numpy(batch[name]) for name in names})
-            return arrays
-        except Exception as error:
-            raise _cannot_run(error) from error
+        return arrays
 
     return run_session
-
-
-def _cannot_run(error: Exception) -> ExportError:
-    return ExportError(
-        f"export: ONNX Runtime cannot run it on a CPU, and nothing was written ({reason(error)}); allowed: a network "
-        "of types and operators that it knows, such as float32"
-    )
 
 
 def as_numpy(tensor: Tensor) -> NDArray[np.generic]:

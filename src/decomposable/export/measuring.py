@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.export.graph import to_onnx
 from decomposable.export.interface import Interface
-from decomposable.export.quiet import reason
+from decomposable.export.quiet import refusing
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.sizing.latency import Entry
@@ -70,24 +70,15 @@ def runners(runtime: str, modules: Mapping[str, nn.Module], call: Call, *, batch
     """
     shapes = [f"{'x'.join(map(str, spec.shape))} ({spec.dtype})" for spec in call.inputs.values()]
     what = f"batch={batch} of {' and '.join(shapes)}"
-    with _refusing(f"{what}: there is no such batch here"):
+    with refusing(InvalidArgumentError, f"{what}: there is no such batch here"):
         inputs = call.example(batch)
     make, within = (_onnx_run, nullcontext) if runtime == "onnxruntime" else (_torch_run, _inference_on)
     with within(threads):
         runs = {name: make(module, call, inputs, threads) for name, module in modules.items()}
-        with _refusing(f"{what}: {runtime} cannot run the network on it"):
+        with refusing(InvalidArgumentError, f"{what}: {runtime} cannot run the network on it"):
             for run in runs.values():
                 run()
         yield runs
-
-
-@contextmanager
-def _refusing(text: str) -> Iterator[None]:
-    """Any failure in one line: those of PyTorch and of ONNX Runtime are of many types, and pages long."""
-    try:
-        yield
-    except Exception as error:
-        raise InvalidArgumentError(f"{text} ({reason(error)})") from error
 
 
 @contextmanager
@@ -110,9 +101,7 @@ def _onnx_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor], threa
     model, taken = to_onnx(module, Interface(call=call), optimize=True)
     from decomposable.edge.onnx_runtime import cpu_session  # now that it is known to be there
 
-    try:
+    with refusing(DecomposableError, "onnxruntime cannot run this network"):
         session = cpu_session(model.SerializeToString(), threads, spins=False)
         feed = {name: inputs[name].numpy() for name in taken.names}
-    except Exception as error:  # of types of its own
-        raise DecomposableError(f"onnxruntime cannot run this network ({reason(error)})") from error
     return lambda: session.run(None, feed)

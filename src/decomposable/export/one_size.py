@@ -29,7 +29,7 @@ from decomposable.export.checking import (
 from decomposable.export.graph import require_onnx, to_onnx
 from decomposable.export.interface import Feeds, Interface, check_batch, interface_of
 from decomposable.export.program import ExportError, output_names, tensors_of, to_program
-from decomposable.export.quiet import quiet, reason
+from decomposable.export.quiet import quiet, reason, refusing
 from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
 from decomposable.export.trials import Trials, trials_of
@@ -211,19 +211,14 @@ def _without_traces(program: ExportedProgram) -> ExportedProgram:
 
 def _runner(path: Path, interface: Interface) -> Run:
     """What was written, read again."""
-    try:
-        with quiet(), path.open("rb") as file:
-            module = torch.export.load(file).module()
-    except Exception as error:
-        raise ExportError(f"export: what was written cannot be read again ({reason(error)})") from error
+    with refusing(ExportError, "export: what was written cannot be read again"), quiet(), path.open("rb") as file:
+        module = torch.export.load(file).module()
 
     @torch.no_grad()
     def run_module(batch: Feeds) -> list[Any]:
         inputs = {name: batch[name] for name in interface.names}
-        try:
+        with refusing(ExportError, "export: what was written cannot run the batch"):
             returned = module(*inputs.values()) if interface.call.is_default else module(**inputs)
-        except Exception as error:
-            raise ExportError(f"export: what was written cannot run the batch ({reason(error)})") from error
         return [as_numpy(y) for y in tensors_of(returned)]
 
     return run_module

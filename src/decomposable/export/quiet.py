@@ -1,4 +1,4 @@
-"""Keeping PyTorch's exporters from talking: what they have to say to their own developers is no news to a user."""
+"""Keeping PyTorch's exporters from talking: what they say to their own developers is no news to a user, or one line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
+
+from decomposable.errors import DecomposableError
 
 _TALKATIVE = ("torch", "torch.onnx", "onnxscript", "onnx_ir")
 
@@ -42,11 +44,8 @@ class _OtherThreads:
 
 def _with_handlers() -> list[str]:
     """The loggers below those that have handlers of their own: PyTorch gives some to each of its parts."""
-    return [
-        name
-        for name, logger in list(logging.root.manager.loggerDict.items())
-        if isinstance(logger, logging.Logger) and logger.handlers and name.partition(".")[0] in _TALKATIVE
-    ]
+    loggers = list(logging.root.manager.loggerDict.items())
+    return [name for name, one in loggers if getattr(one, "handlers", ()) and name.partition(".")[0] in _TALKATIVE]
 
 
 @contextmanager
@@ -66,3 +65,12 @@ def reason(error: BaseException) -> str:
         error = error.__cause__
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {line[:200]}" if line else type(error).__name__
+
+
+@contextmanager
+def refusing(kind: type[DecomposableError], text: str, allowed: str = "") -> Iterator[None]:
+    """Any failure of code of somebody else in one line: it comes in many types and words."""
+    try:
+        yield
+    except Exception as error:
+        raise kind(f"{text} ({reason(error)}){allowed}") from error

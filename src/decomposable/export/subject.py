@@ -15,7 +15,7 @@ from decomposable.core.tracing import Forward, call_with_first, on_device_of, ot
 from decomposable.errors import ExampleNeededError, InvalidArgumentError
 from decomposable.export.interface import Feeds, Interface
 from decomposable.export.program import ExportError, ready
-from decomposable.export.quiet import reason
+from decomposable.export.quiet import refusing
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.capture import Captured, Watch, first_captured
 from decomposable.network.decomposed import DecomposedNet
@@ -140,10 +140,8 @@ def _captured(module: nn.Module, batch: Any, forward: Forward) -> Captured:
     if forward is call_with_first:
         return first_captured(module, batch)
     watch = Watch(forward)
-    try:
+    with refusing(InvalidArgumentError, "example_input: forward= cannot run the network on it"):
         watch(module, batch)
-    except Exception as error:  # code of somebody else
-        raise InvalidArgumentError(f"example_input: forward= cannot run the network on it ({reason(error)})") from error
     return watch.captured(module)
 
 
