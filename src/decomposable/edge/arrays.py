@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from decomposable.edge.source import Source, Stored
-from decomposable.edge.wire import SMALL, Place
+from decomposable.edge.wire import Place
 from decomposable.fields import require
 
 Array = NDArray[Any]
@@ -27,8 +27,6 @@ _TYPES: dict[int, np.dtype[Any]] = {
     TensorProto.BOOL: np.dtype("?"),
 }
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
-INLINE_BYTES = SMALL
-"""Larger tensors are given to the runtime as memory, smaller ones in the model: shapes have to be there."""
 
 
 def type_name(code: int) -> str | None:

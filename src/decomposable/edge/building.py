@@ -19,10 +19,11 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
-from decomposable.edge.arrays import INLINE_BYTES, Array, header_of, tensor_of
+from decomposable.edge.arrays import Array, header_of, tensor_of
 from decomposable.edge.bundle import Bundle
 from decomposable.edge.graph import attribute, factor_names, merged_attributes
 from decomposable.edge.weights import LayerWeights, folded
+from decomposable.edge.wire import SMALL
 from decomposable.sizing.plans import RankPlan
 
 
@@ -108,7 +109,7 @@ class _Draft:
         weights = {}
         for name in sorted(taken & self.tensors.keys()):
             array = np.asarray(self.tensors[name], order="C")
-            is_large = array.nbytes > INLINE_BYTES
+            is_large = array.nbytes > SMALL  # else it stays in the model: shapes have to be there
             graph.initializer.append(header_of(name, array) if is_large else tensor_of(name, array))
             if is_large:
                 weights[name] = array

@@ -167,11 +167,6 @@ def check_geometry(node: NodeProto, kernel: Sequence[int], layer: str) -> None:
     require(is_right, f"layer '{layer:.60}': node '{node.name:.60}' has a geometry that cannot be")
 
 
-def _is_evaluating(norm: NodeProto) -> bool:
-    """Whether a batch normalisation uses the statistics that it is given, and adds a number to the variance."""
-    return not attribute(norm, "training_mode", 0) and 0 <= attribute(norm, "epsilon", 1e-5) < math.inf
-
-
 def find_foldable(wiring: Wiring, shapes: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
     """For every batch normalisation that directly follows a convolution or linear layer, the latter's node.
 
@@ -183,7 +178,11 @@ def find_foldable(wiring: Wiring, shapes: Mapping[str, tuple[int, ...]]) -> dict
         if node.op_type != "BatchNormalization" or len([name for name in node.output if name]) != 1:
             continue
         before = wiring.makers.get(node.input[0]) if len(node.input) == 5 else None
-        if before is None or not _is_evaluating(node):
+        if (
+            before is None
+            or attribute(node, "training_mode", 0)
+            or not 0 <= attribute(node, "epsilon", 1e-5) < math.inf
+        ):
             continue
         maker = wiring.nodes[before]
         is_layer = maker.op_type == "Conv" or (maker.op_type == "Gemm" and _is_plain(maker))

@@ -18,6 +18,7 @@ from decomposable.core.tracing import Forward
 from decomposable.errors import InvalidArgumentError
 from decomposable.export.checking import (
     Run,
+    Trials,
     as_numpy,
     check_tolerance,
     largest_difference,
@@ -25,6 +26,7 @@ from decomposable.export.checking import (
     require_close,
     rounding,
     torch_runner,
+    trials_of,
 )
 from decomposable.export.graph import require_onnx, to_onnx
 from decomposable.export.interface import Feeds, Interface, check_batch, interface_of
@@ -32,7 +34,6 @@ from decomposable.export.program import ExportError, output_names, tensors_of, t
 from decomposable.export.quiet import quiet, reason, refusing
 from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
-from decomposable.export.trials import Trials, trials_of
 from decomposable.files import replacing, write_atomically
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.request import SizeRequest
