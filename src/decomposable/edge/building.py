@@ -19,9 +19,10 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
-from decomposable.edge.arrays import Array, header_of, tensor_of
 from decomposable.edge.bundle import Bundle
+from decomposable.edge.container import header_of, tensor_of
 from decomposable.edge.graph import attribute, factor_names, merged_attributes
+from decomposable.edge.source import Array
 from decomposable.edge.weights import LayerWeights, folded
 from decomposable.edge.wire import SMALL
 from decomposable.sizing.plans import RankPlan

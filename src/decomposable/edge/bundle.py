@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from decomposable.edge.arrays import Array, in_memory, type_name
-from decomposable.edge.container import Unsealed, unseal
+from decomposable.edge.container import Unsealed, type_name, unseal
 from decomposable.edge.graph import Use, Wiring, check_geometry, factor_names, find_foldable, find_uses
-from decomposable.edge.source import Stored
+from decomposable.edge.source import Array, Stored, in_memory
 from decomposable.edge.weights import LayerWeights, Statistics
 from decomposable.errors import ArtifactError
 from decomposable.fields import MOST, Damaged, Fields, require
@@ -42,33 +41,22 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bundle:
-    """A network at every size, as a device has it.
-
-    Attributes:
-        model: the ONNX model without its weights.
-        wiring: which nodes take which values.
-        tensors: the weights that are no factors, by name.
-        uses: where the graph has each layer; nowhere if only training uses it.
-        foldable: for every batch normalisation that can be folded, the node that takes it in.
-        lacks_statistics: whether batch normalisation has those of the full network at every size.
-        lengths: how long the axes that vary besides the batch were in the example input, by name.
-        info: what the network's file said besides, such as measured accuracies.
-    """
+    """A network at every size, as a device has it."""
 
     path: Path
-    model: onnx.ModelProto
+    model: onnx.ModelProto  # without its weights
     wiring: Wiring
-    tensors: Mapping[str, Array]
+    tensors: Mapping[str, Array]  # the weights that are no factors
     layers: tuple[LayerWeights, ...]
-    uses: Mapping[str, tuple[Use, ...]]
-    foldable: Mapping[int, int]
+    uses: Mapping[str, tuple[Use, ...]]  # where the graph has each layer; nowhere if only training uses it
+    foldable: Mapping[int, int]  # for every batch normalisation that can be folded, the node that takes it in
     selector: RankSelector
     statistics: Statistics | None
-    lacks_statistics: bool
+    lacks_statistics: bool  # whether batch normalisation has those of the full network at every size
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    lengths: Mapping[str, int]
-    info: Mapping[str, Any]
+    lengths: Mapping[str, int]  # of the axes that vary besides the batch, in the example input
+    info: Mapping[str, Any]  # what the network's file said besides, such as measured accuracies
 
 
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:

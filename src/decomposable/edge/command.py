@@ -27,10 +27,10 @@ from decomposable.console import (
     showing_warnings,
     threads,
 )
-from decomposable.edge.arrays import Array
 from decomposable.edge.bundle import read_bundle
 from decomposable.edge.npy import read_arrays
 from decomposable.edge.session import AnySizeSession, usual_plans
+from decomposable.edge.source import Array
 from decomposable.errors import InvalidArgumentError
 from decomposable.files import replacing
 from decomposable.notes import measured_sizes

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from decomposable.checks import check_count
-from decomposable.edge.arrays import Array
 from decomposable.edge.bundle import Port
+from decomposable.edge.source import Array
 from decomposable.errors import InvalidArgumentError
 
 

@@ -175,20 +175,16 @@ def find_foldable(wiring: Wiring, shapes: Mapping[str, tuple[int, ...]]) -> dict
     """
     found = {}
     for i, node in enumerate(wiring.nodes):
-        if node.op_type != "BatchNormalization" or len([name for name in node.output if name]) != 1:
+        is_norm = node.op_type == "BatchNormalization" and len(node.input) == 5 and sum(map(bool, node.output)) == 1
+        before = wiring.makers.get(node.input[0]) if is_norm else None
+        if before is None or attribute(node, "training_mode", 0):
             continue
-        before = wiring.makers.get(node.input[0]) if len(node.input) == 5 else None
-        if (
-            before is None
-            or attribute(node, "training_mode", 0)
-            or not 0 <= attribute(node, "epsilon", 1e-5) < math.inf
-        ):
-            continue
+        has_number = 0 <= attribute(node, "epsilon", 1e-5) < math.inf
         maker = wiring.nodes[before]
         is_layer = maker.op_type == "Conv" or (maker.op_type == "Gemm" and _is_plain(maker))
         outputs = shapes.get(maker.input[1], ())[:1] if len(maker.input) > 1 else ()
         per_output = [*node.input[1:], *(name for name in maker.input[2:] if name)]
         is_layer = is_layer and bool(outputs) and all(shapes.get(name) == outputs for name in per_output)
-        if is_layer and len(maker.output) == 1 and wiring.only_taker(node.input[0]) == (i, 0):
+        if is_layer and has_number and len(maker.output) == 1 and wiring.only_taker(node.input[0]) == (i, 0):
             found[i] = before
     return found

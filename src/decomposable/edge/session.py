@@ -23,11 +23,11 @@ from weakref import WeakSet
 import numpy as np
 
 from decomposable.checks import check_count, is_number
-from decomposable.edge.arrays import Array
 from decomposable.edge.building import build
 from decomposable.edge.bundle import Bundle, Port, read_bundle
 from decomposable.edge.feeding import example, feeds_of, refusing
 from decomposable.edge.onnx_runtime import RuntimeOptions, onnx_runtime
+from decomposable.edge.source import Array
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.locks import ForkLock
 from decomposable.sizing.interpolation import NOT_CALIBRATED

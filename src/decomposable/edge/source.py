@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from decomposable.errors import ArtifactError
 from decomposable.fields import require
 
+Array = NDArray[Any]
 BLOCK = 1 << 18  # bytes that are read and checked as one
 
 
@@ -103,7 +104,7 @@ class Stored:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, key: Any) -> NDArray[Any]:
+    def __getitem__(self, key: Any) -> Array:
         match key:
             case int():
                 return self._rows(range(len(self))[key], 1)[0]
@@ -113,14 +114,14 @@ class Stored:
                 return self._columns(len(range(self.shape[1])[key[1]]))
         raise TypeError(f"[{key}]: only [i], [:n] and [:, :n] are read from a file")
 
-    def all(self) -> NDArray[Any]:
+    def all(self) -> Array:
         """The whole array."""
         return self._read(0, self.shape)
 
-    def _rows(self, first: int, count: int) -> NDArray[Any]:
+    def _rows(self, first: int, count: int) -> Array:
         return self._read(first * self._row, (count, *self.shape[1:]))
 
-    def _columns(self, count: int) -> NDArray[Any]:
+    def _columns(self, count: int) -> Array:
         """The first of the second axis, some rows at a time: what is not wanted does not stay in memory."""
         values = np.empty((self.shape[0], count, *self.shape[2:]), self.dtype)
         at_once = max(1, BLOCK // max(1, self._row))
@@ -133,9 +134,14 @@ class Stored:
         values.flags.writeable = False
         return values
 
-    def _read(self, offset: int, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _read(self, offset: int, shape: tuple[int, ...]) -> Array:
         values = np.empty(shape, self.dtype)
         if values.size:
             self._source.read_into(self._begin + offset, values.reshape(-1).view(np.uint8).data)
         values.flags.writeable = False
         return values
+
+
+def in_memory(array: Array | Stored) -> Array:
+    """All values of an array."""
+    return array.all() if isinstance(array, Stored) else array

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from decomposable.edge.arrays import Array
-from decomposable.edge.source import Stored
+from decomposable.edge.source import Array, Stored
 from decomposable.locks import ForkLock
 from decomposable.sizing.cost import LayerShape
 from decomposable.sizing.interpolation import CalibratedSizes

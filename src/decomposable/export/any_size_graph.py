@@ -94,7 +94,7 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     """Give the factors and statistics their names, and lay all values out as plain bytes."""
     from onnx import numpy_helper
 
-    from decomposable.edge.arrays import tensor_of, type_name
+    from decomposable.edge.container import tensor_of, type_name
 
     present: dict[str, Any] = {}
     made = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}

@@ -133,19 +133,12 @@ def as_numpy(tensor: Tensor) -> NDArray[np.generic]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trials:
-    """What a file is tried with.
+    """What a file is tried with."""
 
-    Attributes:
-        example: the example batch itself; None where none is known.
-        batches: others, of other sizes, rows and lengths.
-        lengths: the lengths of each axis that varies.
-        unvaried: inputs of which PyTorch runs no other values than those of the example.
-    """
-
-    example: Feeds | None
-    batches: tuple[Feeds, ...]
-    lengths: Mapping[str, tuple[int, ...]]
-    unvaried: tuple[str, ...]
+    example: Feeds | None  # the example batch itself, where it is known
+    batches: tuple[Feeds, ...]  # others, of other sizes, rows and lengths
+    lengths: Mapping[str, tuple[int, ...]]  # of each axis that varies
+    unvaried: tuple[str, ...]  # inputs of which PyTorch runs no other values than those of the example
 
     @property
     def all(self) -> tuple[Feeds, ...]:

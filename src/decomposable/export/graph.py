@@ -134,11 +134,10 @@ def _rename_values(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
 def _rename_axes(graph: onnx.GraphProto, interface: Interface, symbols: Mapping[str, Sequence[str]]) -> None:
     """Call the axes that vary by their names, as in ``2*batch``; the exporter's are numbers of its own."""
     names = {symbol: axis for axis, found in symbols.items() for symbol in found if symbol.isidentifier()}
-    pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b") if names else None
     for value in (*graph.input, *graph.output):
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param and pattern is not None:
-                dim.dim_param = pattern.sub(lambda match: names[match[0]], dim.dim_param)
+            if dim.dim_param:
+                dim.dim_param = re.sub(r"\w+", lambda match: names.get(match[0], match[0]), dim.dim_param)
     ports = {value.name: value for value in graph.input}
     for axis, places in interface.places().items():
         for name, at in places if axis != BATCH or interface.batch is None else ():

@@ -36,19 +36,12 @@ MOST_BATCH, MOST_NUMBERS = 1 << 16, 1 << 27
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """What a file takes.
+    """What a file takes."""
 
-    Attributes:
-        call: how the network is called.
-        axes: the axes that vary besides the batch.
-        batch: the one size of the batch, where it does not vary.
-        left_out: inputs of the network that do not change what it gives; the file has not got them.
-    """
-
-    call: Call
+    call: Call  # how the network is called
     axes: Axes = field(default_factory=dict)
-    batch: int | None = None
-    left_out: tuple[str, ...] = ()
+    batch: int | None = None  # the one size of the batch, where it does not vary
+    left_out: tuple[str, ...] = ()  # inputs that do not change what the network gives; the file has not got them
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -28,21 +28,16 @@ _OF_SIZED = ("macs", "params")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A module that is `ready`, its counts, and what it takes.
-
-    Attributes:
-        ranks: of every decomposed layer; None for a network that is not decomposed.
-        rows: samples to try it with, by name of the input; None where made-up ones have to do.
-    """
+    """A module that is `ready`, its counts, and what it takes."""
 
     module: nn.Module
     macs: int | None
     params: int
     full_macs: int | None
     full_params: int
-    ranks: Mapping[str, int] | None
+    ranks: Mapping[str, int] | None  # None for a network that is not decomposed
     call: Call
-    rows: Feeds | None
+    rows: Feeds | None  # samples to try it with; None where made-up ones have to do
 
 
 def subject_of(
