@@ -78,7 +78,9 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
     wiring = Wiring(model.graph)
     selector, statistics = _read_sizes(top, layers, tensors, found.arrays)
     shapes = {name: array.shape for name, array in found.weights.items()}
-    inputs, outputs = (tuple(_port(v) for v in values) for values in (model.graph.input, model.graph.output))
+    values = top.mapping("values") if top.has("values") else {}
+    inputs = tuple(_port(value, values.get(value.name)) for value in model.graph.input)
+    outputs = tuple(_port(value, None) for value in model.graph.output)
     require(bool(inputs) and bool(outputs), "it has no input or no output")
     made = {*wiring.makers, *(port.name for port in inputs)}
     require(not shapes.keys() & made, "a weight is an input, or a node makes it")
@@ -94,7 +96,7 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
         selector=selector,
         statistics=statistics,
         lacks_statistics=top.has("lacks_statistics") and top.flag("lacks_statistics"),
-        inputs=tuple(_with_values(port, top) for port in inputs),
+        inputs=inputs,
         outputs=outputs,
         lengths=lengths,
         info=top.mapping("info"),
@@ -125,15 +127,6 @@ def _read_lengths(top: Fields) -> dict[str, int]:
     return {name: record.integer(name, 1, _MOST_INPUTS) for name in top.mapping("lengths")}
 
 
-def _with_values(port: Port, top: Fields) -> Port:
-    found = top.mapping("values").get(port.name) if top.has("values") else None
-    if found is None:
-        return port
-    is_right = isinstance(found, list) and len(found) == 2 and all(type(v) is int and -MOST < v < MOST for v in found)
-    require(is_right and found[0] <= found[1], f"the values of '{port.name:.60}' are {found!r:.60}")
-    return replace(port, values=(found[0], found[1]))
-
-
 def _read_weights(layer: LayerShape, record: Fields, tensors: dict[str, Array | Stored]) -> LayerWeights:
     """A layer with its factors, which are taken from the tensors."""
     if record.has("stored"):  # only training uses it: it counts, but its weights are not there
@@ -161,8 +154,8 @@ def _uses(wiring: Wiring, layer: LayerWeights) -> tuple[Use, ...]:
     return uses
 
 
-def _port(value: onnx.ValueInfoProto) -> Port:
-    """An input or output of the graph."""
+def _port(value: onnx.ValueInfoProto, values: Any) -> Port:
+    """An input or output of the graph, and the whole numbers that an input may be given, where the file says it."""
     kind = value.type.tensor_type
     dtype = type_name(kind.elem_type) if value.type.HasField("tensor_type") else None
     require(dtype is not None and kind.HasField("shape"), f"'{value.name:.60}' is no array of a known type")
@@ -173,4 +166,9 @@ def _port(value: onnx.ValueInfoProto) -> Port:
         shape.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?")
     known = math.prod(size for size in shape if isinstance(size, int))
     require(known <= _MOST_INPUTS, f"'{value.name:.60}' has the shape {shape!s:.80}")
-    return Port(name=value.name, shape=tuple(shape), dtype=dtype)
+    port = Port(name=value.name, shape=tuple(shape), dtype=dtype)
+    if values is None:
+        return port
+    is_pair = isinstance(values, list) and len(values) == 2 and all(type(v) is int and abs(v) < MOST for v in values)
+    require(is_pair and values[0] <= values[1], f"the values of '{value.name:.60}' are {values!r:.60}")
+    return replace(port, values=tuple(values))

@@ -218,10 +218,10 @@ def _other_lengths(module: nn.Module, interface: Interface, batch: Feeds, axis: 
     """The batch with an axis shorter and longer, as far as the module runs it."""
     found: dict[int, Feeds] = {}
     for other in (length + 3, length // 2, 2 * length, length - 1):
-        candidate = resized(batch, interface.axes, len(next(iter(batch.values()))), {axis: other}) if other > 1 else {}
-        is_new = len(found) < 2 and bool(candidate) and other != length
-        if is_new and _outputs(module, interface, candidate) is not None:
-            found[other] = candidate
+        if other > 1 and other != length and len(found) < 2:
+            candidate = resized(batch, interface.axes, len(next(iter(batch.values()))), {axis: other})
+            if _outputs(module, interface, candidate) is not None:
+                found[other] = candidate
     if not found:
         raise ExportError(
             f"export: the model runs no other '{axis}' than {length}; allowed: dynamic= without it, or another "

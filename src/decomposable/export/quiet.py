@@ -22,7 +22,9 @@ def quiet() -> Iterator[None]:
         stack.enter_context(redirect_stdout(_OtherThreads(sys.stdout)))
         stack.enter_context(redirect_stderr(_OtherThreads(sys.stderr)))
         warnings.simplefilter("ignore")
-        for name in (*_TALKATIVE, *_with_handlers()):
+        loggers = list(logging.root.manager.loggerDict.items())  # PyTorch gives handlers to each of its parts
+        parts = [name for name, one in loggers if getattr(one, "handlers", ()) and name.partition(".")[0] in _TALKATIVE]
+        for name in (*_TALKATIVE, *parts):
             stack.enter_context(_mute(logging.getLogger(name)))
         yield
 
@@ -40,12 +42,6 @@ class _OtherThreads:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _with_handlers() -> list[str]:
-    """The loggers below those that have handlers of their own: PyTorch gives some to each of its parts."""
-    loggers = list(logging.root.manager.loggerDict.items())
-    return [name for name, one in loggers if getattr(one, "handlers", ()) and name.partition(".")[0] in _TALKATIVE]
 
 
 @contextmanager
