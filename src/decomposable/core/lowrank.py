@@ -18,13 +18,7 @@ from decomposable.sizing.cost import two_factors_are_faster
 class LowRankLayer(nn.Module):
     """A layer of the low-rank network: two factors one after the other, or a dense W̃ = P Q where that is faster."""
 
-    def __init__(
-        self,
-        layer: Layer,
-        pair: TwoFactors,
-        factors: tuple[Tensor, Tensor] | None,
-        layout: Layout,
-    ) -> None:
+    def __init__(self, layer: Layer, pair: TwoFactors, factors: tuple[Tensor, Tensor] | None, layout: Layout) -> None:
         super().__init__()
         self._parameters["weight"] = layer.weight  # by the name that the model knows it
         self.name, self.bias = layer.name, pair.module.bias
