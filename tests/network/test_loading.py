@@ -23,8 +23,8 @@ from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
 from decomposable.fields import Damaged
 from decomposable.methods import Material
 from decomposable.methods.settings import Settings
+from decomposable.models import BUILDERS, rebuilt
 from decomposable.models.origin import built_by
-from decomposable.models.rebuilding import BUILDERS, rebuilt
 from decomposable.network import artifact
 from decomposable.network.file import container
 from decomposable.network.file.digests import Blocks

@@ -24,7 +24,8 @@ def noting(name: str, model: Model, **arguments: int | Sequence[int]) -> Model:
     >>> built_by(noting("resnet20", nn.Sequential(), num_classes=10))
     {'name': 'resnet20', 'arguments': {'num_classes': 10}}
     """
-    model.__dict__[_NOTE] = {"name": name, "arguments": {key: _plain(value) for key, value in arguments.items()}}
+    plain = {k: int(v) if isinstance(v, Integral) else [int(each) for each in v] for k, v in arguments.items()}  # type: ignore[union-attr]
+    model.__dict__[_NOTE] = {"name": name, "arguments": plain}
     return model
 
 
@@ -59,8 +60,3 @@ def is_patched(module: nn.Module) -> bool:
 def _is_changed(module: nn.Module) -> bool:
     """Whether neither torch nor this package made the module what it is."""
     return is_patched(module) or type(module).__module__.partition(".")[0] not in ("torch", "decomposable")
-
-
-def _plain(value: int | Sequence[int]) -> int | list[int]:
-    """As JSON knows it."""
-    return int(value) if isinstance(value, Integral) else [int(each) for each in value]  # type: ignore[union-attr]

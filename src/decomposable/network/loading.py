@@ -16,7 +16,7 @@ from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import InvalidArgumentError, ModelNeededError
 from decomposable.fields import Damaged, Fields
-from decomposable.models.rebuilding import BUILDERS, rebuilt
+from decomposable.models import BUILDERS, rebuilt
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import FLOATS, open_container
 from decomposable.network.file.contents import Artifact
