@@ -85,7 +85,12 @@ class LatencyProfile:
 
     def entry(self, *, runtime: str, batch: int | None = None, threads: int | None = None) -> Entry:
         """The one entry of this runtime, batch and number of threads; what is None may be anything."""
-        self._check_machine()
+        here = Machine.here()
+        if self.machine != here:
+            raise DecomposableError(
+                f"latency: it was measured on another machine ({one_line(self.machine, 150)}; this is {here}); "
+                f"{_MEASURE}, or use it all the same with profile.as_if_here()"
+            )
         if runtime not in RUNTIMES:
             raise InvalidArgumentError(f"runtime={runtime!r}; allowed: {', '.join(RUNTIMES)}")
         fits = [
@@ -108,14 +113,6 @@ class LatencyProfile:
     def as_if_here(self) -> LatencyProfile:
         """The same figures, taken for this machine's: where two machines differ in name only."""
         return replace(self, machine=Machine.here())
-
-    def _check_machine(self) -> None:
-        here = Machine.here()
-        if self.machine != here:
-            raise DecomposableError(
-                f"latency: it was measured on another machine ({one_line(self.machine, 150)}; this is {here}); "
-                f"{_MEASURE}, or use it all the same with profile.as_if_here()"
-            )
 
     def check_network(self, selector: RankSelector) -> None:
         """Refuse to be used for another network than the one that was measured."""
