@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from decomposable.core.layers import Layer
-from decomposable.core.undisturbed import remembered
+from decomposable.core.tree import remembered
 
 
 class Layout:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from decomposable.core.layers import CONVOLUTIONS, Layer
-from decomposable.core.tree import plain_name
-from decomposable.core.undisturbed import evaluating
+from decomposable.core.tree import evaluating, plain_name
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.cost import LayerCost, LayerShape, dense_size, factor_sizes
 
