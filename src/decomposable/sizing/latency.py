@@ -93,11 +93,8 @@ class LatencyProfile:
             )
         if runtime not in RUNTIMES:
             raise InvalidArgumentError(f"runtime={runtime!r}; allowed: {', '.join(RUNTIMES)}")
-        fits = [
-            entry
-            for entry in self.entries
-            if entry.runtime == runtime and batch in (None, entry.batch) and threads in (None, entry.threads)
-        ]
+        fits = [e for e in self.entries if e.runtime == runtime and batch in (None, e.batch)]
+        fits = [e for e in fits if threads in (None, e.threads)]
         if len(fits) == 1:
             return fits[0]
         there = "; ".join(map(str, fits or self.entries)) or "nothing"
@@ -169,17 +166,14 @@ class LatencyProfile:
             warnings.warn(f"{file}: it was damaged ({damage}); it now holds the new measurement alone", stacklevel=2)
 
     @staticmethod
-    def check_place(path: str | os.PathLike[str]) -> Stored | None:
-        """Refuse a path where `save` would fail or destroy something else; to be asked before a long measurement.
-
-        What the file holds so far comes back, if there is one that is not damaged.
-        """
+    def check_place(path: str | os.PathLike[str]) -> None:
+        """Refuse a path where `save` would fail or destroy something else; to be asked before a long measurement."""
         file = Path(path)
         if file.is_dir():
             raise InvalidArgumentError(f"{file}: it is a folder; allowed: the name of a file")
         if not file.parent.is_dir():
             raise InvalidArgumentError(f"{file}: there is no folder {file.parent}; allowed: one that exists")
-        return _found(file)[0]
+        _found(file)
 
 
 def _found(file: Path) -> tuple[Stored | None, Damaged | None]:
@@ -231,7 +225,9 @@ def choose_timed(
     if known is None:
         raise InvalidArgumentError(f"{asked}: there is no latency profile of this network; {_MEASURE}")
     known.check_network(selector)
-    entry = _entry_for(known, runtime, request.batch, threads)
+    batches = [entry.batch for entry in known.entries if (entry.runtime, entry.threads) == (runtime, threads)]
+    batch = min(batches) if request.batch is None and batches else request.batch
+    entry = known.entry(runtime=runtime, batch=batch, threads=threads)
     if align == "measured":
         best = known.alignment(runtime=runtime, batch=entry.batch, threads=entry.threads)
         if latency_ms is None:
@@ -243,12 +239,6 @@ def choose_timed(
         )
     size = {selector.measure: entry.size_for(latency_ms)}
     return choose_calibrated(selector, calibrated, SizeRequest(**size, align=entry.align))  # type: ignore[arg-type]
-
-
-def _entry_for(profile: LatencyProfile, runtime: str, batch: int | None, threads: int) -> Entry:
-    batches = [entry.batch for entry in profile.entries if (entry.runtime, entry.threads) == (runtime, threads)]
-    smallest = min(batches) if batch is None and batches else batch
-    return profile.entry(runtime=runtime, batch=smallest, threads=threads)
 
 
 def fingerprint(selector: RankSelector) -> str:
