@@ -32,7 +32,7 @@ from decomposable.network.file.header import DTYPES, parse_header, read_header
 from decomposable.recipes import BUILT_IN, cross_entropy, find, make_task
 from decomposable.sizing.interpolation import choose_calibrated
 from decomposable.sizing.latency import Entry, LatencyProfile, TimedSize
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import SizeRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)"),

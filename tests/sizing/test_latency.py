@@ -20,9 +20,9 @@ from decomposable.errors import ArtifactError, BudgetError, DecomposableError, I
 from decomposable.machine import Machine, check_threads
 from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.latency import Entry, LatencyProfile, TimedSize, choose_timed, fingerprint, timed_now
+from decomposable.sizing.plans import SizeRequest
 from decomposable.sizing.profiles import Sample
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.sweep import WARM_UP, interleaved
 
 few = settings(deadline=None, derandomize=True, max_examples=80)

@@ -23,21 +23,11 @@ from decomposable.errors import NonFiniteError
 RHO_MAX = 0.99**0.5
 """δ: the ratio ρ = σ_k/σ_i of a cut-off to a kept singular value is clipped here, so that 1/(1 − ρ²) ≤ 100."""
 
-_GRAM_FLOOR = 1e-5
-"""Below this part of σ_max the Gram matrix no longer tells left vectors apart (ε₆₄/1e-5² ≈ 2e-6): orthonormalise."""
-
-_BLOCK = 192
-"""Columns of the Gram matrix that are computed together, from the diagonal down."""
-
-_WELL_CONDITIONED = 0.03**2
-"""Above this ratio of the smallest to the largest eigenvalue, Wv/σ in float32 is orthonormal to about 1e-6."""
-
-_ZERO = torch.finfo(torch.float32).eps
-"""A singular value below this part of σ_max is zero to the rounding of a float32 weight, or to that of the Gram matrix
-of a float64 one."""
-
-_SMALL = 64
-"""Gram matrices up to this size are solved in one batched call on the CPU too; a thread each would not pay."""
+_GRAM_FLOOR = 1e-5  # of σ_max: below, the Gram matrix no longer tells left vectors apart (ε₆₄/1e-5² ≈ 2e-6)
+_BLOCK = 192  # columns of the Gram matrix that are computed together, from the diagonal down
+_WELL_CONDITIONED = 0.03**2  # of the largest eigenvalue: if all are above, Wv/σ in float32 is orthonormal to about 1e-6
+_ZERO = torch.finfo(torch.float32).eps  # of σ_max: the rounding of a float32 weight, or of a float64 one's Gram matrix
+_SMALL = 64  # Gram matrices up to this size are solved in one batched call on the CPU too; a thread each would not pay
 
 
 class SVD(NamedTuple):

@@ -29,9 +29,8 @@ from decomposable.errors import ArtifactError, DecomposableError
 from decomposable.locks import ForkLock
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile, choose_timed
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.request import SizeRequest
 from decomposable.text import one_line
 
 ort = onnx_runtime()

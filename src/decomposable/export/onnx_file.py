@@ -27,8 +27,7 @@ from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
 from decomposable.export.trials import Trials, trials_of
 from decomposable.files import write_atomically
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import RankPlan, SizeRequest
 
 if TYPE_CHECKING:
     import onnx

@@ -29,7 +29,7 @@ from decomposable.export.report import ExportReport
 from decomposable.export.subject import subject_of
 from decomposable.export.trials import trials_of
 from decomposable.files import replacing
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import SizeRequest
 
 
 def export_torch(

@@ -23,7 +23,7 @@ from decomposable.network.file.contents import Artifact
 from decomposable.network.file.parsing import Size, kind_of, naming, read_built_by, size_from
 from decomposable.network.file.shrinking import read_network
 from decomposable.network.file.skeleton import Skeleton, join
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import SizeRequest
 from decomposable.text import one_line
 
 

@@ -13,12 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TWO_LAYER_LOSS = 1.15
-"""How much slower a multiply-accumulate is in the two thin layers than in the dense one."""
-
-TRAFFIC = 64
-"""Multiply-accumulates that a machine does in the time it moves one activation to or from memory, forward and backward
-together. Both constants were fitted to what `benchmarks/break_even.py` measured on a CPU."""
+# Fitted to what `benchmarks/break_even.py` measured on a CPU.
+TWO_LAYER_LOSS = 1.15  # how much slower a multiply-accumulate is in the two thin layers than in the dense one
+TRAFFIC = (
+    64  # multiply-accumulates in the time that it takes to move one activation from or to memory, and its gradient
+)
 
 
 @dataclass(frozen=True, kw_only=True)

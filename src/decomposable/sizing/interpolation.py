@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest, absolute_budget
 from decomposable.sizing.ranks import Measure, RankSelector
-from decomposable.sizing.request import SizeRequest, absolute_budget
 from decomposable.sizing.rounding import AUTO_PERCENT, AUTO_WIDE
 
 _ROUNDING = 1e-9  # distances that are closer to each other than this may be the same

@@ -21,17 +21,15 @@ from decomposable.files import write_atomically
 from decomposable.locks import changing
 from decomposable.machine import Machine
 from decomposable.sizing.interpolation import CalibratedSizes, choose_calibrated
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.profiles import RUNTIMES, Entry, Newer, Stored, TimedSize, timed_now
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import Align
 from decomposable.text import one_line
 
 __all__ = ["RUNTIMES", "Entry", "LatencyProfile", "TimedSize", "choose_timed", "fingerprint", "timed_now"]
 
-ENDING = ".latency.json"
-"""A file with such a name is a profile: where it is damaged, the next measurement takes its place."""
+ENDING = ".latency.json"  # such a file is a profile: where it is damaged, the next measurement takes its place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,8 +31,7 @@ from decomposable.sizing.rounding import Align, described
 
 FORMAT = 1
 RUNTIMES = ("torch", "onnxruntime")
-MOST = 1 << 53
-"""Of a number in a file: readers of JSON keep whole numbers up to here."""
+MOST = 1 << 53  # of a number in a file: readers of JSON keep whole numbers up to here
 MOST_BYTES = 1_000_000  # of a file that is read
 
 

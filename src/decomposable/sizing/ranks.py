@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from decomposable.checks import check_count, check_ratio, is_integer
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.sizing.cost import LayerCost, LeftAlone
-from decomposable.sizing.plans import FrozenDict, RankPlan
-from decomposable.sizing.request import SizeRequest, absolute_budget
+from decomposable.sizing.plans import FrozenDict, RankPlan, SizeRequest, absolute_budget
 from decomposable.sizing.rounding import Align, Ints, check_align, rounded_ranks
 
 Measure = Literal["macs", "params"]

@@ -21,9 +21,7 @@ from decomposable.sizing.interpolation import CalibratedSizes
 from decomposable.sizing.ranks import Ints, RankSelector
 from decomposable.text import one_line
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-"""The types that networks compute with."""
-
+FLOATS = ("float64", "float32", "float16", "bfloat16")  # the types that networks compute with
 _MOST_BASES = 1 << 26  # bases that are gone are only claimed, and tables are made for all
 _MOST_EXTENT = 1 << 31
 _MOST_ALIGNMENTS = 1000

@@ -23,10 +23,9 @@ from decomposable.network.file.skeleton import StoredLayer, join
 from decomposable.network.parts import sliced, truncated
 from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.latency import LatencyProfile, choose_timed
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.record import NETWORK_FILE
-from decomposable.sizing.request import SizeRequest
 
 
 @torch.no_grad()
