@@ -47,11 +47,7 @@ def form_for(shape: Sequence[int], form: Form) -> Form:
 
 
 def matrix_shape(shape: Sequence[int], form: Form) -> tuple[int, int]:
-    """(M, N) of a weight of this shape, without making the matrix.
-
-    >>> matrix_shape((8, 4, 3, 5), "channel"), matrix_shape((8, 4, 3, 5), "spatial"), matrix_shape((10, 64), "channel")
-    ((60, 8), (20, 24), (64, 10))
-    """
+    """(M, N) of a weight of this shape, without making the matrix."""
     return factor_sizes(shape, form)  # a row or column of the matrix is a basis' part of a factor
 
 

@@ -161,15 +161,10 @@ def _side_by_side(tasks: Sequence[Callable[[], None]], threads: int) -> None:
         for task in tasks:
             task()
         return
-
-    def run(task: Callable[[], None]) -> None:
-        with torch.no_grad():  # grad mode belongs to a thread
-            task()
-
     allowed = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for future in [pool.submit(run, task) for task in tasks]:
+            for future in [pool.submit(torch.no_grad()(task)) for task in tasks]:  # grad mode belongs to a thread
                 future.result()
     finally:
         torch.set_num_threads(allowed)  # the workers' setting is also the default of threads yet to come
@@ -197,11 +192,8 @@ def truncate(w_MN: Tensor, decomposition: SVD, rank: int) -> tuple[Tensor, Tenso
     layer that applies one after the other, ∂L/∂P = G V_r S_r and ∂L/∂Q = U_rᵀ G with G = ∂L/∂W̃, and that is all of G
     that the gradient depends on.
 
-    Bases with σ = 0 (to rounding) are left out whatever `rank` says. They add nothing to W̃, and there is no gradient to
-    be had from them: at a W of rank q < r the map W → W̃ has a linear part, the projection of the gradient onto the
-    tangent space of the matrices of rank q, which is the formula below at rank q; the rest is not linear in the
-    perturbation, and which null vectors an SVD returns is arbitrary. So the gradient stays finite, continuous in scale
-    and independent of that choice.
+    Bases with σ = 0 (to rounding) are left out whatever `rank` says: they add nothing to W̃, and which null vectors an
+    SVD returns is arbitrary, so that no gradient is to be had from them (docs/method.md derives what is).
 
     >>> w = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     >>> p, q = truncate(w, svd({"w": w})["w"], rank=2)

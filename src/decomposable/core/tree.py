@@ -131,19 +131,15 @@ def clone_buffers_(root: nn.Module) -> None:
 
 
 def own_parameters_(root: nn.Module) -> None:
-    """Give the tree parameter objects of its own, of the same values: `_apply` changes them in place.
-
-    A parameter held twice stays one parameter.
-    """
+    """Give the tree parameters of its own, of equal values: `_apply` changes them in place; one held twice is one."""
     twins: dict[nn.Parameter, nn.Parameter] = {}
     for module in root.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                twin = twins.get(parameter)
-                if twin is None:
-                    twin = twins[parameter] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-                    twin.__dict__.update(parameter.__dict__)
-                module._parameters[name] = twin
+                if parameter not in twins:
+                    twins[parameter] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+                    twins[parameter].__dict__.update(parameter.__dict__)
+                module._parameters[name] = twins[parameter]
 
 
 def deep_copy(root: nn.Module) -> nn.Module:

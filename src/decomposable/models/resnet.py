@@ -34,9 +34,6 @@ def resnet56(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     """Build the CIFAR ResNet-56: 16-32-64 channels, shortcuts without parameters.
 
     With 3 channels and 10 classes: 853,018 parameters, 125,485,696 MACs at 32 x 32.
-
-    >>> sum(p.numel() for p in resnet56().parameters())
-    853018
     """
     return _cifar_resnet("resnet56", (9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
 
@@ -45,11 +42,6 @@ def resnet34(num_classes: int = 100, in_channels: int = 3) -> nn.Sequential:
     """Build the CIFAR ResNet-34: 64-128-256-512 channels, 3x3 stem, no max-pool, 1x1 projection shortcuts.
 
     With 3 channels and 100 classes: 21,328,292 parameters, 1,159,448,576 MACs at 32 x 32.
-
-    >>> import torch
-    >>> with torch.device("meta"):  # counts only: no memory, no random numbers
-    ...     sum(p.numel() for p in resnet34().parameters())
-    21328292
     """
     return _cifar_resnet("resnet34", (3, 4, 6, 3), (64, 128, 256, 512), _projected_block, num_classes, in_channels)
 
@@ -58,11 +50,6 @@ def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Sequential:
     """Build the ImageNet ResNet-50, with torchvision's names and its stride in the 3x3 convolution.
 
     With 3 channels and 1000 classes: 25,557,032 parameters, 4,089,184,256 MACs at 224 x 224.
-
-    >>> import torch
-    >>> with torch.device("meta"):  # counts only: no memory, no random numbers
-    ...     sum(p.numel() for p in resnet50().parameters())
-    25557032
     """
     modules: OrderedDict[str, nn.Module] = OrderedDict()
     modules["conv1"] = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)

@@ -52,20 +52,13 @@ def vgg15(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     modules["fc1_relu"] = nn.ReLU()
     modules["fc2_drop"] = nn.Dropout(0.5)
     modules["fc2"] = nn.Linear(HIDDEN, num_classes)
-    model = nn.Sequential(modules)
-    _initialise_(model)
-    return noting("vgg15", model, num_classes=num_classes, in_channels=in_channels)
-
-
-def _initialise_(model: nn.Module) -> None:
-    """Weights from a truncated normal of variance 2 / fan-in, biases 0; BN as torch makes it (1 and 0)."""
-    for module in model.modules():
+    for module in modules.values():  # variance 2 / fan-in; batch norm is as torch makes it (1 and 0)
         if isinstance(module, nn.Conv2d | nn.Linear):
-            fan_in = module.weight[0].numel()
-            std = math.sqrt(2 / fan_in) / _TRUNCATED_STD
+            std = math.sqrt(2 / module.weight[0].numel()) / _TRUNCATED_STD
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    return noting("vgg15", nn.Sequential(modules), num_classes=num_classes, in_channels=in_channels)
 
 
 def small_cnn(

@@ -154,7 +154,7 @@ class LatencyProfile:
         with changing(file):  # what another process writes between reading and writing would be lost
             found, damage = _found(file)
             older = found or Stored(self.network, {})
-            content = older.with_newer(Stored(self.network, {self.machine: self.entries})).to_json()
+            content = older.with_newer(self.network, self.machine, self.entries).to_json()
             try:
                 Stored.from_json(content)
             except Damaged as error:

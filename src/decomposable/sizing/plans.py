@@ -45,20 +45,14 @@ class SizeRequest:
 
     def way(self) -> tuple[str, Any]:
         """By which argument the size is given, and its value; refused where that is not exactly one."""
-        ways = {name: value for name, value in self.given().items() if name in _BUDGETS}
-        if self.latency_ms is not None:
-            if ways:
-                raise InvalidArgumentError(
-                    f"a size is given by exactly one of {', '.join(_BUDGETS)} or latency_ms; got {', '.join(ways)} and "
-                    "latency_ms"
-                )
-            return "latency_ms", self.latency_ms
-        if len(ways) != 1:
-            raise InvalidArgumentError(
-                f"a size is given by exactly one of {', '.join(_BUDGETS[:-1])} or {_BUDGETS[-1]}; got "
-                f"{', '.join(ways) or 'none'}"
-            )
-        return next(iter(ways.items()))
+        names = _BUDGETS if self.latency_ms is None else (*_BUDGETS, "latency_ms")
+        ways = {name: value for name, value in self.given().items() if name in names}
+        if len(ways) == 1:
+            return next(iter(ways.items()))
+        got = ", ".join(name for name in ways if name in _BUDGETS) or "none"
+        time = "" if self.latency_ms is None else " and latency_ms"
+        either = f"{', '.join(names[:-1])} or {names[-1]}"
+        raise InvalidArgumentError(f"a size is given by exactly one of {either}; got {got}{time}")
 
 
 def absolute_budget(option: str, value: float, total: int) -> int:

@@ -91,22 +91,15 @@ class TimedSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What was measured with one runtime, batch and number of threads.
-
-    Attributes:
-        sizes: what was measured, smallest first; the last one is the original network where that was measured.
-        align: what the ranks of these sizes were rounded to, or "auto"; 1 is no rounding.
-        trials: the alignments that were tried and their times relative to no rounding, where they were.
-        measured: when.
-    """
+    """What was measured with one runtime, batch and number of threads."""
 
     runtime: str
     batch: int
     threads: int
-    sizes: tuple[TimedSize, ...]
-    align: Align = 1
-    trials: tuple[tuple[Align, float], ...] = ()
-    measured: str = ""
+    sizes: tuple[TimedSize, ...]  # smallest first; the last one is the original network where that was measured
+    align: Align = 1  # what the ranks of these sizes were rounded to, or "auto"; 1 is no rounding
+    trials: tuple[tuple[Align, float], ...] = ()  # alignments and their times relative to no rounding, where tried
+    measured: str = ""  # when
 
     @property
     def setting(self) -> tuple[str, int, int]:
@@ -168,15 +161,12 @@ class Stored:
             return here
         return max(self.machines, key=lambda machine: max((e.measured for e in self.machines[machine]), default=""))
 
-    def with_newer(self, newer: Stored) -> Stored:
-        """What others measured since; of another network nothing is kept, of the same setting only the newer one."""
-        if newer.network != self.network:
-            return newer
-        machines = dict(self.machines)
-        for machine, entries in newer.machines.items():
-            by_setting = {entry.setting: entry for entry in (*machines.get(machine, ()), *entries)}
-            machines[machine] = tuple(by_setting[setting] for setting in sorted(by_setting))
-        return Stored(self.network, machines)
+    def with_newer(self, network: str, machine: Machine, entries: tuple[Entry, ...]) -> Stored:
+        """With newer entries; of another network nothing is kept, of the same setting only the newer one."""
+        if network != self.network:
+            return Stored(network, {machine: entries})
+        by_setting = {entry.setting: entry for entry in (*self.machines.get(machine, ()), *entries)}
+        return Stored(network, {**self.machines, machine: tuple(by_setting[each] for each in sorted(by_setting))})
 
     def to_json(self) -> bytes:
         """The content of a file."""

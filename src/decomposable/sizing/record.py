@@ -29,18 +29,11 @@ _MOST_ALIGNMENTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What differs between the kinds of file.
+    """What differs between the kinds of file."""
 
-    Attributes:
-        scores: the array of all layers' scores, end to end; None where each layer has one, ``scores/<its name>``.
-        original: how the names of the arrays with the original's mean and variance begin.
-        states_channels: whether the description says how many channels the normalisation layers have, because the file
-            need not have their buffers.
-    """
-
-    scores: str | None
-    original: str
-    states_channels: bool
+    scores: str | None  # the array of all layers' scores, end to end; None where each layer has one, scores/<its name>
+    original: str  # how the names of the arrays with the original's mean and variance begin
+    states_channels: bool  # of the normalisation layers: where the file need not have their buffers
 
 
 NETWORK_FILE = Layout(scores=None, original="statistics/original_", states_channels=False)

@@ -19,10 +19,7 @@ from decomposable.sizing.rounding import Align
 
 SIZES = (0.95, 0.85, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)  # besides the original, as far as the network can be so small
 ALIGNMENTS: tuple[Align, ...] = (1, "auto", 4, 8, 16, 32)  # that are tried; those that move ranks least come first
-TRIALS = (
-    0.5,
-    0.25,
-)  # sizes that alignments are tried at; where others are given, the smallest and the largest of those
+TRIALS = (0.5, 0.25)  # where alignments are tried; of sizes that are given, it is the smallest and the largest
 TIE = 1.01  # times that differ by less than this factor are equal: the alignment that moves ranks less is taken
 WARM_UP = 2  # calls of every function that do not count: the first ones choose kernels and take memory
 
