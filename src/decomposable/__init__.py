@@ -19,7 +19,7 @@ _HOME = {
     "RankPlan": "sizing.plans",
     "Settings": "methods.settings",
     "Task": "recipes",
-    "Taylor": "core.taylor",
+    "Taylor": "core.factors",
     "SizedNet": "network.sized",
     "compare": "comparison",
     "decompose": "network.decompose",
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from decomposable import models as models
     from decomposable import recipes as recipes
     from decomposable.comparison import compare as compare
+    from decomposable.core.factors import Taylor as Taylor
     from decomposable.core.joint import JointObjective as JointObjective
     from decomposable.core.joint import Losses as Losses
-    from decomposable.core.taylor import Taylor as Taylor
     from decomposable.errors import ArtifactError as ArtifactError
     from decomposable.errors import DecomposableError as DecomposableError
     from decomposable.export.any_size import export_any_size as export_any_size

@@ -26,8 +26,7 @@ from decomposable.core.bases import KeptBases
 from decomposable.core.criteria import Criterion, find_criterion, score
 from decomposable.core.forms import check_form, to_matrix
 from decomposable.core.layers import FilterFn, TwoFactors, avoid_fast_paths_, find_layers, parameter_of, require_layers
-from decomposable.core.layout import Layout
-from decomposable.core.lowrank import LowRankLayer
+from decomposable.core.lowrank import Layout, LowRankLayer
 from decomposable.core.svd import SVD, truncate
 from decomposable.core.tree import clone_buffers_, rewire, unwrap
 from decomposable.errors import InvalidArgumentError

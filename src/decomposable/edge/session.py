@@ -32,9 +32,8 @@ from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumen
 from decomposable.locks import ForkLock
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile, choose_timed
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.sweep import Runs, sweep
 from decomposable.text import one_line
 

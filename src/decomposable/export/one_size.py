@@ -35,8 +35,7 @@ from decomposable.export.quiet import quiet, reason, refusing
 from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
 from decomposable.files import replacing, write_atomically
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import RankPlan, SizeRequest
 
 
 def export_onnx(

@@ -20,8 +20,7 @@ from decomposable.network.calls import Call, InputSpec
 from decomposable.network.capture import Captured, Watch, first_captured
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.sized import Size, SizedNet
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import RankPlan, SizeRequest
 
 _OF_SIZED = ("macs", "params")
 

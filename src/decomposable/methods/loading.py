@@ -17,7 +17,7 @@ from decomposable.methods.settings import Settings
 from decomposable.network.file.skeleton import join
 from decomposable.network.loading import Unbuilt, load_network
 from decomposable.network.sized import SizedNet, restored, sizes_of
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import SizeRequest
 from decomposable.text import one_line
 
 _MOST_INPUT = 1 << 23  # numbers in one sample: nothing is allocated that a file merely claims

@@ -25,8 +25,7 @@ from decomposable.network.file.parsing import kind_of, naming, network_from
 from decomposable.network.file.shrinking import read_network, shrink, statistics_at
 from decomposable.network.file.skeleton import join, pair_around
 from decomposable.network.parts import sliced, truncated
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import RankPlan, SizeRequest
 
 __all__ = ["Artifact", "outline", "read", "save_size", "shrink", "size_state_dict"]
 

@@ -14,11 +14,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from decomposable.core.criteria import Criterion, find_criterion
-from decomposable.core.factors import Factors, factors_in_order
+from decomposable.core.factors import Factors, Taylor, factors_in_order
 from decomposable.core.forms import check_form, to_matrix
 from decomposable.core.layers import FilterFn, Layer, find_layers, in_order_of, require_layers
 from decomposable.core.svd import svd
-from decomposable.core.taylor import Taylor
 from decomposable.core.tracing import (
     Forward,
     Trace,
@@ -30,8 +29,7 @@ from decomposable.core.tracing import (
     other_macs,
     trace,
 )
-from decomposable.core.tree import deep_copy, rewire, settle_lazy_, unwrap
-from decomposable.core.undisturbed import undisturbed
+from decomposable.core.tree import deep_copy, rewire, settle_lazy_, undisturbed, unwrap
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch

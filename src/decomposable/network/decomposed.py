@@ -36,9 +36,8 @@ from decomposable.network.parts import Parts
 from decomposable.progress import Report, shown
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.request import SizeRequest
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,14 +15,14 @@ from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import InvalidArgumentError, ModelNeededError
 from decomposable.fields import Damaged, Fields
-from decomposable.models.rebuilding import BUILDERS, rebuilt
+from decomposable.models import BUILDERS, rebuilt
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import FilePath, open_container
 from decomposable.network.file.contents import Artifact
 from decomposable.network.file.parsing import Size, kind_of, naming, read_built_by, size_from
 from decomposable.network.file.shrinking import read_network
 from decomposable.network.file.skeleton import Skeleton, TensorSlot, join, slots_of
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import SizeRequest
 from decomposable.text import one_line
 
 

@@ -18,9 +18,8 @@ from decomposable.core.forms import Form, to_factors, to_weight
 from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.calls import Call, InputSpec
 from decomposable.sizing.latency import LatencyProfile, choose_timed
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.request import SizeRequest
 
 P = TypeVar("P", bound="Parts")
 

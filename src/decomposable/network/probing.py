@@ -23,8 +23,7 @@ from decomposable.core.factors import Factors
 from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_, laid_out
 from decomposable.core.standin import WITHOUT_VALUES
 from decomposable.core.tracing import Forward
-from decomposable.core.tree import clone_buffers_, rewire
-from decomposable.core.undisturbed import undisturbed
+from decomposable.core.tree import clone_buffers_, rewire, undisturbed
 from decomposable.network.parts import mapped, sliced
 
 

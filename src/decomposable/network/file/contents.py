@@ -17,10 +17,9 @@ from decomposable.network.file.inputs import call_entries
 from decomposable.network.file.skeleton import Skeleton, name_in_size
 from decomposable.network.parts import Parts
 from decomposable.sizing.interpolation import NOT_CALIBRATED, choose_calibrated
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import Measure
 from decomposable.sizing.record import NETWORK_FILE, describe, layer_entry
-from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import Align
 
 

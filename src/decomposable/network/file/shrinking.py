@@ -22,10 +22,9 @@ from decomposable.network.file.skeleton import StoredLayer, join
 from decomposable.network.parts import sliced, truncated
 from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.latency import LatencyProfile
-from decomposable.sizing.plans import RankPlan, RunsAs
+from decomposable.sizing.plans import RankPlan, RunsAs, SizeRequest
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.record import NETWORK_FILE
-from decomposable.sizing.request import SizeRequest
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from decomposable.core.forms import Form
 from decomposable.core.layers import Layer
 from decomposable.errors import InvalidArgumentError
-from decomposable.models.rebuilding import noted
+from decomposable.models import noted
 from decomposable.network.file.header import DTYPES
 from decomposable.sizing.cost import LayerShape
 
