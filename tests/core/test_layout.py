@@ -50,6 +50,16 @@ class Shaped(nn.Module):
         return self.fc(self.reshape(self.drop(self.conv(x))))
 
 
+class MapsOrVectors(Shaped):
+    def forward(self, x):
+        return super().forward(x) if x.dim() == 4 else self.fc(x)
+
+
+class Viewed(nn.Module):
+    def forward(self, x):
+        return view(x)
+
+
 def flatten(x):
     return x.flatten(1)
 
@@ -94,6 +104,39 @@ def test_a_memory_layout_that_does_not_fit_is_tried_once_only():
     calls.clear()
     objective.backward(closure)
     assert len(calls) == 2
+
+
+def test_a_model_whose_convolutions_are_cut_in_a_later_step_only_gets_its_own_layout():
+    model = Shaped(view)
+    with torch.no_grad():
+        model.conv.weight *= 50  # the first step cuts the linear layer only
+    objective = JointObjective(model, ratio=0.85)
+    ranks = objective.select_ranks(objective._bases.of_current_weights(), 0.85)
+    assert ranks["conv"] == objective.layers[0].full_rank
+    assert ranks["fc"] < objective.layers[1].full_rank
+    objective.backward(loss)
+    assert objective._layout._is_taken is False
+    objective.ratio = (0.1, 0.1)
+    objective.backward(loss)
+
+
+@pytest.mark.parametrize("form", ["spatial", "channel"])
+def test_a_model_whose_first_ranks_are_one_gets_its_own_layout(form):
+    """With one channel and rank 1 both layouts of every weight are the same bytes."""
+    model = nn.Sequential(nn.Conv2d(1, 32, 3), Viewed(), nn.Linear(32 * 7 * 6, 4))
+    objective = JointObjective(model, ratio=0.01, form=form)
+    for ratio in (0.01, 0.7):
+        objective.ratio = (ratio, ratio)
+        objective.backward(lambda net: F.cross_entropy(net(images()[:, :1]), LABELS))
+    assert objective._layout._is_taken is False
+
+
+def test_a_layout_stays_open_until_a_convolution_has_run():
+    objective = JointObjective(MapsOrVectors(view), ratio=RATIO)
+    objective.backward(lambda net: F.cross_entropy(net(torch.ones(6, 4 * 7 * 6)), LABELS))
+    assert objective._layout._is_taken is None
+    objective.backward(loss)
+    assert objective._layout._is_taken is False
 
 
 def test_a_memory_layout_that_does_not_fit_leaves_no_trace_in_the_random_numbers():

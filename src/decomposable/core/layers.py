@@ -191,7 +191,11 @@ class TwoFactors:
 
 def laid_out(weight: Tensor, memory_format: torch.memory_format) -> Tensor:
     """The weight in this layout, which decides that of the layer's output too; matrices have only one."""
-    return weight.contiguous(memory_format=memory_format if weight.dim() == 4 else torch.contiguous_format)
+    if weight.dim() != 4 or memory_format != torch.channels_last:
+        return weight.contiguous()
+    # Strides of its own: where a size is 1 `contiguous` keeps those of the other layout, by which torch then goes.
+    w_OHWI = weight.permute(0, 2, 3, 1)
+    return w_OHWI.flatten().view(w_OHWI.shape).permute(0, 3, 1, 2)
 
 
 def _linear_shells(linear: nn.Linear) -> tuple[nn.Linear, nn.Linear]:

@@ -2,7 +2,7 @@
 
 On a CPU thin convolutions are faster with channels last. That is a layout and changes no result, but a model may call
 `.view` on a feature map, which only works in the layout that it expects. Whether a model takes channels last is found
-out once, in the first call of the network's own `forward`:
+out once, in the first call of the network's own `forward` that comes by a convolution:
 
     forward with channels last ─┬─ runs ─────▶ taken, from now on
                                 └─ raises ───▶ the same call in the usual layout ─┬─ runs ─────▶ not taken, from now on
@@ -69,7 +69,7 @@ class LowRankLayer(nn.Module):
             self.memory_format = self.layout.memory_format
         module, form = self.pair.module, self.pair.form
         if self.factors is None:
-            return _apply(module, input, module.weight)
+            return _apply(module, input, laid_out(module.weight, self.memory_format))
         p_MR, q_RN = self.factors
         if _is_faster_factored(module, form, p_MR.shape[1], input):
             return self.pair.from_factors(p_MR, q_RN, self.memory_format).forward(input)  # hooks: this layer has them
@@ -145,6 +145,8 @@ class Layout:
         restore = remembered(network)
         try:
             output = self._with_channels_last(forward)
+            if not _has_run_channels_last(network):  # it stays open
+                return output
             _try_backward(network, output)
         except Exception as error:  # a layout is refused in many words
             # torch raises the death of a worker process wherever the program happens to be, and only once.
@@ -165,6 +167,12 @@ class Layout:
         finally:
             self.memory_format = torch.contiguous_format
         return tree_map_only(Tensor, _in_usual_layout, output)
+
+
+def _has_run_channels_last(network: nn.Module) -> bool:
+    """Whether any feature map has been in that layout: without one, nothing has been tried."""
+    layers = (module for module in network.modules() if isinstance(module, LowRankLayer))
+    return any(one.memory_format == torch.channels_last and len(one.pair.module.weight.shape) == 4 for one in layers)
 
 
 def _in_usual_layout(output: Tensor) -> Tensor:
