@@ -253,7 +253,14 @@ def test_what_the_closure_raises_in_its_second_call_comes_through_and_decides_no
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), KeyboardInterrupt("stop")]
+    "error",
+    [
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
+        KeyboardInterrupt("stop"),
+        TimeoutError("alarm"),
+        OSError("no space left on device"),
+        KeyError("label"),
+    ],
 )
 def test_what_comes_from_outside_in_the_first_forward_comes_through_and_decides_no_layout(error):
     model, raised = Shaped(flatten), []

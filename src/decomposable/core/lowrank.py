@@ -98,6 +98,9 @@ def _is_faster_factored(module: nn.Conv2d | nn.Linear, form: str, rank: int, inp
     )
 
 
+_REFUSALS = (RuntimeError, ValueError, AssertionError)  # torch's own words, and those of a model that checks
+
+
 class Layout:
     """The layout of the low-rank layers: channels last while their network's own forward runs, if it takes that."""
 
@@ -148,7 +151,7 @@ class Layout:
             if not _has_run_channels_last(network):  # it stays open
                 return output
             _try_backward(network, output)
-        except Exception as error:  # a layout is refused in many words
+        except _REFUSALS as error:
             # torch raises the death of a worker process wherever the program happens to be, and only once.
             if "DataLoader worker" in str(error):
                 raise
