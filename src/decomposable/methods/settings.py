@@ -21,6 +21,21 @@ from decomposable.methods.registry import kinds, own_defaults
 from decomposable.methods.values import MOST, Check, Checked, MethodSettings, Text, as_text, is_one_of
 from decomposable.sizing.plans import FrozenDict
 
+if TYPE_CHECKING:  # to whom the settings of single methods are fields like all others; at run time `_FlatNames` is why
+    from decomposable.methods.scratch import ScratchSettings
+    from decomposable.methods.slimmable import SlimmableSettings
+    from decomposable.methods.trp import TRPSettings
+    from decomposable.methods.tucker.method import TuckerSettings
+    from decomposable.methods.us_net import UniversalSettings
+    from decomposable.methods.width import WidthSettings
+
+    @dataclass(frozen=True, kw_only=True)
+    class _OfAll(WidthSettings, ScratchSettings, TRPSettings, TuckerSettings, SlimmableSettings, UniversalSettings):
+        pass
+
+else:
+    _OfAll = Checked
+
 Own = TypeVar("Own", bound=MethodSettings)
 _OWN = "of_methods"
 SCHEDULES = ("steps", "cosine", "constant", "polynomial")
@@ -49,7 +64,7 @@ class _FlatNames(type):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Checked, metaclass=_FlatNames):
+class Settings(_OfAll, metaclass=_FlatNames):
     """What a training depends on. The defaults are the paper's for CIFAR (section 4 and appendix D).
 
     A recipe is a function whose parameter `settings` has one of these as its default; `decomposable train RECIPE --set
@@ -73,6 +88,7 @@ class Settings(Checked, metaclass=_FlatNames):
     weight_decay: float = 5e-4  # η, for the kernels of convolutions and linear layers only
     clip_norm: float = 0.0  # the largest norm of the gradient; 0 is no limit
 
+    # Shared by the methods with a joint objective (`decompose` reads the form, the criterion and the least rank, too):
     form: str = "spatial"
     ratio: tuple[float, float] = (0.01, 0.5)  # α_l and α_u, between which Z is drawn
     balance: float = 0.5  # λ
@@ -143,7 +159,7 @@ class Settings(Checked, metaclass=_FlatNames):
         """The settings that a single method has of its own."""
         return kind(**{each.name: getattr(self, each.name) for each in fields(kind)})
 
-    if not TYPE_CHECKING:  # which would take any name for one that is there
+    if not TYPE_CHECKING:  # who would take any name for one that is there
 
         def __getattr__(self, name: str) -> Any:
             """A setting of a single method by its flat name."""
