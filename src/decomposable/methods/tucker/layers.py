@@ -16,21 +16,28 @@ Shape suffixes as in `forms.py` and `tensors.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.forms import first_weight, form_for, matrix_shape, second_weight, to_factors, to_matrix
+from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_factors, to_matrix
 from decomposable.core.layers import Decomposable, TwoFactors
 from decomposable.core.svd import svd
 from decomposable.methods.tucker.tensors import Kept, Tucker2, decomposed_again, tucker2
+from decomposable.sizing.cost import forms_of
 
 FactorForm = Literal["tucker", "channel", "spatial"]
 
-form_of = cast(Callable[[Sequence[int], FactorForm], FactorForm], form_for)
-"""The form that a weight of this shape takes: 1×1 kernels and linear layers have no core, so they are a matrix."""
+
+def form_of(shape: Sequence[int], form: FactorForm) -> FactorForm:
+    """The form that a weight of this shape takes: 1×1 kernels and linear layers have no core, so they are a matrix.
+
+    >>> form_of((8, 4, 1, 1), "tucker"), form_of((8, 4, 3, 3), "tucker")
+    ('channel', 'tucker')
+    """
+    return "channel" if forms_of(shape) == ("channel",) else form
 
 
 class Pair(NamedTuple):
