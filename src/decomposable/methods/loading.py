@@ -126,15 +126,25 @@ def _checked(
     path: str | os.PathLike[str], method: Any, description: Mapping[str, Any], model: nn.Module, example: Tensor
 ) -> tuple[nn.Module, Any]:
     """The same for an input that is there; the sizes have to cost what the file says."""
+    sizes = sizes_of(path, description)
     try:
         network, build = method.rebuilt(model, example, Settings(), description["structure"])
-        for each in sizes_of(path, description):
+        for each in sizes:
             if method.size_again(network, each.value, example) != each:
                 raise ArtifactError(f"its {each.name} does not cost what it says")
         return network, build
     except DecomposableError as error:
         raise ArtifactError(f"{path}: it does not go with this model: {one_line(error)}") from error
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, ArithmeticError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        IndexError,
+        AttributeError,
+        RuntimeError,
+        ArithmeticError,
+        AssertionError,
+    ) as error:
         reason = f"{type(error).__name__}: {one_line(error, 150)}"
         raise ArtifactError(f"{path}: it does not go with this model ({reason})") from error
 
