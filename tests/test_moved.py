@@ -27,6 +27,13 @@ def test_an_old_path_is_the_module_of_today(before, today):
     assert (module.__name__, module.__spec__.name) == (today, today)
 
 
+def test_the_old_artifact_has_the_public_load():
+    artifact = importlib.import_module("decomposable.artifact")
+    assert artifact.load is dn.load
+    with pytest.raises(AttributeError, match="has no attribute 'unload'"):
+        artifact.unload  # noqa: B018
+
+
 def test_nothing_else_is_kept():
     assert MOVED.keys() == {*PATHS, "decomposable.bench"}
     with pytest.raises(ModuleNotFoundError):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     "decomposable.artifact": "decomposable.network.artifact",
@@ -31,7 +33,16 @@ class _Moved(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
+        if module.__spec__.name == "decomposable.artifact":
+            vars(module)["__getattr__"] = partial(_public, module.__name__)
         module.__spec__ = module.__spec__.loader_state
+
+
+def _public(module: str, name: str) -> Any:
+    """`load` lives above the module that had it once: it is the public one, looked up when it is asked for."""
+    if name != "load":
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    return import_module("decomposable").load
 
 
 def keep_old_paths() -> None:

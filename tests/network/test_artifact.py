@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import tracemalloc
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -1226,6 +1227,7 @@ def test_any_other_description_loads_or_is_refused(files, data, which):
 
 
 def test_public_names():
+    assert dn.load is import_module("decomposable.artifact").load
     assert issubclass(dn.ArtifactError, DecomposableError)
     assert isinstance(read, type(shrink))
 
