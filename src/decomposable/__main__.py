@@ -4,14 +4,19 @@ distributions.
 
 import sys
 
-from decomposable.console import FAILED, INTERRUPTED
+from decomposable.console import CALLED_WRONG, FAILED, INTERRUPTED
 from decomposable.errors import MissingExtraError
 
 
 def main() -> int:
     """`decomposable`; the exit code comes back."""
-    from decomposable.commands.main import main as run
-
+    try:
+        from decomposable.commands.main import main as run
+    except ModuleNotFoundError as error:
+        if error.name != "decomposable.commands":
+            raise
+        sys.stderr.write("decomposable: error: this is decomposable-edge, for devices; use decomposable-edge\n")
+        return CALLED_WRONG
     return run()
 
 

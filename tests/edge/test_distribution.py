@@ -117,6 +117,16 @@ def test_the_command_comes_with_both_distributions(wheel):
     assert f"decomposable-edge = {full['decomposable-edge']}" in edge.splitlines()
 
 
+def test_the_other_command_says_in_one_line_that_it_is_not_there(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "decomposable", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 2
+    assert done.stderr == "decomposable: error: this is decomposable-edge, for devices; use decomposable-edge\n"
+
+
 def run_the_command(*arguments, before="pass"):
     """As the script of an installed distribution does."""
     program = f"{before}; import sys; from decomposable.__main__ import edge; sys.exit(edge())"
