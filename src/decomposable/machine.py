@@ -34,6 +34,12 @@ class Machine:
         return f"{self.cpu}, {self.cores} core{'s' if self.cores > 1 else ''}"
 
 
+def usable_cpus() -> list[int]:
+    """The logical processors that this process may use: those that it is limited to, or all of them."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+
+
 def most_threads() -> int:
     """How many threads are allowed here, 4 for each core: runtimes crash or hang when they start very many."""
     return 4 * (os.cpu_count() or 1)

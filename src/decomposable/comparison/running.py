@@ -15,9 +15,10 @@ from decomposable import methods as registered
 from decomposable import recipes
 from decomposable.comparison.parts import Circumstances, Comparison, Part, check_finished, job_of, prepare
 from decomposable.comparison.results import gather
-from decomposable.comparison.scheduling import cores, one_by_one, side_by_side
+from decomposable.comparison.scheduling import one_by_one, side_by_side
 from decomposable.comparison.watching import Failures, Watch, Watchers
 from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.machine import usable_cpus
 from decomposable.progress import Progress, Report, quiet, shown
 from decomposable.training import experiment
 from decomposable.training.loop import Say
@@ -134,7 +135,7 @@ def _check_sendable(circumstances: Circumstances, jobs: int) -> None:
 def number_of_jobs(jobs: int | None, device: str) -> int:
     """How many trainings run side by side."""
     if jobs is None:
-        return 1 if torch.device(device).type != "cpu" else min(MOST_JOBS, cores())
+        return 1 if torch.device(device).type != "cpu" else min(MOST_JOBS, len(usable_cpus()))
     if jobs < 1:
         raise InvalidArgumentError(f"--jobs {jobs}; allowed: an int of at least 1")
     return jobs

@@ -33,6 +33,7 @@ from decomposable.comparison.watching import Failures, Watch
 from decomposable.errors import DecomposableError
 from decomposable.files import write_atomically
 from decomposable.interrupts import Interrupted, stop_signals
+from decomposable.machine import usable_cpus
 from decomposable.progress import Progress, Report
 from decomposable.training.runs import RunFolder
 
@@ -159,13 +160,7 @@ def _stopped(watch: Watch) -> Interrupted:
 
 def threads_for(jobs: int) -> int:
     """The share of each of some trainings side by side in the threads that there are; one alone keeps all."""
-    return torch.get_num_threads() if jobs == 1 else max(1, cores() // jobs)
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    return torch.get_num_threads() if jobs == 1 else max(1, len(usable_cpus()) // jobs)
 
 
 def _reason_of(error: BaseException, folder: RunFolder) -> str:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from decomposable.errors import InvalidArgumentError
-from decomposable.machine import check_threads, most_threads
+from decomposable.machine import check_threads, most_threads, usable_cpus
 
 SWITCH = "ORT_DISABLE_TELEMETRY"
 """ONNX Runtime's own variable. At "1" it writes no device id under the home folder and looks for no host to report to;
@@ -91,9 +91,8 @@ def default_threads() -> int:
 
 def usable_cores() -> int:
     """How many cores this process may use, without the second threads of one core; what ONNX Runtime would take."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = set()
-    for cpu in cpus:
+    for cpu in usable_cpus():
         try:
             cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
         except OSError:  # not Linux, or it does not say
