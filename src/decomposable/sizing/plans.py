@@ -135,7 +135,7 @@ class RankPlan:
         width = max([len("layer"), *map(len, shown.values())])
         lines = [f"{'layer':<{width}}  {'rank':>6}  {'of':>6}  runs as"]
         for name, rank in self.ranks.items():
-            runs_as = "dense" if name in self.dense else "two factors"
+            runs_as = "two factors" if self.runs_as(name) == "factors" else "dense"  # a full layer is a dense one, too
             lines.append(f"{shown[name]:<{width}}  {rank:>6}  {self.full_ranks[name]:>6}  {runs_as}")
         totals = [f"{self.ratio:.1%} of the bases", f"{self.params:,} parameters ({self.params_fraction:.3f}x)"]
         if self.macs is not None:
