@@ -50,5 +50,5 @@ bench: $(STAMP) ## every benchmark, one after the other (files that start with _
 	done
 
 clean: ## remove .venv, caches, builds and the demonstration's output
-	rm -rf .venv build dist demo-out src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist demo-out src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
