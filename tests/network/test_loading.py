@@ -131,8 +131,15 @@ def asked(file, size):
 # --- one file, any size --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("file", FILES)
+FEW = ({"macs": 0.6}, {"ratio": 0.9}, {"macs": 0.6, "align": 4})
+EVERY_PART = [
+    pytest.param(file, size, marks=[] if file == "mixed" or size in FEW else pytest.mark.slow, id=f"{file}-{size}")
+    for file in FILES
+    for size in SIZES
+]
+
+
+@pytest.mark.parametrize(("file", "size"), EVERY_PART)
 def test_a_part_of_a_file_is_that_part_of_the_whole(folder, file, size, tmp_path):
     """Of what the file holds, where `shrink` takes the part; and of the network made from it, where `resize_` does."""
     path, size = folder / file, asked(folder / file, size)
