@@ -49,7 +49,7 @@ class TRPSettings(MethodSettings):
 
     compare_energies: tuple[float, ...] = (0.995, 0.999, 0.9995, 0.9999)
     compare_strengths: tuple[float, ...] = (1e-4, 3e-4)
-    compare_forms: tuple[str, ...] = ("spatial", "channel")
+    compare_forms: tuple[str, ...] = tuple(SHORT_FORMS)
 
     swept: ClassVar[Mapping[str, str]] = {"trp_energy": "compare_energies", "trp_strength": "compare_strengths"}
     checks: ClassVar[tuple[Check, ...]] = (
@@ -59,7 +59,7 @@ class TRPSettings(MethodSettings):
         (("trp_layers",), "all, inner", is_one_of("all", "inner")),
         (("compare_energies",), "parts of the energy, as in 0.99,0.999", lambda v: v and all(0 < e <= 1 for e in v)),
         (("compare_strengths",), "numbers of at least 0", lambda v: v and all(0 <= t < inf for t in v)),
-        (("compare_forms",), "spatial, channel or both", lambda v: v and {*v} <= {"spatial", "channel"}),
+        (("compare_forms",), f"{', '.join(SHORT_FORMS)} or both", lambda v: v and {*v} <= {*SHORT_FORMS}),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from decomposable.core.criteria import CRITERIA
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import LineStyle, Material, Method
 from decomposable.methods.decomposable.step import JointStep
@@ -25,7 +26,7 @@ class Decomposable(Method):
         if settings.criterion == "taylor":
             raise InvalidArgumentError(
                 "criterion=taylor: it is for networks that are trained; allowed with method=decomposable: "
-                "singular_value, energy, uniform"
+                f"{', '.join(CRITERIA)}"
             )
 
     def step(self, network: nn.Module, settings: Settings) -> JointStep:
