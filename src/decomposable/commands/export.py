@@ -158,7 +158,8 @@ def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 def _exported(
     options: argparse.Namespace, kind: str, net: nn.Module, size: dict[str, Any], example: Tensor | None
 ) -> ExportReport:
-    from decomposable import export_any_size, export_onnx, export_torch
+    from decomposable.export.any_size import export_any_size
+    from decomposable.export.one_size import export_onnx, export_torch
 
     how: dict[str, Any] = {"example_input": example, "dynamic": _dynamic(options), "tolerance": options.tolerance}
     if kind == "any-size":
