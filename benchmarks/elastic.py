@@ -1,7 +1,7 @@
 """Ways to draw and teach the low-rank network, tried on a pretrained ResNet-20 and judged on held-out training images.
 
-One run is one row: a short training with the options given, then accuracy at some sizes on 5,000 training images that it
-never saw. The test set plays no part. Rows go to results/benchmarks.jsonl as `elastic`.
+One run is one row: a short training with the options given, then accuracy at some sizes on 5,000 training images that
+it never saw. The test set plays no part. Rows go to results/benchmarks.jsonl as `elastic`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-turns", dest="turns", action="store_false")
     parser.add_argument("--balance", type=float, default=0.5)
     parser.add_argument("--refresh", type=int, default=8)
-    parser.add_argument("--late", type=float, default=0.0, help="the part of the training before the first low-rank pass")
+    parser.add_argument("--late", type=float, default=0.0, help="the part of the training without low-rank passes")
     parser.add_argument("--score", choices=("sigma", "norm", "mac"), default="sigma")
     parser.add_argument("--average", type=float, default=0.0, help="decay of a moving average of the weights")
     parser.add_argument("--average-teaches", action="store_true")
@@ -149,7 +149,8 @@ def main() -> None:
                     if a.is_floating_point():
                         a.lerp_(p, 1 - decay)
         if step % 50 == 49:
-            print(f"{step + 1} {time.time() - start:.0f}s full {float(losses.full):.3f} low {float(losses.low):.3f}", flush=True)
+            seen = f"full {float(losses.full):.3f}, low-rank {float(losses.low):.3f}"
+            print(f"step {step + 1}: {seen}, {time.time() - start:.0f} s", flush=True)
     seconds = time.time() - start
     found = {}
     for name, trained in (("", model), ("average", average)):
@@ -169,7 +170,8 @@ def main() -> None:
         print(args.name, name, row, f"work {work:.0f}", f"{seconds:.0f} s", flush=True)
     if not args.no_record:
         settings = {k: v for k, v in vars(args).items() if k not in ("data", "weights", "no_record")}
-        record("elastic", {"row": args.name, "settings": settings, "work": work, "accuracy": found[""], "average": found.get("average")})
+        figures = {"row": args.name, "settings": settings, "work": work, "accuracy": found[""]}
+        record("elastic", figures | ({"average": found["average"]} if "average" in found else {}))
 
 
 if __name__ == "__main__":

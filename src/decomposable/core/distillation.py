@@ -43,7 +43,8 @@ def logits_of(outputs: Any) -> Tensor:
         return found
     came = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(outputs).__name__
     raise InvalidArgumentError(
-        f"distill: the network gives {came}; allowed: a matrix of logits, an output that has logits, or distance=fn(low, full)"
+        f"distill: the network gives {came}; allowed: a matrix of logits, an output that has logits, or "
+        "distance=fn(low, full)"
     )
 
 
