@@ -37,9 +37,8 @@ def log_softmax(logits: Tensor) -> Tensor:
 def logits_of(outputs: Any) -> Tensor:
     """The logits in what a network returns; what has none is refused."""
     found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-    is_plain = found is outputs
-    is_right = isinstance(found, Tensor) and found.is_floating_point() and (found.dim() == 2 or not is_plain)
-    if is_right and found.dim() >= 2:
+    axes = (2,) if found is outputs else (2, 3)  # a plain tensor of more axes may be anything
+    if isinstance(found, Tensor) and found.is_floating_point() and found.dim() in axes:
         return found
     came = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(outputs).__name__
     raise InvalidArgumentError(

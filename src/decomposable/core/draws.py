@@ -8,7 +8,7 @@ each is the very network that ``resize_(macs=...)`` makes of the weights, its de
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ Scores = Sequence[NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Size:
-    """The ranks of a low-rank network, and what part of all bases, MACs and parameters they are, where that is known."""
+    """The ranks of a low-rank network, and what part of all bases, MACs and parameters they are, where known."""
 
     ranks: Mapping[str, int]
     ratio: float
@@ -98,51 +98,64 @@ def _place(generator: torch.Generator) -> float:
     return float(torch.rand((), dtype=torch.float64, generator=generator))
 
 
-def budgets(
-    measure: Measure,
-    wanted: object,
+def draw_of(
+    ways: Mapping[str, Any],
     smallest: float,
-    model: nn.Module,
-    layers: Sequence[Layer],
-    limits: tuple[Ints, Ints],
-    example_input: Any,
-    forward: Forward,
-) -> DrawBudget:
-    """Budgets between two of `wanted`, for what these layers cost in a pass of the model with the example input."""
-    if measure == "macs" and example_input is None:
-        raise InvalidArgumentError("macs= needs the sizes of the feature maps; allowed: with example_input=...")
+    names: Sequence[str],
+    bounds: tuple[Ints, Ints],
+    selector: Callable[[], RankSelector],
+) -> Draw:
+    """The draw for one of a `ratio` and budgets of `macs` or `params`; what cannot be drawn is refused."""
+    given = {way: value for way, value in ways.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidArgumentError(f"{' and '.join(given)}: got both; allowed: one of {', '.join(ways)}")
+    if not is_number(smallest) or not 0 <= smallest < 1:
+        raise InvalidArgumentError(f"smallest={smallest!r}; allowed: a share of the steps, from 0 to below 1")
+    way, value = next(iter(given.items()), ("ratio", (0.01, 0.5)))
+    if way == "ratio":
+        if smallest:
+            raise InvalidArgumentError(f"smallest={smallest!r}: of budgets; allowed: with macs= or params=")
+        return DrawRatio(names, *bounds, _check_range(value))
+    measure: Measure = "macs" if way == "macs" else "params"
+    return DrawBudget(known := selector(), measure, _check_budgets(known, measure, value), float(smallest))
+
+
+def cost_selector(
+    model: nn.Module, layers: Sequence[Layer], bounds: tuple[Ints, Ints], example_input: Any, forward: Forward
+) -> RankSelector:
+    """What sizes of the model cost, seen in a pass with the example input where there is one; scores come later."""
     seen = None
     if example_input is not None:
         with undisturbed(model):
             seen = trace(model, on_device_of(model, example_input), forward)
-    selector = RankSelector(
+    return RankSelector(
         costs=layer_costs(layers, seen or Trace()),
         scores=tuple(np.zeros(layer.full_rank) for layer in layers),
         fixed_macs=None if seen is None else other_macs(layers, seen),
         fixed_params=sum(p.numel() for p in model.parameters()) - sum(layer.weight.numel() for layer in layers),
-        lower=limits[0],
-        upper=limits[1],
+        lower=bounds[0],
+        upper=bounds[1],
     )
-    low, high = pair_of(wanted) or (None, None)
-    is_right = is_number(smallest) and 0 <= smallest < 1
-    if not is_right:
-        raise InvalidArgumentError(
-            f"smallest={smallest!r}; allowed: the share of steps with the smallest, 0 to below 1"
-        )
-    if low is None:
+
+
+def _check_budgets(selector: RankSelector, measure: Measure, wanted: object) -> Range:
+    """Both ends of a range of budgets, as counts."""
+    pair = _pair_of(wanted)
+    if pair is None:
         raise InvalidArgumentError(f"{measure}={wanted!r}; allowed: a budget, or (smallest, largest)")
-    for end in (low, high):
+    if measure == "macs" and selector.fixed_macs is None:
+        raise InvalidArgumentError("macs= needs the sizes of the feature maps; allowed: with example_input=...")
+    for end in pair:
         selector.of_size(end, measure)  # what cannot be is refused here, and not in the middle of a training
-    total = selector.full_cost(measure)
-    counts = absolute_budget(measure, low, total), absolute_budget(measure, high, total)
-    if counts[0] > counts[1]:
+    low, high = (absolute_budget(measure, end, selector.full_cost(measure)) for end in pair)
+    if low > high:
         raise InvalidArgumentError(f"{measure}={wanted!r}; allowed: (smallest, largest) with smallest <= largest")
-    return DrawBudget(selector, measure, counts, float(smallest))
+    return low, high
 
 
-def check_range(ratio: object) -> Range:
+def _check_range(ratio: object) -> Range:
     """(α_l, α_u); one number keeps Z fixed."""
-    pair = pair_of(ratio)
+    pair = _pair_of(ratio)
     if pair is not None:
         low, high = (check_ratio("ratio", value) for value in pair)
         if low <= high:
@@ -150,7 +163,7 @@ def check_range(ratio: object) -> Range:
     raise InvalidArgumentError(f"ratio={ratio!r}; allowed: (smallest, largest) with 0 < smallest <= largest <= 1")
 
 
-def pair_of(value: Any) -> tuple[Any, Any] | None:
+def _pair_of(value: Any) -> tuple[Any, Any] | None:
     """Both ends of a range; one number is both."""
     pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     return (pair[0], pair[1]) if len(pair) == 2 else None

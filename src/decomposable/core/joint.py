@@ -30,7 +30,7 @@ from decomposable.checks import check_count, is_integer, is_number
 from decomposable.core.bases import KeptBases
 from decomposable.core.criteria import Criterion, find_criterion, score
 from decomposable.core.distillation import Distance, detached, kl_divergence
-from decomposable.core.draws import Draw, DrawRatio, Range, Size, budgets, check_range
+from decomposable.core.draws import DrawRatio, Range, Size, cost_selector, draw_of
 from decomposable.core.forms import check_form, to_matrix
 from decomposable.core.gradients import Gradient, RunningNorms, accumulate, mix, refuse_reentrant_checkpoints, scaled
 from decomposable.core.layers import FilterFn, TwoFactors, avoid_fast_paths_, find_layers, parameter_of, require_layers
@@ -49,9 +49,9 @@ Scaler = torch.amp.GradScaler
 class Losses(NamedTuple):
     """What one step saw: the two losses (detached), and the size of the low-rank network.
 
-    `ratio` is the rank ratio Z that was drawn, or that of the plan for the budget that was drawn; `macs` and `params` are
-    then what part of the full network's that plan is. Of a network that had no pass (with balance=0, or when it is the
-    other's turn) the loss is NaN. Where an SVD failed the step is a full-rank one: `low` is `full` and `ratio` is 1.
+    `ratio` is the rank ratio Z that was drawn, or that of the plan for the budget that was drawn, of which `macs` and
+    `params` say what part of the full network's it has. Of a network that had no pass (with balance=0, or when it is
+    the other's turn) the loss is NaN. Where an SVD failed the step is a full-rank one: `low` is `full`, `ratio` is 1.
     """
 
     full: Tensor
@@ -67,7 +67,7 @@ class JointObjective:
     Args:
         model: any module; compiled ones too. Its parameters keep their names, any optimiser can step them.
         form: how convolution weights become matrices, "spatial" or "channel".
-        ratio: (α_l, α_u), between which Z is drawn anew in every step; one number keeps Z fixed. By default (0.01, 0.5).
+        ratio: (α_l, α_u), between which Z is drawn in every step, by default (0.01, 0.5); one number keeps Z fixed.
         balance: λ, the weight of the low-rank loss; 0 is plain training and skips the low-rank pass.
         criterion: "singular_value", "energy", "uniform", or a function from singular values to scores.
         min_rank: the smallest rank of any layer (the authors' code uses 5).
@@ -120,28 +120,20 @@ class JointObjective:
         self.model = model
         self.balance, self.distill = _check_share("balance", balance), _check_share("distill", distill)
         self.refresh = check_count("refresh", refresh)
-        self.criterion, self.turns = find_criterion(criterion), bool(turns)
+        self.criterion, self.turns = find_criterion(criterion), _check_flag("turns", turns)
         self.distance = kl_divergence if distance is None else distance
         layers, self.skipped = find_layers(unwrap(model), check_form(form), filter_fn)
         require_layers(layers, self.skipped)
         self.layers = layers
         names = [layer.name for layer in layers]
         bounds = rank_limits(names, [layer.full_rank for layer in layers], min_rank, limits)
-        ways = {
-            key: value for key, value in (("ratio", ratio), ("macs", macs), ("params", params)) if value is not None
-        }
-        if len(ways) > 1:
-            raise InvalidArgumentError(f"{' and '.join(ways)}: got both; allowed: one of ratio, macs and params")
-        way, value = next(iter(ways.items()), ("ratio", (0.01, 0.5)))
-        if way != "ratio":
-            call = forward or call_with_first
-            self.sizes: Draw = budgets(way, value, smallest, unwrap(model), layers, bounds, example_input, call)  # type: ignore[arg-type]
-        elif smallest:
-            raise InvalidArgumentError(
-                f"smallest={smallest!r}: it is a share of budgets; allowed: with macs= or params="
-            )
-        else:
-            self.sizes = DrawRatio(names, *bounds, check_range(value))
+        self.sizes = draw_of(
+            {"ratio": ratio, "macs": macs, "params": params},
+            smallest,
+            names,
+            bounds,
+            lambda: cost_selector(unwrap(model), layers, bounds, example_input, forward or call_with_first),
+        )
         self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
         self._bases = KeptBases(layers, self.refresh)
         if seed is not None and not is_integer(seed):
@@ -384,3 +376,9 @@ def _check_share(option: str, value: float) -> float:
     if not is_number(value) or not 0 <= value <= 1:
         raise InvalidArgumentError(f"{option}={value!r}; allowed: a number from 0 to 1")
     return float(value)
+
+
+def _check_flag(option: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{option}={value!r}; allowed: True or False")
+    return value
