@@ -134,7 +134,7 @@ def test_several_inputs_by_forward() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"macs": (0.1, 0.5), "ratio": (0.1, 0.5)}, "ratio and macs: got both; allowed: one of ratio, macs and params"),
+        ({"macs": (0.1, 0.5), "ratio": (0.1, 0.5)}, "ratio and macs: got both; allowed: one of ratio, macs, params"),
         ({"macs": (0.6, 0.5)}, r"macs=\(0.6, 0.5\); allowed: \(smallest, largest\) with smallest <= largest"),
         ({"macs": (0.1, 0.5, 0.7)}, "allowed: a budget, or"),
         ({"macs": (0.1, 1.5)}, "allowed: a fraction in"),
