@@ -1,7 +1,7 @@
 """A joint step of CIFAR ResNet-34 (batch 128, spatial form) against a plain step, in one run.
 
-Sizes are not drawn: Z, and the budget of `elastic`, are set to the middles of eight equal parts of their ranges, so that
-every run averages over the same sizes, and that a round of eight low-rank steps with refresh=8 has exactly one SVD in it.
+Sizes are not drawn: Z, and the budget of `elastic`, are set to the middles of eight equal parts of their ranges, so
+that every run averages over the same sizes, and that eight low-rank steps with refresh=8 have exactly one SVD in them.
 Of `elastic`, whose networks take turns, each round has both turns, and a step is half of that.
 Memory is the peak of a process of its own for each kind of step, above what it held before the first step.
 """
