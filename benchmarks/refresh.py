@@ -16,7 +16,7 @@ from _common import record
 from decomposable import recipes
 from decomposable.methods.settings import Settings, from_text
 from decomposable.training import experiment
-from decomposable.training.job import plain_settings
+from decomposable.training.runs import plain_settings
 
 
 def trained(args: argparse.Namespace, refresh: int, seed: int) -> dict:

@@ -19,13 +19,13 @@ _HOME = {
     "RankPlan": "sizing.plans",
     "Settings": "methods.settings",
     "Task": "recipes",
-    "Taylor": "core.taylor",
+    "Taylor": "core.factors",
     "SizedNet": "network.sized",
     "compare": "comparison",
     "decompose": "network.decompose",
     "export_any_size": "export.any_size",
-    "export_onnx": "export.onnx_file",
-    "export_torch": "export.torch_file",
+    "export_onnx": "export.one_size",
+    "export_torch": "export.one_size",
     "load": "methods.loading",
     "models": "models",
     "recipes": "recipes",
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from decomposable import models as models
     from decomposable import recipes as recipes
     from decomposable.comparison import compare as compare
+    from decomposable.core.factors import Taylor as Taylor
     from decomposable.core.joint import JointObjective as JointObjective
     from decomposable.core.joint import Losses as Losses
-    from decomposable.core.taylor import Taylor as Taylor
     from decomposable.errors import ArtifactError as ArtifactError
     from decomposable.errors import DecomposableError as DecomposableError
     from decomposable.export.any_size import export_any_size as export_any_size
-    from decomposable.export.onnx_file import export_onnx as export_onnx
-    from decomposable.export.torch_file import export_torch as export_torch
+    from decomposable.export.one_size import export_onnx as export_onnx
+    from decomposable.export.one_size import export_torch as export_torch
     from decomposable.methods.loading import load as load
     from decomposable.methods.settings import Settings as Settings
     from decomposable.network.decompose import decompose as decompose

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -39,23 +40,20 @@ def run_command(
         options.run(options)
         sys.stdout.flush()  # what cannot be written is an error now, and not when the interpreter ends
     except InvalidArgumentError as error:
-        return _fail(called, error, CALLED_WRONG)
+        return _say(called, f"error: {error}", CALLED_WRONG)
     except BrokenPipeError:  # who reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
-        return _fail(called, f"{error.filename}: {error.strerror}" if error.filename is not None else error, FAILED)
+        what = error if error.filename is None else f"{error.filename}: {error.strerror}"
+        return _say(called, f"error: {what}", FAILED)
     except Interrupted as stopped:
         return _say(called, stopped, INTERRUPTED)
     except DecomposableError as error:
-        return _fail(called, error, FAILED)
+        return _say(called, f"error: {error}", FAILED)
     except KeyboardInterrupt:
         return _say(called, "; ".join(filter(None, ("interrupted", options.if_interrupted))), INTERRUPTED)
     return OK
-
-
-def _fail(called: str, error: object, code: int) -> int:
-    return _say(called, f"error: {error}", code)
 
 
 def _say(called: str, text: object, code: int) -> int:
@@ -84,16 +82,14 @@ class Verb:
     if_interrupted: str = ""  # how to go on
 
 
-def add_showing(parser: argparse.ArgumentParser) -> None:
-    """How much is shown of what is going on; added to every verb."""
-    showing = parser.add_mutually_exclusive_group()
-    showing.add_argument("-q", "--quiet", action="store_true", help="show no progress: only results, warnings, errors")
-    showing.add_argument("-v", "--verbose", action="store_true", help="show more of what is going on")
-
-
 def progress_line(options: argparse.Namespace) -> ProgressLine:
     """What shows the progress of a verb, as `-q` and `-v` ask for; in a `with`, it is wiped at the end."""
     return ProgressLine(is_quiet=options.quiet, is_verbose=options.verbose)
+
+
+def answer(options: argparse.Namespace, content: object, *lines: str | None) -> None:
+    """Print what a verb found: as JSON where `--json` asks for it, else as lines of text; None is no line."""
+    print(json.dumps(content) if options.json else "\n".join(line for line in lines if line is not None))
 
 
 _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
@@ -131,18 +127,27 @@ def parse_sizes(option: str, text: str) -> list[tuple[str, float]]:
     return sizes
 
 
+def _whole(most: int, allowed: str, *words: str) -> Callable[[str], int | str]:
+    """What makes a whole number from 1 of the text after an option, or leaves one of these words as it is."""
+
+    def parse(text: str) -> int | str:
+        if text in words:
+            return text
+        # A superscript two is a digit too, and of very long numbers int() refuses to read the digits.
+        if text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text:.40}; allowed: {allowed}")
+
+    return parse
+
+
 MOST_ALIGN, MOST_BATCH, MOST_SECONDS = 1 << 16, 1 << 20, 86_400
 _MULTIPLES = f"an int of at least 1, such as 8, and at most {MOST_ALIGN}"
-
-
-def batch_size(text: str) -> int:
-    """A number of samples, as it is typed after an option."""
-    return _within(text, MOST_BATCH, f"a whole number from 1 to {MOST_BATCH:,}")
-
-
-def threads(text: str) -> int:
-    """A number of threads, as it is typed after an option."""
-    return _within(text, most_threads(), f"a whole number from 1 to {most_threads()}, 4 for each core")
+batch_size = _whole(MOST_BATCH, f"a whole number from 1 to {MOST_BATCH:,}")
+threads = _whole(most_threads(), f"a whole number from 1 to {most_threads()}, 4 for each core")
+multiple = _whole(MOST_ALIGN, _MULTIPLES)  # to which ranks are rounded; the next two, with words for it
+rounding = _whole(MOST_ALIGN, f"{_MULTIPLES}; or auto", "auto")
+alignment = _whole(MOST_ALIGN, f"{_MULTIPLES}; or auto or measured", "auto", "measured")
 
 
 def seconds(text: str) -> float:
@@ -154,28 +159,6 @@ def seconds(text: str) -> float:
     if not 0 <= number <= MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"{text}; allowed: seconds from 0 to {MOST_SECONDS}")
     return number
-
-
-def multiple(text: str) -> int:
-    """What ranks are rounded to, as it is typed after an option: a number."""
-    return _within(text, MOST_ALIGN, _MULTIPLES)
-
-
-def rounding(text: str) -> int | str:
-    """What ranks are rounded to, as it is typed after an option: a number, or the word auto."""
-    return text if text == "auto" else _within(text, MOST_ALIGN, f"{_MULTIPLES}; or auto")
-
-
-def alignment(text: str) -> int | str:
-    """What ranks are rounded to, as it is typed after an option: a number, or one of the words auto and measured."""
-    return text if text in ("auto", "measured") else _within(text, MOST_ALIGN, f"{_MULTIPLES}; or auto or measured")
-
-
-def _within(text: str, most: int, allowed: str) -> int:
-    # A superscript two is a digit too, and of very long numbers int() refuses to read the digits.
-    if text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text:.40}; allowed: {allowed}")
 
 
 @contextmanager

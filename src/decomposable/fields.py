@@ -127,9 +127,8 @@ class Fields:
     def texts(self, key: str) -> list[str]:
         """A list of strings."""
         values = self.get(key)
-        return self._checked(
-            key, isinstance(values, list) and all(isinstance(v, str) for v in values), "a list of text"
-        )
+        is_right = isinstance(values, list) and all(isinstance(v, str) for v in values)
+        return self._checked(key, is_right, "a list of text")
 
     def mapping(self, key: str) -> dict[str, Any]:
         """An object of any content."""

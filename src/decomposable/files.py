@@ -63,17 +63,15 @@ _NAME = re.compile(r"\..*\.([0-9a-f]{8})-\d+-[0-9a-f]{10}\.unfinished", re.DOTAL
 def sweep(folder: Path) -> None:
     """Remove what processes that were killed while they wrote a file have left in a folder; what is in use stays."""
     with suppress(OSError), os.scandir(folder) as entries:
-        found = [Path(entry.path) for entry in entries if _NAME.fullmatch(entry.name)]
-        for unfinished in found:
+        found = {Path(entry.path): match[1] for entry in entries if (match := _NAME.fullmatch(entry.name))}
+        for unfinished, machine in found.items():
             with suppress(OSError):
-                _remove_if_abandoned(unfinished)
+                _remove_if_abandoned(unfinished, machine == _machine())
 
 
-def _remove_if_abandoned(unfinished: Path) -> None:
-    match = _NAME.fullmatch(unfinished.name)
-    is_ours = match is not None and match[1] == _machine()  # locks do not reach other machines on every file system
+def _remove_if_abandoned(unfinished: Path, is_ours: bool) -> None:
     handle = None
-    try:
+    try:  # locks do not reach other machines on every file system
         handle = _lock(unfinished, wait=False) if is_ours else None
         if handle is not None or time.time() - unfinished.stat().st_mtime > _SECONDS_OF_OTHERS:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -98,9 +96,8 @@ def _sync_folder(folder: Path) -> None:
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_DIRECTORY)
         try:
-            os.fsync(handle)
-        except OSError:
-            pass  # some file systems cannot; the file itself is written
+            with suppress(OSError):  # some file systems cannot; the file itself is written
+                os.fsync(handle)
         finally:
             os.close(handle)
 

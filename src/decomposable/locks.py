@@ -60,7 +60,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Who forked is here, and gives back what it took; of who held the others, nobody is."""
+    """Who forked is here, and gives back what it took; of who held the others, nobody is. Files stay the parent's."""
     taken = set(map(id, _taken))
     for lock in _all:
         if id(lock) in taken:
@@ -69,6 +69,9 @@ def _after_fork_in_child() -> None:
             lock._lock = threading.RLock()
     _taken.clear()
     _registry.release()
+    for handle in _handles:
+        os.close(handle)
+    _handles.clear()
 
 
 _handles: set[int] = set()  # of files and folders whose lock this process holds or waits for
@@ -146,12 +149,5 @@ def _created(path: Path) -> int:
         time.sleep(0.01)
 
 
-def _let_go() -> None:
-    for handle in _handles:
-        os.close(handle)
-    _handles.clear()
-
-
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
-    os.register_at_fork(after_in_child=_let_go)

@@ -41,8 +41,8 @@ class Progress(str):
     ) -> Progress:
         """Put the line together."""
         left = "" if seconds_left is None else f"{as_duration(seconds_left)} left"
-        rest = ", ".join(part for part in (detail, left) if part)
-        line = super().__new__(cls, ": ".join(part for part in (task, rest) if part))
+        rest = ", ".join(filter(None, (detail, left)))
+        line = super().__new__(cls, ": ".join(filter(None, (task, rest))))
         line.task, line.detail, line.fraction, line.seconds_left = task, detail, fraction, seconds_left
         return line
 
@@ -59,7 +59,7 @@ class Progress(str):
 
     def within(self, task: str) -> Progress:
         """The same, as a part of something larger."""
-        detail = ": ".join(part for part in (self.task, self.detail) if part)
+        detail = ": ".join(filter(None, (self.task, self.detail)))
         return Progress(task, detail, fraction=self.fraction, seconds_left=self.seconds_left)
 
     def cut(self, width: int) -> str:
@@ -99,15 +99,9 @@ class Tracker:
     def update(self, done: float, detail: str = "") -> None:
         """So much of the total is done; `detail` is what else there is to say."""
         fraction = min(1.0, done / self.total) if self.total > 0 else 1.0
-        count = " ".join(part for part in (f"{done:.4g} of {self.total:.4g}", self.unit) if part)
-        self.report(
-            Progress(
-                self.task,
-                ", ".join(part for part in (count, detail) if part),
-                fraction=fraction,
-                seconds_left=time_left(time.monotonic() - self._start, fraction),
-            )
-        )
+        count = f"{done:.4g} of {self.total:.4g} {self.unit}".rstrip()
+        left = time_left(time.monotonic() - self._start, fraction)
+        self.report(Progress(self.task, ", ".join(filter(None, (count, detail))), fraction=fraction, seconds_left=left))
 
 
 class InTurn:
@@ -167,10 +161,11 @@ class ProgressLine:
 
     def __init__(self, *, is_quiet: bool = False, is_verbose: bool = False, after: float = 0.0) -> None:
         self._is_quiet, self._is_verbose = is_quiet, is_verbose
+        self._seconds_between = VERBOSE_SECONDS if is_verbose else SECONDS_BETWEEN_LINES
         self._is_terminal = sys.stderr.isatty()
-        self._first = time.monotonic() + after
-        self._task = ""
         self._shown_at = time.monotonic()
+        self._first = self._shown_at + after
+        self._task = ""
         self._is_open = False  # whether something stands on the line
 
     def __call__(self, progress: str) -> None:
@@ -191,17 +186,12 @@ class ProgressLine:
             self._shown_at = now
         self._task = line.task
 
-    @property
-    def _seconds_between(self) -> float:
-        return VERBOSE_SECONDS if self._is_verbose else SECONDS_BETWEEN_LINES
-
     def say(self, text: str) -> None:
         """A line that stays, above the one that is written over."""
-        if self._is_quiet:
-            return
-        self.close()
-        self._shown_at = time.monotonic()
-        print(printable(text), file=sys.stderr, flush=True)
+        if not self._is_quiet:
+            self.close()
+            self._shown_at = time.monotonic()
+            print(printable(text), file=sys.stderr, flush=True)
 
     def detail(self, text: str) -> None:
         """A line that stays, for those who want to know more."""

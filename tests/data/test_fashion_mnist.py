@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from decomposable.data import fashion_mnist, idx
+from decomposable.data import fashion_mnist
 from decomposable.errors import DataError, InvalidArgumentError
 
 COUNTS = {"train": 7, "t10k": 5}
@@ -165,7 +165,7 @@ def test_any_bytes_give_an_array_or_one_line(tmp_path, content, compress):
     file.write_bytes(gzip.compress(content) if compress else content)
     line = ""
     try:
-        assert len(idx.read(file, shape=(), most=100)) <= 100
+        assert len(fashion_mnist.read_idx(file, shape=(), most=100)) <= 100
     except DataError as error:
         line = str(error)
     assert not line or line.startswith(f"{file}: ")
@@ -177,7 +177,7 @@ def test_what_is_written_is_read(tmp_path, count, shape, seed, compress):
     array = np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
     file = tmp_path / "file"
     file.write_bytes(gzip.compress(as_idx(array)) if compress else as_idx(array))
-    np.testing.assert_array_equal(idx.read(file, shape=tuple(shape), most=5), array)
+    np.testing.assert_array_equal(fashion_mnist.read_idx(file, shape=tuple(shape), most=5), array)
 
 
 def test_the_full_set(full_data):

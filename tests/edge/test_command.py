@@ -3,6 +3,7 @@
 import json
 import shutil
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ import decomposable as dn
 from decomposable.edge import AnySizeSession
 from decomposable.edge.command import main
 from decomposable.edge.container import seal
-from decomposable.edge.measuring import example, time_sizes
 from decomposable.edge.npy import read_arrays
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.sizing.latency import LatencyProfile
@@ -101,20 +101,16 @@ def test_a_batch_that_does_not_fit_is_refused_in_one_line(file, batch):
     assert "\n" not in str(caught.value)
 
 
-def test_what_the_runtime_cannot_run_is_refused_in_one_line(tiny):
-    def open_size(plan):
-        def run(feeds):
-            raise RuntimeError("bad allocation\n  frame 0")
-
-        return run
+def test_what_the_runtime_cannot_run_is_refused_in_one_line(tiny, monkeypatch):
+    def run(feeds):
+        raise RuntimeError("bad allocation\n  frame 0")
 
     session = AnySizeSession(tiny, threads=1)
-    feeds = example(session.inputs, 2)
-    how = {"batch": 2, "threads": 1, "seconds": 0.0, "align": None}
+    monkeypatch.setattr(session, "_make", lambda plan, options: SimpleNamespace(run=run))
     with pytest.raises(
         InvalidArgumentError, match=r"^batch=2: ONNX Runtime cannot run .*RuntimeError: bad allocation fr"
     ):
-        time_sizes(session.selector, open_size, feeds, [0.5], **how)
+        session.measure([0.5], batch=2, seconds=0.0, align=None)
 
 
 def test_run_writes_the_output_of_a_size(file, call, tmp_path):

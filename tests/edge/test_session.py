@@ -23,7 +23,7 @@ import decomposable as dn
 from decomposable.edge import AnySizeSession
 from decomposable.edge.building import build
 from decomposable.edge.bundle import read_bundle
-from decomposable.edge.options import default_threads, usable_cores
+from decomposable.edge.onnx_runtime import default_threads, usable_cores
 from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, how_to_install
 from decomposable.sizing.latency import LatencyProfile
 

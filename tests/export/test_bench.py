@@ -13,13 +13,11 @@ import decomposable as dn
 from decomposable import models
 from decomposable.commands import main as cli
 from decomposable.errors import BudgetError, InvalidArgumentError
-from decomposable.export.measuring import measure
-from decomposable.export.runners import runners
+from decomposable.export.measuring import measure, runners
 from decomposable.network.calls import Call, InputSpec
 from decomposable.sizing import sweep as sweeping
 from decomposable.sizing.latency import LatencyProfile
-from decomposable.sizing.sweep import SIZES, sweep
-from decomposable.sizing.timing import interleaved
+from decomposable.sizing.sweep import SIZES, interleaved, sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
 IMAGE = (1, 8, 8)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 import decomposable as dn
 from decomposable.edge import AnySizeSession
-from decomposable.edge.measuring import example
+from decomposable.edge.feeding import example
 from decomposable.errors import InvalidArgumentError
-from decomposable.export import checking, onnx_file
+from decomposable.export import checking, one_size
+from decomposable.export.checking import trials_of
 from decomposable.export.interface import MOST_BATCH, MOST_NUMBERS, Interface, interface_of, resized
 from decomposable.export.program import ExportError, to_program
-from decomposable.export.trials import trials_of
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -169,7 +169,7 @@ def test_the_height_and_the_width_of_images_may_vary_at_every_size(tmp_path):
 
 def test_the_check_runs_the_example_itself_another_size_and_rows_that_differ_in_every_input(net, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(onnx_file, "largest_difference", lambda one, other, batches: seen.extend(batches) or 0.0)
+    monkeypatch.setattr(one_size, "largest_difference", lambda one, other, batches: seen.extend(batches) or 0.0)
     example = batch_of(3)
     report = dn.export_onnx(net, tmp_path / "net.onnx", example_input=example, dynamic=BOTH)
     assert all(torch.equal(seen[0][name], tensor) for name, tensor in example.items())
@@ -189,7 +189,7 @@ def test_a_file_that_ignores_one_of_its_inputs_is_refused(net, name, tmp_path, m
     def ignoring(model):
         return lambda batch: honest(model)({**batch, name: resized(example, {}, len(batch[name]), {})[name]})
 
-    monkeypatch.setattr(onnx_file, "onnx_runner", ignoring)
+    monkeypatch.setattr(one_size, "onnx_runner", ignoring)
     with pytest.raises(ExportError, match=r"differ from PyTorch's by .*nothing was written"):
         dn.export_onnx(net, tmp_path / "net.onnx")
     assert list(tmp_path.iterdir()) == []
@@ -356,7 +356,7 @@ def test_a_wrong_call_is_refused_in_one_line(net, options, words, tmp_path):
 def test_a_batch_that_is_too_large_for_its_samples_is_refused_before_memory_is_taken(tmp_path, monkeypatch):
     x = torch.zeros(1, 3, 64, 64)
     net = dn.decompose(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), x)
-    monkeypatch.setattr(onnx_file, "trials_of", None)
+    monkeypatch.setattr(one_size, "trials_of", None)
     most = MOST_NUMBERS // x.numel()
     with pytest.raises(InvalidArgumentError, match=rf"batch={most + 1}; allowed: 1 to {most:,} for samples of 12,288"):
         dn.export_onnx(net, tmp_path / "net.onnx", batch=most + 1)

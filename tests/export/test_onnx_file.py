@@ -12,7 +12,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import models
 from decomposable.errors import ExampleNeededError, InvalidArgumentError
-from decomposable.export import checking, onnx_file
+from decomposable.export import checking, one_size
 from decomposable.export.program import ExportError
 from decomposable.methods.widths import Widths
 from decomposable.network.sized import Size, SizedNet
@@ -173,7 +173,7 @@ def test_a_plain_module_with_an_example(tmp_path):
 
 def test_the_example_is_what_it_is_tried_with(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(onnx_file, "largest_difference", lambda module, run, batches: seen.extend(batches) or 0.0)
+    monkeypatch.setattr(one_size, "largest_difference", lambda module, run, batches: seen.extend(batches) or 0.0)
     rows = torch.arange(18.0).reshape(3, 6)
     report = dn.export_onnx(nn.Linear(6, 2), tmp_path / "net.onnx", example_input=rows)
     assert report.batches == (1, 2, 3, 5)
@@ -263,7 +263,7 @@ def test_a_difference_that_is_too_large_is_named_and_the_old_file_stays(net, tmp
     path = tmp_path / "net.onnx"
     path.write_bytes(b"the old one")
     honest = checking.onnx_runner
-    monkeypatch.setattr(onnx_file, "onnx_runner", lambda model: lambda batch: [y + 0.25 for y in honest(model)(batch)])
+    monkeypatch.setattr(one_size, "onnx_runner", lambda model: lambda batch: [y + 0.25 for y in honest(model)(batch)])
     with pytest.raises(ExportError, match=r"PyTorch's by [\d.e-]+ \(.*own rounding makes [\d.]+e-0[678]\), .*0.0001"):
         dn.export_onnx(net, path)
     assert path.read_bytes() == b"the old one"

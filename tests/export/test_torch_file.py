@@ -13,7 +13,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import models
 from decomposable.errors import InvalidArgumentError
-from decomposable.export import torch_file
+from decomposable.export import one_size
 from decomposable.export.program import ExportError
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
@@ -76,7 +76,7 @@ def test_a_difference_or_a_wrong_call_leaves_the_old_file(tmp_path, monkeypatch)
     example = torch.randn(2, 6)
     with pytest.raises(InvalidArgumentError, match=r"got the ending '.onnx'; allowed: .pt2"):
         dn.export_torch(nn.Linear(6, 2), tmp_path / "net.onnx", example_input=example)
-    monkeypatch.setattr(torch_file, "largest_difference", lambda *_: 0.5)
+    monkeypatch.setattr(one_size, "largest_difference", lambda *_: 0.5)
     with pytest.raises(ExportError, match=r"by 5.00e-01, and nothing was written"):
         dn.export_torch(nn.Linear(6, 2), path, example_input=example)
     assert path.read_bytes() == b"the old one"

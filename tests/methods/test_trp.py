@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from decomposable import models
 from decomposable.core.tree import deep_copy
 from decomposable.errors import InvalidArgumentError, NonFiniteError
+from decomposable.methods import trp
 from decomposable.methods.base import Material
 from decomposable.methods.settings import Settings
-from decomposable.methods.trp import METHOD, truncation
-from decomposable.methods.trp.truncation import selected_layers, truncate_network_
+from decomposable.methods.trp import METHOD, selected_layers, truncate_network_
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -391,7 +391,7 @@ def test_where_lapack_fails_the_step_is_a_plain_one_with_a_warning(monkeypatch):
     before = copy.deepcopy(model.state_dict())
     step = METHOD.step(model, SETTINGS)
     with monkeypatch.context() as patch:
-        patch.setattr(truncation, "svd", fail)
+        patch.setattr(trp, "svd", fail)
         with pytest.warns(UserWarning, match="does not truncate.*failed to converge"):
             logged = step.backward(loss_of)
     assert logged["kept"] == 1.0

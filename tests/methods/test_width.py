@@ -13,7 +13,7 @@ from decomposable.methods.width import METHOD
 from decomposable.network.file.container import read_container
 from decomposable.network.sized import restored
 from decomposable.training import experiment
-from decomposable.training.checkpoint import seed_everything
+from decomposable.training.devices import seed_everything
 
 SETTINGS = Settings(method="width", width=0.5)
 EXAMPLE = torch.zeros(1, 1, 8, 8)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import models
+from decomposable.models import noted, rebuilt
 from decomposable.models.origin import built_by
-from decomposable.models.rebuilding import noted, rebuilt
 
 # name: (arguments, image side, parameters, MACs). VGG-15's MACs and the ResNet-50 row are given figures; the
 # others follow from the architecture by arithmetic (kernel area x widths x output pixels), not this code.

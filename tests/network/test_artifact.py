@@ -25,7 +25,7 @@ from decomposable.network import decompose as decomposing
 from decomposable.network.artifact import read, save_size, shrink, size_state_dict
 from decomposable.network.file import container
 from decomposable.sizing.interpolation import choose_calibrated
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import SizeRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)")
 

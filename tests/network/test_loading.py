@@ -23,8 +23,8 @@ from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
 from decomposable.fields import Damaged
 from decomposable.methods import Material
 from decomposable.methods.settings import Settings
+from decomposable.models import BUILDERS, rebuilt
 from decomposable.models.origin import built_by
-from decomposable.models.rebuilding import BUILDERS, rebuilt
 from decomposable.network import artifact
 from decomposable.network.file import container
 from decomposable.network.file.digests import Blocks
@@ -32,7 +32,7 @@ from decomposable.network.file.header import DTYPES, parse_header, read_header
 from decomposable.recipes import BUILT_IN, cross_entropy, find, make_task
 from decomposable.sizing.interpolation import choose_calibrated
 from decomposable.sizing.latency import Entry, LatencyProfile, TimedSize
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import SizeRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)"),

@@ -18,7 +18,7 @@ from decomposable import RankPlan, Taylor, decompose, load, models
 from decomposable.core.standin import StandIn
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable.sizing.latency import LatencyProfile, TimedSize, timed_now
-from decomposable.sizing.timing import Sample
+from decomposable.sizing.profiles import Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
 

@@ -20,9 +20,10 @@ from decomposable.errors import ArtifactError, BudgetError, DecomposableError, I
 from decomposable.machine import Machine, check_threads
 from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.latency import Entry, LatencyProfile, TimedSize, choose_timed, fingerprint, timed_now
+from decomposable.sizing.plans import SizeRequest
+from decomposable.sizing.profiles import Sample
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.request import SizeRequest
-from decomposable.sizing.timing import WARM_UP, Sample, interleaved
+from decomposable.sizing.sweep import WARM_UP, interleaved
 
 few = settings(deadline=None, derandomize=True, max_examples=80)
 
@@ -655,7 +656,7 @@ def test_profiles_need_no_torch():
     """A device without PyTorch measures and chooses with this code."""
     code = (
         "import sys; sys.modules['torch'] = sys.modules['safetensors'] = None\n"
-        "import decomposable.sizing.latency, decomposable.sizing.timing, decomposable.sizing.sweep"
+        "import decomposable.sizing.latency, decomposable.sizing.sweep"
     )
     source = str(Path(decomposable.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}, check=True)

@@ -21,13 +21,8 @@ from decomposable.data.base import Images, InMemory, TrainBatches
 from decomposable.errors import InvalidArgumentError
 from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.methods.settings import Settings
-from decomposable.training.checkpoint import (
-    CheckpointError,
-    Checkpoints,
-    random_state,
-    seed_everything,
-    set_random_state,
-)
+from decomposable.training.checkpoint import CheckpointError, Checkpoints, position_in
+from decomposable.training.devices import random_state, seed_everything, set_random_state
 from decomposable.training.divergence import DivergedError
 from decomposable.training.loop import (
     Watchers,
@@ -37,7 +32,6 @@ from decomposable.training.loop import (
     train,
 )
 from decomposable.training.metrics import MetricsLog, read_metrics
-from decomposable.training.restoring import position_in
 from decomposable.training.runs import check_same_run
 
 SETTINGS = Settings(epochs=2, batch_size=10, ratio=(0.2, 0.6), learning_rate=0.05, schedule="cosine")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from decomposable.console import parse_size
+from decomposable.console import alignment, parse_size, parse_sizes
 from decomposable.errors import InvalidArgumentError
 
 RECIPES = (
@@ -16,36 +17,6 @@ RECIPES = (
 )
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
-    """The network file, as the first argument."""
-    parser.add_argument("file", metavar="FILE", type=Path, help="a network.safetensors, of any training")
-
-
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """Where the images are."""
-    parser.add_argument("--data", metavar="DIR", type=Path, help="where the data set is (digits needs none)")
-
-
-def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Which model and data, where the file does not say it."""
-    parser.add_argument(
-        "--recipe",
-        metavar="RECIPE",
-        help="what it was trained with, where the file does not name a built-in recipe; may be package.module:function",
-    )
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Where it computes."""
-    parser.add_argument("--device", metavar="NAME", default="auto", help="auto (cuda or cpu), cpu, cuda:1 …")
-
-
-def add_measuring(parser: argparse.ArgumentParser) -> None:
-    """Where accuracies are measured."""
-    add_device(parser)
-    parser.add_argument("--workers", metavar="N", type=_count, default=0, help="processes that read data (default: 0)")
-
-
 def _count(text: str) -> int:
     number = int(text)
     if number < 0:
@@ -53,48 +24,49 @@ def _count(text: str) -> int:
     return number
 
 
-def add_what_to_train(parser: argparse.ArgumentParser, *, settings_help: str) -> None:
-    """A recipe, its data, and settings to replace."""
-    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name, or your own as package.module:function")
-    add_data(parser)
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help=f"settings to replace, {settings_help}",
-    )
+ALIGN = (
+    "round ranks to multiples of 8, 16 …; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
+    "measured: {} (default: auto)"
+)
+_CHECKPOINTS = "from one checkpoint of a training to the next; 0 writes one after every step (default: 60)"
+_RECIPE = "what it was trained with, where the file does not name a built-in recipe; may be package.module:function"
+_SHARED: dict[str, dict[str, Any]] = {
+    "file": {"metavar": "FILE", "type": Path, "help": "a network.safetensors, of any training"},
+    "recipe": {"metavar": "RECIPE", "help": "a built-in name, or your own as package.module:function"},
+    "--align": {"metavar": "N", "type": alignment},
+    "--checkpoint-seconds": {"metavar": "N", "type": float, "default": 60.0, "help": _CHECKPOINTS},
+    "--data": {"metavar": "DIR", "type": Path, "help": "where the data set is (digits needs none)"},
+    "--device": {"metavar": "NAME", "default": "auto", "help": "auto (cuda or cpu), cpu, cuda:1 …"},
+    "--force": {"action": "store_true", "help": "replace OUT where it exists"},
+    "--macs": {"metavar": "SIZE", "help": "at most this many multiply-accumulates: 0.25, 25%% or 45M"},
+    "--params": {"metavar": "SIZE", "help": "at most this many parameters: 0.25, 25%% or 1.2M"},
+    "--ratio": {"metavar": "Z", "help": "this part of all bases: the paper's Z"},
+    "--recipe": {"metavar": "RECIPE", "help": _RECIPE},
+    "--set": {"metavar": "KEY=VALUE", "nargs": "+", "action": "extend", "default": []},
+    "--workers": {"metavar": "N", "type": _count, "default": 0, "help": "processes that read data (default: 0)"},
+}
 
 
-def add_how_to_train(parser: argparse.ArgumentParser) -> None:
-    """Where it computes, and how often it can be resumed."""
-    add_device(parser)
-    parser.add_argument(
-        "--checkpoint-seconds",
-        metavar="N",
-        type=float,
-        default=60.0,
-        help="from one checkpoint of a training to the next; 0 writes one after every step (default: 60)",
-    )
+def add(parser: argparse.ArgumentParser, *names: str, **how: Any) -> None:
+    """Add these of the options that verbs share; `how` is what this verb says otherwise."""
+    for name in names:
+        parser.add_argument(name, **(_SHARED[name] | how))
 
 
-def add_size(parser: argparse.ArgumentParser) -> None:
-    """The three ways to ask for one size."""
-    parser.add_argument("--macs", metavar="SIZE", help="at most this many multiply-accumulates: 0.25, 25%% or 45M")
-    parser.add_argument("--params", metavar="SIZE", help="at most this many parameters: 0.25, 25%% or 1.2M")
-    parser.add_argument("--ratio", metavar="Z", help="this part of all bases: the paper's Z")
+def taken(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """These of the options, for a function that calls them the same."""
+    return {name: getattr(options, name) for name in names}
 
 
 def sizes_asked(options: argparse.Namespace) -> dict[str, float]:
     """Those of --macs, --params and --ratio that were given, as `resize_` takes them."""
-    typed = {name: getattr(options, name) for name in ("macs", "params", "ratio")}
+    typed = taken(options, "macs", "params", "ratio")
     return {name: parse_size(f"--{name}", text) for name, text in typed.items() if text is not None}
 
 
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """Leave to replace a file."""
-    parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
+def sizes_listed(options: argparse.Namespace) -> list[float] | None:
+    """What --sizes lists; None where it was not given."""
+    return None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
 
 
 def checked_out(options: argparse.Namespace, endings: Sequence[str]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -11,17 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import (
-    Verb,
-    alignment,
-    as_table,
-    batch_size,
-    parse_sizes,
-    progress_line,
-    seconds,
-    showing_warnings,
-    threads,
-)
+from decomposable.console import Verb, answer, as_table, batch_size, progress_line, seconds, showing_warnings, threads
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import ProgressLine
 
@@ -32,33 +21,24 @@ HEADER = ("runtime", "size", "MACs", "parameters", "median ms", "middle half", "
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="a network.safetensors, or an any-size .onnx")
-    parser.add_argument("--sizes", metavar="LIST", help="besides the original: parts of its MACs, as in 0.5,0.25")
-    parser.add_argument("--batch", metavar="N", type=batch_size, default=1, help="samples in one pass (default: 1)")
-    parser.add_argument("--threads", metavar="N", type=threads, help="threads (default: as many as PyTorch uses)")
-    parser.add_argument(
+    add = parser.add_argument
+    arguments.add(parser, "file", help="a network.safetensors, or an any-size .onnx")
+    add("--sizes", metavar="LIST", help="besides the original: parts of its MACs, as in 0.5,0.25")
+    add("--batch", metavar="N", type=batch_size, default=1, help="samples in one pass (default: 1)")
+    add("--threads", metavar="N", type=threads, help="threads (default: as many as PyTorch uses)")
+    add(
         "--runtime", metavar="LIST", help="torch, onnxruntime or both, with a comma (default: those that are installed)"
     )
-    parser.add_argument(
-        "--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure in each runtime (default: 10)"
-    )
-    parser.add_argument(
-        "--align",
-        metavar="N",
-        type=alignment,
-        default="auto",
-        help="round ranks to multiples of 8, 16 …; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
-        "measured: try which is best (default: auto)",
-    )
-    parser.add_argument("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
-    parser.add_argument("--model", metavar="FUNCTION", help="package.module:function that builds the model")
-    arguments.add_recipe(parser)
-    parser.add_argument("--out", metavar="PROFILE", type=Path, help="where to keep it (default: FILE.latency.json)")
+    add("--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure in each runtime (default: 10)")
+    arguments.add(parser, "--align", default="auto", help=arguments.ALIGN.format("try which is best"))
+    add("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
+    add("--model", metavar="FUNCTION", help="package.module:function that builds the model")
+    arguments.add(parser, "--recipe")
+    add("--out", metavar="PROFILE", type=Path, help="where to keep it (default: FILE.latency.json)")
 
 
 def _run(options: argparse.Namespace) -> None:
-    sizes = None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
-    out = _place(options)
+    sizes, out = arguments.sizes_listed(options), _place(options)
     measured = _of_bundle if options.file.suffix == ".onnx" else _of_network
     with showing_warnings("decomposable bench"), progress_line(options) as line:
         profile = measured(options, sizes, line)
@@ -96,7 +76,7 @@ def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: Pro
     spec = None if options.input is None else InputSpec.of(networks.example(options.input, net))
     if spec is None and net.call is None:
         raise InvalidArgumentError(f"--input is needed: {options.file} does not say what the network takes")
-    how = {"batch": options.batch, "threads": _threads(options), "seconds": options.seconds, "align": options.align}
+    how = arguments.taken(options, "batch", "seconds", "align") | {"threads": _threads(options)}
     entries = [measure(net, sizes, runtime=runtime, input=spec, say=say, **how) for runtime in runtimes]
     return LatencyProfile.of(net.selector, entries)
 
@@ -114,7 +94,7 @@ def _of_bundle(options: argparse.Namespace, sizes: list[float] | None, say: Prog
         raise InvalidArgumentError(f"--runtime {options.runtime}: {options.file} is ONNX; allowed: onnxruntime")
     session = AnySizeSession(options.file, threads=_threads(options))
     say("onnxruntime: timing sizes side by side")
-    return session.measure(sizes, batch=options.batch, seconds=options.seconds, align=options.align)
+    return session.measure(sizes, **arguments.taken(options, "batch", "seconds", "align"))
 
 
 def _threads(options: argparse.Namespace) -> int:
@@ -137,21 +117,20 @@ def _runtimes(text: str | None) -> Sequence[str]:
 
 
 def _show(options: argparse.Namespace, profile: LatencyProfile, out: Path) -> None:
-    if options.json:
-        entries = [
-            {**asdict(entry), "sizes": [{**asdict(timed), "speed_up": speed} for timed, speed in _speeds(entry)]}
-            for entry in profile.entries
-        ]
-        machine = asdict(profile.machine)
-        print(json.dumps({"file": str(options.file), "profile": str(out), "machine": machine, "entries": entries}))
-        return
-    print(as_table(HEADER, [row for entry in profile.entries for row in _rows(entry)]))
+    entries = [
+        {**asdict(entry), "sizes": [{**asdict(timed), "speed_up": speed} for timed, speed in _speeds(entry)]}
+        for entry in profile.entries
+    ]
     _, _, setting = str(profile.entries[0]).partition(", ")
-    print(f"\n{profile.machine}; {setting}; the sizes of a runtime ran in turn, so that they compare.")
-    for entry in profile.entries:
-        print(f"{entry.runtime}: align={entry.align}: {entry.rounding}")
     verb = "session.resize" if options.file.suffix == ".onnx" else "net.resize_"
-    print(f"{out}: written; {verb}(latency_ms=...) uses it")
+    answer(
+        options,
+        {"file": str(options.file), "profile": str(out), "machine": asdict(profile.machine), "entries": entries},
+        as_table(HEADER, [row for entry in profile.entries for row in _rows(entry)]),
+        f"\n{profile.machine}; {setting}; the sizes of a runtime ran in turn, so that they compare.",
+        *(f"{entry.runtime}: align={entry.align}: {entry.rounding}" for entry in profile.entries),
+        f"{out}: written; {verb}(latency_ms=...) uses it",
+    )
 
 
 def _speeds(entry: Entry) -> list[tuple[Any, float]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, multiple, parse_sizes, progress_line, showing_warnings
+from decomposable.console import Verb, answer, multiple, progress_line, showing_warnings
 from decomposable.errors import DecomposableError, InvalidArgumentError, ModelNeededError, SettingError
 from decomposable.progress import Progress, Report
 from decomposable.text import first_line
@@ -23,28 +22,20 @@ if TYPE_CHECKING:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add_file(parser)
-    arguments.add_data(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    arguments.add(parser, "file", "--data")
+    add(
         "--sizes",
         metavar="LIST",
         help="MAC budgets, as in 1,0.5,25%%, added to the sizes that FILE has (default: a grid of all sizes, in place "
         "of those; with --align, added to them)",
     )
-    parser.add_argument(
-        "--align", metavar="N", type=multiple, help="for ranks rounded to multiples of 8, 16 … (auto needs none)"
-    )
-    parser.add_argument(
-        "--images", metavar="N", type=int, help="training images (default: as many as its training had)"
-    )
-    parser.add_argument(
-        "--passes", metavar="N", type=float, help="of the full network over the images: the most that a grid may cost"
-    )
-    parser.add_argument("--seed", metavar="N", type=int, help="of which images, and how augmented (default: its own)")
-    parser.add_argument("-o", "--out", metavar="OUT", type=Path, help="the file to write (default: FILE itself)")
-    arguments.add_force(parser)
-    arguments.add_recipe(parser)
-    arguments.add_device(parser)
+    arguments.add(parser, "--align", type=multiple, help="for ranks rounded to multiples of 8, 16 … (auto needs none)")
+    add("--images", metavar="N", type=int, help="training images (default: as many as its training had)")
+    add("--passes", metavar="N", type=float, help="of the full network over the images: the most that a grid may cost")
+    add("--seed", metavar="N", type=int, help="of which images, and how augmented (default: its own)")
+    add("-o", "--out", metavar="OUT", type=Path, help="the file to write (default: FILE itself)")
+    arguments.add(parser, "--force", "--recipe", "--device")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -54,8 +45,10 @@ def _run(options: argparse.Namespace) -> None:
     out = options.file if options.out is None else arguments.checked_out(options, [".safetensors"])
     device = choose_device(options.device)
     contents = artifact.outline(options.file)
-    sizes = _sizes(contents.selector, options)
-    task, settings = networks.task_and_settings(contents.info, options.recipe, options.data)
+    sizes = arguments.sizes_listed(options)
+    for size in sizes or ():
+        contents.selector.of_size(size, align=options.align)  # which has to be possible
+    task, settings = networks.find_task(contents.info, options.recipe, options.data)
     settings = _asked(settings, options)
     net = _opened(options.file, task).to(device)
     before = net.artifact().statistics
@@ -65,16 +58,6 @@ def _run(options: argparse.Namespace) -> None:
         info, dropped = _still_so(net, before)
         net.save(out, info)
     _show(options, out, net, report, images, dropped)
-
-
-def _sizes(selector: RankSelector, options: argparse.Namespace) -> list[float] | None:
-    """The sizes that were asked for, which have to be possible."""
-    if options.sizes is None:
-        return None
-    sizes = [size for _, size in parse_sizes("--sizes", options.sizes)]
-    for size in sizes:
-        selector.of_size(size, align=options.align)
-    return sizes
 
 
 def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
@@ -110,12 +93,7 @@ def _opened(file: Path, task: Task) -> DecomposedNet:
 
 
 def _calibrated(
-    net: DecomposedNet,
-    task: Task,
-    settings: Settings,
-    sizes: list[float] | None,
-    align: int | None,
-    progress: Report,
+    net: DecomposedNet, task: Task, settings: Settings, sizes: list[float] | None, align: int | None, progress: Report
 ) -> tuple[CalibrationReport, int]:
     """Calibrate with the first images of an epoch, as at the end of a training; also how many those were."""
     from decomposable.training.evaluation import WrongDataError
@@ -154,49 +132,41 @@ def _has_same_statistics(
     old, new = (None if each is None else each.at(plan) for each in (before, after))
     if old is None or new is None:
         return plan.is_full and old is new
-    return all(_equal(old[name], new[name]) for name in new)
-
-
-def _equal(old: Iterable[Any], new: Iterable[Any]) -> bool:
-    return all(bool((a == b).all()) for a, b in zip(old, new, strict=True))
+    return all(bool((a == b).all()) for name in new for a, b in zip(old[name], new[name], strict=True))
 
 
 def _show(
     options: argparse.Namespace, out: Path, net: DecomposedNet, report: CalibrationReport, images: int, dropped: int
 ) -> None:
-    statistics = net.artifact().statistics
-    assert statistics is not None
-    if options.json:
-        content = {
-            "file": str(options.file),
-            "out": str(out),
-            "align": options.align or 1,
-            "sizes": report.sizes,
-            "batches": report.batches,
-            "images": images,
-            "seconds": report.seconds,
-            "passes": report.passes,
-            "is_settled": report.is_settled,
-            "calibrated_sizes": len(statistics.plans),
-            "calibrated_alignments": list(statistics.alignments),
-            "accuracies_dropped": dropped,
-        }
-        print(json.dumps(content))
-        return
     from decomposable.sizing.rounding import described
 
+    statistics = net.artifact().statistics
+    assert statistics is not None
+    content = {
+        "file": str(options.file),
+        "out": str(out),
+        "align": options.align or 1,
+        "sizes": report.sizes,
+        "batches": report.batches,
+        "images": images,
+        "seconds": report.seconds,
+        "passes": report.passes,
+        "is_settled": report.is_settled,
+        "calibrated_sizes": len(statistics.plans),
+        "calibrated_alignments": list(statistics.alignments),
+        "accuracies_dropped": dropped,
+    }
     batches = f"{report.batches} batch{'es' if report.batches > 1 else ''}"
     seen = f"{images:,} images in {batches}, {report.seconds:.1f} s"
-    print(f"{report.sizes} sizes calibrated, {described(options.align or 1)}: {seen}")
+    lines = [f"{report.sizes} sizes calibrated, {described(options.align or 1)}: {seen}"]
     if not report.is_settled:
-        print(f"stopped at {report.passes:.3g} passes: statistics between some sizes are less exact (--passes)")
+        lines.append(f"stopped at {report.passes:.3g} passes: statistics between some sizes are less exact (--passes)")
     alignments = ", ".join("not rounded" if align == 1 else f"multiples of {align}" for align in statistics.alignments)
-    print(f"{out}: written; it has statistics for {len(statistics.plans)} sizes; ranks: {alignments}")
+    lines.append(f"{out}: written; it has statistics for {len(statistics.plans)} sizes; ranks: {alignments}")
     if dropped:
-        print(
-            f"accuracies left out, because they were measured with other statistics: {dropped}; measure anew with: "
-            f"decomposable evaluate {out}"
-        )
+        left_out = f"accuracies left out, because they were measured with other statistics: {dropped}"
+        lines.append(f"{left_out}; measure anew with: decomposable evaluate {out}")
+    answer(options, content, *lines)
 
 
 VERB = Verb(

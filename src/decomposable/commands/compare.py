@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments
-from decomposable.console import Verb, as_table, progress_line
+from decomposable.console import Verb, answer, as_table, progress_line
 from decomposable.errors import InvalidArgumentError, MissingExtraError
 from decomposable.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
-    from decomposable.comparison.estimate import Estimate
     from decomposable.comparison.parts import Comparison
 
 SHOWN_SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.1)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add_what_to_train(
-        parser, settings_help="such as epochs=10 (decomposable train RECIPE --dry-run lists them all)"
-    )
+    arguments.add(parser, "recipe", "--data")
+    lists = "settings to replace, such as epochs=10 (decomposable train RECIPE --dry-run lists them all)"
+    arguments.add(parser, "--set", help=lists)
     parser.add_argument("--out", metavar="DIR", type=Path, help="the folder of the comparison; the same one goes on")
     parser.add_argument("--methods", metavar="LIST", default="all", help="some of them, or all (default: all)")
     parser.add_argument("--seeds", metavar="LIST", default="0", help="train each with these, as in 0,1 (default: 0)")
-    parser.add_argument(
-        "--jobs",
-        metavar="N",
-        type=int,
-        help="trainings side by side (default: 1 on a GPU; on a CPU one for each core, up to 4)",
-    )
-    arguments.add_how_to_train(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="tell what would run and about how long, and train nothing"
-    )
+    jobs = "trainings side by side (default: 1 on a GPU; on a CPU one for each core, up to 4)"
+    parser.add_argument("--jobs", metavar="N", type=int, help=jobs)
+    arguments.add(parser, "--device", "--checkpoint-seconds")
+    dry = "tell what would run and about how long, and train nothing"
+    parser.add_argument("--dry-run", action="store_true", help=dry)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -55,16 +48,10 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder of the comparison, as in --out runs/comparison")
+    names = [name.strip() for name in options.methods.split(",") if name.strip()]
+    how = arguments.taken(options, "out", "data", "device", "checkpoint_seconds", "command")
     comparison, circumstances = running.prepare(
-        options.recipe,
-        out=options.out,
-        names=[name.strip() for name in options.methods.split(",") if name.strip()],
-        seeds=_seeds(options.seeds),
-        data=options.data,
-        settings=settings,
-        device=options.device,
-        checkpoint_seconds=options.checkpoint_seconds,
-        command=options.command,
+        options.recipe, names=names, seeds=_seeds(options.seeds), settings=settings, **how
     )
     jobs = running.number_of_jobs(options.jobs, circumstances.device)
     if options.dry_run:
@@ -74,13 +61,10 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     content, failures = running.run(comparison, circumstances, jobs=jobs, watchers=watchers)
     line.close()
     figure = _draw(options.out, content)
+    where = f"\nOne record for each method and seed is in {options.out}, all curves in its comparison.json"
+    answer(options, content, as_text(content), where, figure)
     if options.json:
-        print(json.dumps(content))
         print(figure, file=sys.stderr)
-    else:
-        print(as_text(content))
-        print(f"\nOne record for each method and seed is in {options.out}, all curves in its comparison.json")
-        print(figure)
     if failures:
         raise running.PartsFailedError(failures, len(comparison.parts))
 
@@ -106,45 +90,31 @@ def _dry_run(
     estimates = estimate(comparison, circumstances, jobs=jobs, progress=progress)
     progress.close()
     seconds = total_seconds(estimates, jobs)
-    if options.json:
-        rows = [entry.as_plain() for entry in estimates]
-        print(json.dumps({"trainings": rows, "jobs": jobs, "seconds": round(seconds, 1), "added": comparison.added}))
-        return
-    rows_text = [
-        (
-            entry.part.method,
-            str(entry.part.seed),
-            entry.part.training.folder,
-            entry.state,
-            "" if entry.state in ("done", "cannot") else as_duration(entry.seconds),
-        )
-        for entry in estimates
-    ]
-    print(as_table(("method", "seed", "training", "state", "about"), rows_text))
-    for needed, name in comparison.added.items():
-        print(f"{needed} is trained as well: {name} starts from it")
+    rows = [entry.as_plain() for entry in estimates]
+    content = {"trainings": rows, "jobs": jobs, "seconds": round(seconds, 1), "added": comparison.added}
+    cells = []
     for entry in estimates:
-        if entry.reason:
-            print(f"{entry.part.name} cannot be trained: {entry.reason}")
-    print(
-        f"\n{_counted(estimates)}; about {as_duration(seconds)} on this machine, {jobs} at a time. Nothing was trained."
-    )
-
-
-def _counted(estimates: list[Estimate]) -> str:
+        about = "" if entry.state in ("done", "cannot") else as_duration(entry.seconds)
+        cells.append((entry.part.method, str(entry.part.seed), entry.part.training.folder, entry.state, about))
     states = [entry.state for entry in estimates]
     counts = [f"{states.count(state)} {state}" for state in ("done", "cut off", "to do", "cannot") if state in states]
-    return f"trainings: {len(states)} ({', '.join(counts)})"
+    took = f"about {as_duration(seconds)} on this machine, {jobs} at a time"
+    answer(
+        options,
+        content,
+        as_table(("method", "seed", "training", "state", "about"), cells),
+        *(f"{needed} is trained as well: {name} starts from it" for needed, name in comparison.added.items()),
+        *(f"{entry.part.name} cannot be trained: {entry.reason}" for entry in estimates if entry.reason),
+        f"\ntrainings: {len(states)} ({', '.join(counts)}); {took}. Nothing was trained.",
+    )
 
 
 def as_text(content: Mapping[str, Any]) -> str:
     """Every method's accuracy at a few sizes."""
     seeds = content["seeds"]
     sizes = content["sizes"] if len(content["sizes"]) <= len(SHOWN_SIZES) else SHOWN_SIZES
-    rows = []
-    for name, method in content["methods"].items():
-        points = method["shown"]["points"]
-        rows.append((name, method["shown"]["label"], *(_cell(points, size) for size in sizes)))
+    shown = {name: method["shown"] for name, method in content["methods"].items()}
+    rows = [(name, it["label"], *(_cell(it["points"], size) for size in sizes)) for name, it in shown.items()]
     header = ("method", "curve", *(f"{size:g}" for size in sizes))
     spread = f", mean of seeds {', '.join(map(str, seeds))} ± half the range" if len(seeds) > 1 else ""
     return (

@@ -6,25 +6,17 @@ import argparse
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from decomposable.console import Verb, progress_line
+from decomposable.console import Verb, answer, progress_line
 from decomposable.errors import MissingExtraError, how_to_install
 from decomposable.files import write_atomically
 from decomposable.progress import Progress
 
-if TYPE_CHECKING:
-    from decomposable.comparison.curve import Curve
-
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        default=Path("demo-out"),
-        help="the folder for curve.png and record.json (default: demo-out)",
-    )
+    where = "the folder for curve.png and record.json (default: demo-out)"
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("demo-out"), help=where)
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the first run (default: 0)")
     parser.add_argument("--runs", metavar="N", type=int, default=2, help="how many runs to average (default: 2)")
 
@@ -35,22 +27,14 @@ def _run(options: argparse.Namespace) -> None:
         from decomposable.commands import demonstration
 
         settings = demonstration.Settings(seed=options.seed, runs=options.runs)
-        require_extra()
+        for module, package in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
+            if find_spec(module) is None:  # said at once, and not after training
+                raise MissingExtraError.of(package, "demo")
         options.out.mkdir(parents=True, exist_ok=True)  # where it cannot be written, say so before a minute's work
         record = {"command": options.command, **demonstration.run(settings, line)}
     figure, data = save(record, options.out)
-    if options.json:
-        print(json.dumps(record))
-        return
-    print(as_text(record))
-    print(f"\n{figure} shows the curve, {data} has all figures ({record['seconds']:.0f} s).")
-
-
-def require_extra() -> None:
-    """Say at once, and not after training, what is missing."""
-    for module, package in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
-        if find_spec(module) is None:
-            raise MissingExtraError.of(package, "demo")
+    where = f"\n{figure} shows the curve, {data} has all figures ({record['seconds']:.0f} s)."
+    answer(options, record, as_text(record), where)
 
 
 def as_text(record: dict[str, Any]) -> str:
@@ -90,29 +74,25 @@ def save(record: dict[str, Any], folder: Path) -> tuple[Path, Path]:
 
 def draw(record: dict[str, Any]) -> bytes:
     """The accuracy of both networks over their size, as a PNG: the mean as a line, the range of the runs as a band."""
-    from decomposable.comparison.curve import draw_curves
+    from decomposable.comparison.figure import Curve, draw_curves
+
+    def curve(method: str) -> Curve:
+        at_size = list(zip(*([row["accuracy"] for row in run[method]["rows"]] for run in record["runs"]), strict=True))
+        return Curve(
+            label=f"trained {method}ly",
+            sizes=[row["size"] for row in record["curve"]],
+            accuracies=[row[method]["accuracy"] for row in record["curve"]],
+            lowest=list(map(min, at_size)),
+            highest=list(map(max, at_size)),
+        )
 
     runs = len(record["runs"])
     return draw_curves(
-        [_curve(record, method) for method in ("joint", "plain")],
+        [curve("joint"), curve("plain")],
         title="Train once, run at any size",
         message="Cut by SVD and not retrained, the jointly trained network stays accurate at small sizes.",
         caption="a CNN on handwritten digits,\n" + (f"mean and range of {runs} runs" if runs > 1 else "one run"),
         ticks=[row["size"] for row in record["table"]],
-    )
-
-
-def _curve(record: dict[str, Any], method: str) -> Curve:
-    from decomposable.comparison.curve import Curve
-
-    runs = [[row["accuracy"] for row in run[method]["rows"]] for run in record["runs"]]
-    at_size = list(zip(*runs, strict=True))
-    return Curve(
-        label=f"trained {method}ly",
-        sizes=[row["size"] for row in record["curve"]],
-        accuracies=[row[method]["accuracy"] for row in record["curve"]],
-        lowest=list(map(min, at_size)),
-        highest=list(map(max, at_size)),
     )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import decomposable as dn
+from decomposable.checks import check_count
 from decomposable.data import digits
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress, Report, Tracker, quiet, within
@@ -56,9 +57,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31:
             raise InvalidArgumentError(f"seed={self.seed}; allowed: an int from 0 to {2**31 - 1}")
-        for name in ("runs", "epochs"):
-            if getattr(self, name) < 1:
-                raise InvalidArgumentError(f"{name}={getattr(self, name)}; allowed: an int of at least 1")
+        check_count("runs", self.runs)
+        check_count("epochs", self.epochs)
         if not 1 <= self.batch_size <= self.train_images:
             raise InvalidArgumentError(f"batch_size={self.batch_size}; allowed: an int from 1 to {self.train_images}")
 
@@ -75,11 +75,7 @@ def train(
     generator = torch.Generator().manual_seed(seed)  # of the order of the images
     loader = DataLoader(data, settings.batch_size, shuffle=True, drop_last=True, generator=generator)
     optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=settings.learning_rate,
-        momentum=0.9,
-        nesterov=True,
-        weight_decay=settings.weight_decay,
+        model.parameters(), lr=settings.learning_rate, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=settings.steps)
     joint = None
@@ -130,10 +126,8 @@ def run(settings: Settings, report: Report = quiet) -> dict[str, Any]:
     """Train and measure both networks for every seed; everything that came out, ready for JSON."""
     start = time.perf_counter()
     sizes = sorted({*TABLE_SIZES, *settings.curve_sizes}, reverse=True)
-    runs = []
-    for i in range(settings.runs):
-        name = f"run {i + 1}/{settings.runs}"
-        runs.append(run_once(settings, settings.seed + i, sizes, name, report))
+    names = [f"run {i + 1}/{settings.runs}" for i in range(settings.runs)]
+    runs = [run_once(settings, settings.seed + i, sizes, name, report) for i, name in enumerate(names)]
     return {
         "settings": asdict(settings),
         "steps": settings.steps,
@@ -155,16 +149,10 @@ def run_once(settings: Settings, seed: int, sizes: Sequence[float], name: str, r
     outcome: dict[str, Any] = {"seed": seed}
     for method in METHODS:
         start = time.perf_counter()
-        model = train(
-            copy.deepcopy(initial),
-            data.train,
-            settings,
-            seed=seed,
-            jointly=method == "joint",
-            report=within(f"{name}, {method}", report),
-        )
+        task, is_joint, model = f"{name}, {method}", method == "joint", copy.deepcopy(initial)
+        train(model, data.train, settings, seed=seed, jointly=is_joint, report=within(task, report))
         seconds = time.perf_counter() - start
-        report(Progress(f"{name}, {method}", f"calibrating and measuring {len(sizes)} sizes"))
+        report(Progress(task, f"calibrating and measuring {len(sizes)} sizes"))
         rows = accuracy_at_sizes(model, data, settings, sizes)
         outcome[method] = {"training_seconds": round(seconds, 2), "rows": rows}
     return outcome

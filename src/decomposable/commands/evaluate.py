@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, parse_sizes, progress_line, rounding, showing_warnings
+from decomposable.console import Verb, answer, parse_sizes, progress_line, rounding, showing_warnings
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Tracker
 
@@ -23,14 +22,12 @@ DEFAULT = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add_file(parser)
-    arguments.add_data(parser)
+    arguments.add(parser, "file", "--data")
     usual = ",".join(f"{size:g}" for size in DEFAULT)
     parser.add_argument("--sizes", metavar="LIST", help=f"MAC budgets, as in 1,0.5,25%%,10M (default: {usual})")
     parser.add_argument("--params", metavar="LIST", help="parameter budgets in place of MAC budgets")
-    parser.add_argument("--align", metavar="N", type=rounding, help="round ranks to multiples of 8, 16 …; or auto")
-    arguments.add_recipe(parser)
-    arguments.add_measuring(parser)
+    arguments.add(parser, "--align", type=rounding, help="round ranks to multiples of 8, 16 …; or auto")
+    arguments.add(parser, "--recipe", "--device", "--workers")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -44,7 +41,7 @@ def _run(options: argparse.Namespace) -> None:
     description, is_sized = networks.description_of(options.file)
     if not is_sized:
         plans = _plans(artifact.outline(options.file), options)  # what is impossible is refused before any work
-    task = networks.find_task(networks.info_in(description), options.recipe, options.data)
+    task, _ = networks.find_task(networks.info_in(description), options.recipe, options.data)
     net = load(options.file, model=task.build_model()).to(device)
     if is_sized:
         plans = _sized_plans(net, options)
@@ -58,14 +55,10 @@ def _run(options: argparse.Namespace) -> None:
                 net.warn_if_not_calibrated(plan, stacklevel=1)
             net.set_plan_(plan)
             rows.append((asked, Row.of(size, plan, accuracy(net, data, workers=options.workers))))
-    if options.json:
-        lines = [{"asked": asked, **asdict(row)} for asked, row in rows]
-        content = {"file": str(options.file), "test_images": data.test_count, "align": options.align, "sizes": lines}
-        print(json.dumps(content))
-        return
-    print(networks.table(rows))
+    sizes = [{"asked": asked, **asdict(row)} for asked, row in rows]
+    content = {"file": str(options.file), "test_images": data.test_count, "align": options.align, "sizes": sizes}
     rounded = "" if options.align in (None, 1) else f"; {described(options.align)}"
-    print(f"\n{data.test_count:,} test images, no retraining{rounded}")
+    answer(options, content, networks.table(rows), f"\n{data.test_count:,} test images, no retraining{rounded}")
 
 
 def _asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple[str, float]]]:

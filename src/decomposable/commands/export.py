@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, alignment, progress_line, showing_warnings
+from decomposable.console import Verb, answer, progress_line, showing_warnings
 from decomposable.errors import ExampleNeededError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -20,46 +19,27 @@ if TYPE_CHECKING:
     from decomposable.sizing.plans import RankPlan
 
 ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
-
-
 _USUAL = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1)  # sizes that a device may take
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add_file(parser)
-    arguments.add_size(parser)
-    parser.add_argument(
-        "--latency-ms", metavar="MS", type=float, help="at most this long here, as decomposable bench measured it"
-    )
-    parser.add_argument(
-        "--align",
-        metavar="N",
-        type=alignment,
-        help="round ranks to multiples: 8, 16 …; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
-        "measured: what bench found to be best (default: auto)",
-    )
-    parser.add_argument("--any-size", action="store_true", help="all sizes in one ONNX file, for decomposable.edge")
-    parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write: .onnx or .pt2")
-    parser.add_argument("--format", metavar="FORMAT", choices=ENDINGS, help="onnx or torch-export (default: OUT's)")
-    parser.add_argument("--batch", metavar="N", type=int, help="the one batch size that it takes (default: any)")
-    parser.add_argument(
-        "--dynamic",
-        metavar="AXIS",
-        action="append",
-        type=_axis,
-        help="an axis that varies besides the batch, as in input_ids:1=length; may be given several times",
-    )
-    parser.add_argument(
-        "--input", metavar="SHAPE", help="of one sample, where the file does not know it: 3x32x32, or 128:int64"
-    )
-    arguments.add_recipe(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    arguments.add(parser, "file", "--macs", "--params", "--ratio")
+    add("--latency-ms", metavar="MS", type=float, help="at most this long here, as decomposable bench measured it")
+    arguments.add(parser, "--align", help=arguments.ALIGN.format("what bench found to be best"))
+    add("--any-size", action="store_true", help="all sizes in one ONNX file, for decomposable.edge")
+    add("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write: .onnx or .pt2")
+    add("--format", metavar="FORMAT", choices=ENDINGS, help="onnx or torch-export (default: OUT's)")
+    add("--batch", metavar="N", type=int, help="the one batch size that it takes (default: any)")
+    axis = "an axis that varies besides the batch, as in input_ids:1=length; may be given several times"
+    add("--dynamic", metavar="AXIS", action="append", type=_axis, help=axis)
+    add("--input", metavar="SHAPE", help="of one sample, where the file does not know it: 3x32x32, or 128:int64")
+    arguments.add(parser, "--recipe")
+    add(
         "--model", metavar="FUNCTION", help="package.module:function, which builds the model, where FILE is not of ours"
     )
-    parser.add_argument(
-        "--tolerance", metavar="T", type=float, default=1e-4, help="largest difference from PyTorch (default: 1e-4)"
-    )
-    arguments.add_force(parser)
+    add("--tolerance", metavar="T", type=float, default=1e-4, help="largest difference from PyTorch (default: 1e-4)")
+    arguments.add(parser, "--force")
 
 
 def _axis(text: str) -> tuple[str, int, str]:
@@ -80,6 +60,8 @@ def _dynamic(options: argparse.Namespace) -> dict[str, dict[int, str]] | None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from decomposable.sizing.rounding import described
+
     kind, size = _checked(options)
     with showing_warnings("decomposable export"), progress_line(options) as line:
         try:
@@ -96,22 +78,15 @@ def _run(options: argparse.Namespace) -> None:
             ) from error
     if kind == "any-size":
         networks.warn_of("export", networks.first_complaint(cast("DecomposedNet", net).artifact(), _USUAL))
-    if options.json:
-        about: dict[str, Any] = {"path": str(report.path), "input": report.input and asdict(report.input)}
-        about |= {"align": plan and plan.align, "instead_of": plan and plan.instead_of}
-        print(json.dumps({**asdict(report), **about}))
-        return
-    from decomposable.sizing.rounding import described
-
+    about: dict[str, Any] = {"path": str(report.path), "input": report.input and asdict(report.input)}
+    about |= {"align": plan and plan.align, "instead_of": plan and plan.instead_of}
     asked = ", ".join(f"{name}={value}" for name, value in size.items())
     taken = "" if plan is None else f" ({described(plan.align)})"
     if plan is not None and plan.instead_of is not None:
         taken += f"; the nearest calibrated size below {plan.instead_of:.3f}x, which was not calibrated"
-    print(f"size: {asked or ('all' if kind == 'any-size' else 'as it was saved')}{taken}")
-    print(report)
-    print(f"run it with: {_how_to_run(report)}")
-    if plan is not None and kind == "onnx":
-        _hint(options, net, plan)
+    size_line = f"size: {asked or ('all' if kind == 'any-size' else 'as it was saved')}{taken}"
+    hint = _hint(options, net, plan) if plan is not None and kind == "onnx" else None
+    answer(options, asdict(report) | about, size_line, str(report), f"run it with: {_how_to_run(report)}", hint)
 
 
 def _rounded(options: argparse.Namespace, kind: str, net: nn.Module, size: dict[str, Any]) -> RankPlan | None:
@@ -124,16 +99,16 @@ def _rounded(options: argparse.Namespace, kind: str, net: nn.Module, size: dict[
     return net.choose(**size, runtime="onnxruntime" if kind == "onnx" else "torch", batch=options.batch)
 
 
-def _hint(options: argparse.Namespace, net: Any, plan: RankPlan) -> None:
+def _hint(options: argparse.Namespace, net: Any, plan: RankPlan) -> str | None:
     """Where a coarser rounding may be faster still, say so, and what it needs."""
     if plan.align not in (1, "auto") or all(plan.ranks[name] % 8 == 0 for name in set(plan.ranks) - plan.dense):
-        return
+        return None
     statistics = net.artifact().statistics
     needs = ""
     if statistics is not None and 16 not in statistics.alignments:
         data = " --data DIR" if networks.needs_data(net.info, options.recipe) else ""
         needs = f"; its statistics come from: decomposable calibrate {options.file} --align 16{data}"
-    print(f"hint: --align 16 rounds every rank, which ONNX Runtime often runs faster{needs}")
+    return f"hint: --align 16 rounds every rank, which ONNX Runtime often runs faster{needs}"
 
 
 def _example(options: argparse.Namespace, net: nn.Module) -> Tensor | None:
@@ -150,7 +125,10 @@ def _example(options: argparse.Namespace, net: nn.Module) -> Tensor | None:
 
 
 def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """What kind of file is wanted, and the size; whatever can be seen to be wrong before any work is refused."""
+    """What kind of file is wanted, and the size as `resize_` takes it, empty for the one that it was saved at.
+
+    Whatever can be seen to be wrong before any work is refused.
+    """
     kinds = {ending: kind for kind, ending in ENDINGS.items()}
     if options.any_size and "torch-export" in (options.format, kinds.get(options.out.suffix)):
         raise InvalidArgumentError("--any-size is not for torch-export; allowed: a file that ends in .onnx")
@@ -158,17 +136,12 @@ def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     out = arguments.checked_out(options, [ENDINGS[wanted]] if wanted else list(ENDINGS.values()))
     if options.any_size:
         refused = ("macs", "params", "ratio", "latency_ms", "align", "batch")
-        came = [f"--{name.replace('_', '-')}" for name in refused if getattr(options, name) is not None]
+        came = ", ".join(f"--{name.replace('_', '-')}" for name in refused if getattr(options, name) is not None)
         if came:
             raise InvalidArgumentError(
-                f"--any-size holds every size and takes any batch; got {', '.join(came)}; allowed: no size, no --align "
+                f"--any-size holds every size and takes any batch; got {came}; allowed: no size, no --align "
                 "and no --batch"
             )
-    return ("any-size" if options.any_size else kinds[out.suffix]), _size(options)
-
-
-def _size(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of a size, as `resize_` takes them; none where the network is taken as it was saved."""
     size: dict[str, Any] = arguments.sizes_asked(options)
     if options.latency_ms is not None:
         size["latency_ms"] = options.latency_ms
@@ -179,22 +152,16 @@ def _size(options: argparse.Namespace) -> dict[str, Any]:
         if not size:
             raise InvalidArgumentError("--align rounds the ranks of a size; allowed: with --macs, --params or another")
         size["align"] = options.align
-    return size
+    return ("any-size" if options.any_size else kinds[out.suffix]), size
 
 
 def _exported(
     options: argparse.Namespace, kind: str, net: nn.Module, size: dict[str, Any], example: Tensor | None
 ) -> ExportReport:
-    from decomposable import export_onnx, export_torch
+    from decomposable import export_any_size, export_onnx, export_torch
 
-    how: dict[str, Any] = {
-        "example_input": example,
-        "dynamic": _dynamic(options),
-        "tolerance": options.tolerance,
-    }
+    how: dict[str, Any] = {"example_input": example, "dynamic": _dynamic(options), "tolerance": options.tolerance}
     if kind == "any-size":
-        from decomposable import export_any_size
-
         return export_any_size(net, options.out, **how)
     export = export_onnx if kind == "onnx" else export_torch
     return export(net, options.out, **size, batch=options.batch, **how)

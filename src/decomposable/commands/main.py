@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from decomposable import __version__
 from decomposable.commands import bench, calibrate, compare, demo, evaluate, export, resize, sizes, train
-from decomposable.console import OneLineParser, Verb, add_showing, run_command
+from decomposable.console import OneLineParser, Verb, run_command
 
-VERBS: tuple[Verb, ...] = (
-    demo.VERB,
-    train.VERB,
-    calibrate.VERB,
-    sizes.VERB,
-    evaluate.VERB,
-    resize.VERB,
-    export.VERB,
-    bench.VERB,
-    compare.VERB,
-)
+_IN_ORDER = (demo, train, calibrate, sizes, evaluate, resize, export, bench, compare)
+VERBS: tuple[Verb, ...] = tuple(module.VERB for module in _IN_ORDER)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,27 +21,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs."""
+    as_written: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    codes = "exit codes: 0 it worked, 1 it failed, 2 it was called wrong, 130 it was interrupted"
     parser = OneLineParser(
         prog="decomposable",
         description="Train a neural network once, then run it at any size.",
-        epilog="example:\n  decomposable demo\n\nexit codes: 0 it worked, 1 it failed, 2 it was called wrong, "
-        "130 it was interrupted",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        epilog=f"example:\n  decomposable demo\n\n{codes}",
+        **as_written,
     )
     parser.add_argument("--version", action="version", version=f"decomposable {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb_name", required=True)
     for verb in VERBS:
-        one = verbs.add_parser(
-            verb.name,
-            help=verb.summary,
-            description=verb.description,
-            epilog=f"example:\n  {verb.example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        epilog = f"example:\n  {verb.example}"
+        one = verbs.add_parser(verb.name, help=verb.summary, description=verb.description, epilog=epilog, **as_written)
         verb.add_options(one)
-        add_showing(one)
+        shown = one.add_mutually_exclusive_group()
+        shown.add_argument(
+            "-q", "--quiet", action="store_true", help="show no progress: only results, warnings, errors"
+        )
+        shown.add_argument("-v", "--verbose", action="store_true", help="show more of what is going on")
         one.add_argument("--json", action="store_true", help="print the result as JSON, for machines")
         one.set_defaults(verb=verb, run=verb.run, if_interrupted=verb.if_interrupted)
     return parser

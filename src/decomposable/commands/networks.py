@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks", "test accuracy")
 
 
-# --- what a file says ----------------------------------------------------------------------------------------------
-
-
 def description_of(file: Path) -> tuple[dict[str, Any], bool]:
     """What a file says of itself, and whether it holds the sizes of a method which does not decompose."""
     from decomposable.network.file.container import open_container
@@ -87,15 +84,7 @@ def table(rows: Sequence[tuple[str, Row]]) -> str:
     return as_table(HEADER, lines)
 
 
-# --- the recipe that it was trained with ---------------------------------------------------------------------------
-
-
-def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> Task:
-    """The model and the data of a network file."""
-    return task_and_settings(info, recipe, data)[0]
-
-
-def task_and_settings(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:
+def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:
     """The model and the data of a network file, and the settings that it was trained with."""
     from decomposable import recipes
     from decomposable.methods.settings import from_plain
@@ -133,9 +122,6 @@ def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
     return name is None or recipes.needs_data(recipes.find(name))
 
 
-# --- running it ----------------------------------------------------------------------------------------------------
-
-
 def open_network(options: argparse.Namespace) -> nn.Module:
     """What the file holds, with the model's code from wherever it is known: --model, --recipe, or the file itself."""
     from decomposable.methods.loading import load
@@ -146,25 +132,25 @@ def open_network(options: argparse.Namespace) -> nn.Module:
     if options.model is not None:
         model = _built(options.model)
     elif options.recipe is not None:
-        model = find_task(info_in(description_of(options.file)[0]), options.recipe, None).build_model()
+        model = _of_recipe(options)
     try:
         net: nn.Module = load(options.file, model=model)
     except ModelNeededError:
-        net = load(options.file, model=_of_its_recipe(options.file))
+        net = load(options.file, model=_of_recipe(options))
     return net
 
 
-def _of_its_recipe(file: Path) -> nn.Module:
-    """The model of the recipe that a file names, where that is a built-in one."""
+def _of_recipe(options: argparse.Namespace) -> nn.Module:
+    """The model of a recipe: the one asked for, or else the one that the file names, where that is a built-in one."""
     from decomposable.recipes import BUILT_IN
 
-    info = info_in(description_of(file)[0])
-    if _built_in_recipe(info) is None:
+    info = info_in(description_of(options.file)[0])
+    if options.recipe is None and _built_in_recipe(info) is None:
         raise InvalidArgumentError(
-            f"--model or --recipe is needed: {file} holds weights but not the code that uses them; allowed: "
+            f"--model or --recipe is needed: {options.file} holds weights but not the code that uses them; allowed: "
             f"--model package.module:function, or --recipe with {', '.join(BUILT_IN)} or your own"
         )
-    return find_task(info, None, None).build_model()
+    return find_task(info, options.recipe, None)[0].build_model()
 
 
 def _built(address: str) -> nn.Module:

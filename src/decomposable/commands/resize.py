@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, alignment
+from decomposable.console import Verb, answer
 from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -18,21 +17,12 @@ KINDS = ("state-dict", "artifact")
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add_file(parser)
-    arguments.add_size(parser)
-    parser.add_argument(
-        "--align", metavar="N", type=alignment, help="round ranks to multiples: 8, 16 …; auto or measured"
-    )
+    arguments.add(parser, "file", "--macs", "--params", "--ratio")
+    arguments.add(parser, "--align", help="round ranks to multiples: 8, 16 …; auto or measured")
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write (.safetensors)")
-    parser.add_argument(
-        "--as",
-        dest="kind",
-        metavar="KIND",
-        choices=KINDS,
-        default=KINDS[0],
-        help="state-dict: this size, as plain layers; artifact: this size and all smaller ones (default: state-dict)",
-    )
-    arguments.add_force(parser)
+    kinds = "state-dict: this size, as plain layers; artifact: this size and all smaller ones (default: state-dict)"
+    parser.add_argument("--as", dest="kind", metavar="KIND", choices=KINDS, default=KINDS[0], help=kinds)
+    arguments.add(parser, "--force")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -49,22 +39,19 @@ def _run(options: argparse.Namespace) -> None:
     else:
         artifact.save_size(contents, plan, out, info)
     written = out.stat().st_size
-    if options.json:
-        content = {
-            "file": str(out),
-            "kind": options.kind,
-            "macs": plan.macs,
-            "params": plan.params,
-            "instead_of": plan.instead_of,
-            "ranks": dict(plan.ranks),
-            "bytes": written,
-        }
-        print(json.dumps(content))
-        return
-    print(plan)
+    content = {
+        "file": str(out),
+        "kind": options.kind,
+        "macs": plan.macs,
+        "params": plan.params,
+        "instead_of": plan.instead_of,
+        "ranks": dict(plan.ranks),
+        "bytes": written,
+    }
     note = contents.skeleton.built_by
     model = "" if note is not None and not note["is_changed"] else ", model=..."
-    print(f"\n{out}: {written:,} bytes; load it with decomposable.load({str(out)!r}{model})")
+    how = f"\n{out}: {written:,} bytes; load it with decomposable.load({str(out)!r}{model})"
+    answer(options, content, str(plan), how)
 
 
 def _size(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -82,11 +69,8 @@ def _size(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 def _up_to(rows: object, plan: RankPlan) -> list[Any]:
     """The measured sizes that are still there."""
-    return [
-        row
-        for row in (rows if isinstance(rows, list) else [])
-        if isinstance(row, dict) and isinstance(row.get("params"), int) and row["params"] <= plan.params
-    ]
+    known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [row for row in known if isinstance(row.get("params"), int) and row["params"] <= plan.params]
 
 
 VERB = Verb(

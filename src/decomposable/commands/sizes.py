@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, progress_line
+from decomposable.console import Verb, answer, progress_line
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.notes import measured_sizes, recipe_in
 from decomposable.progress import Tracker
@@ -32,22 +30,15 @@ class NotMeasuredError(DecomposableError):
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add_file(parser)
-    parser.add_argument(
-        "--accuracy-drop",
-        metavar="POINTS",
-        type=float,
-        help="show only the smallest size that loses at most this many points against the largest one",
+    arguments.add(parser, "file")
+    drop = "show only the smallest size that loses at most this many points against the largest one"
+    parser.add_argument("--accuracy-drop", metavar="POINTS", type=float, help=drop)
+    data = (
+        "with --accuracy-drop: measure here, also between the sizes that the file knows (where the data needs no "
+        "folder, --recipe does that)"
     )
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        type=Path,
-        help="with --accuracy-drop: measure here, also between the sizes that the file knows (where the data needs no "
-        "folder, --recipe does that)",
-    )
-    arguments.add_recipe(parser)
-    arguments.add_measuring(parser)
+    arguments.add(parser, "--data", help=data)
+    arguments.add(parser, "--recipe", "--device", "--workers")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -69,12 +60,9 @@ def _run(options: argparse.Namespace) -> None:
     networks.warn_of("sizes", networks.first_complaint(contents, [row.size for row in rows]))
     if drop is not None:
         rows = [_smallest(options, contents, rows)]
-    if options.json:
-        print(json.dumps({"file": str(options.file), "sizes": [asdict(row) for row in rows]}))
-        return
-    print(networks.table([(f"{row.size:g}", row) for row in rows]))
-    if drop is None:
-        print(_closing(contents))
+    content = {"file": str(options.file), "sizes": [asdict(row) for row in rows]}
+    table = networks.table([(f"{row.size:g}", row) for row in rows])
+    answer(options, content, table, _closing(contents) if drop is None else None)
 
 
 def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> None:
@@ -88,13 +76,9 @@ def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> 
         if found is None:
             raise NotMeasuredError(f"{options.file} has no accuracies; measure them with: decomposable evaluate")
         named = [(name, row) for name, row in named if row == found]
-    if options.json:
-        lines = [{"name": name, **asdict(row)} for name, row in named]
-        print(json.dumps({"file": str(options.file), "method": method, "sizes": lines}))
-        return
-    print(networks.table(named))
-    if drop is None:
-        print(f"\nThese are all its sizes: it was trained by the method {method}.")
+    sizes = [{"name": name, **asdict(row)} for name, row in named]
+    closing = f"\nThese are all its sizes: it was trained by the method {method}." if drop is None else None
+    answer(options, {"file": str(options.file), "method": method, "sizes": sizes}, networks.table(named), closing)
 
 
 def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
@@ -114,36 +98,27 @@ def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
 
 def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) -> Row:
     """The smallest size within the drop: of those measured or, with data, of any."""
-    from decomposable.training.evaluation import smallest_within
+    from decomposable.methods.loading import load
+    from decomposable.training.devices import choose_device
+    from decomposable.training.evaluation import Row, accuracy, smallest_within
 
-    found = smallest_within(rows, options.accuracy_drop) if options.data is None and options.recipe is None else None
-    if found is not None:
+    if options.data is None and options.recipe is None and (found := smallest_within(rows, options.accuracy_drop)):
         return found
     if options.data is None and networks.needs_data(contents.info, options.recipe):
         has = "" if options.recipe else f"{options.file} has no accuracies; "
         raise NotMeasuredError(f"{has}--data DIR is needed to measure them here")
-    return _searched(options, contents)
-
-
-def _searched(options: argparse.Namespace, contents: Artifact) -> Row:
-    from decomposable.methods.loading import load
-    from decomposable.training.devices import choose_device
-    from decomposable.training.evaluation import Row, accuracy
-
     device = choose_device(options.device)
-    task = networks.find_task(contents.info, options.recipe, options.data)
+    task, _ = networks.find_task(contents.info, options.recipe, options.data)
     net = load(options.file, model=task.build_model()).to(device)
     data = task.load_data()
-    line = progress_line(options)
-    tracker = Tracker(line, "measuring", total=len(USUAL) + SEARCH_STEPS, unit="sizes")
-    numbers = itertools.count()
+    with progress_line(options) as line:
+        tracker, numbers = Tracker(line, "measuring", total=len(USUAL) + SEARCH_STEPS, unit="sizes"), itertools.count()
 
-    def measure(size: float) -> Row:
-        tracker.update(next(numbers), f"now {size:.4g}")
-        plan = net.set_plan_(contents.of_size(size))
-        return Row.of(size, plan, accuracy(net, data, workers=options.workers))
+        def measure(size: float) -> Row:
+            tracker.update(next(numbers), f"now {size:.4g}")
+            plan = net.set_plan_(contents.of_size(size))
+            return Row.of(size, plan, accuracy(net, data, workers=options.workers))
 
-    with line:
         return search(measure, contents.selector.smallest_size, options.accuracy_drop)
 
 

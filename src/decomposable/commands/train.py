@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, progress_line
+from decomposable.console import Verb, answer, progress_line
+from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress, ProgressLine
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add_what_to_train(parser, settings_help="such as epochs=10 ratio=0.01,0.5 (--dry-run lists them all)")
+    arguments.add(parser, "recipe", "--data")
+    lists = "settings to replace, such as epochs=10 ratio=0.01,0.5 (--dry-run lists them all)"
+    arguments.add(parser, "--set", help=lists)
     parser.add_argument("--out", metavar="RUN", type=Path, help="the folder of the run")
-    parser.add_argument(
-        "--init",
-        metavar="FILE",
-        type=Path,
-        help="start from these weights (a state dict: .safetensors, .pt, .pth; or a network.safetensors); the learning "
-        "rate is then fine_tune_learning_rate",
+    start = (
+        "start from these weights (a state dict: .safetensors, .pt, .pth; or a network.safetensors); the learning "
+        "rate is then fine_tune_learning_rate"
     )
+    parser.add_argument("--init", metavar="FILE", type=Path, help=start)
     parser.add_argument("--resume", action="store_true", help="go on where the run in RUN was cut off, or start it")
-    arguments.add_how_to_train(parser)
+    arguments.add(parser, "--device", "--checkpoint-seconds")
     parser.add_argument("--dry-run", action="store_true", help="show the settings, and train nothing")
 
 
@@ -36,48 +36,29 @@ def _run(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable import methods, recipes
-    from decomposable.errors import InvalidArgumentError
-    from decomposable.methods.settings import from_text
+    from decomposable.methods.settings import flat, from_text
     from decomposable.training import experiment
     from decomposable.training.evaluation import Row
 
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
     methods.find(settings.method)  # an unknown one is refused before a dry run, too
     if options.dry_run:
-        _show_settings(options, settings)
+        values = flat(settings)
+        answer(options, values, *(f"{name}={_as_typed(value)}" for name, value in values.items()))
         return
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder to write the run to, as in --out runs/first")
-    job = experiment.prepare(
-        options.recipe,
-        out=options.out,
-        data=options.data,
-        settings=settings,
-        init=options.init,
-        resume=options.resume,
-        device=options.device,
-        checkpoint_seconds=options.checkpoint_seconds,
-        command=options.command,
-    )
+    how = arguments.taken(options, "out", "data", "init", "resume", "device", "checkpoint_seconds", "command")
+    job = experiment.prepare(options.recipe, settings=settings, **how)
     record = experiment.run(job, progress=line, say=line.say)
     line.close()
-    if options.json:
-        print(json.dumps(record))
-        return
-    print(networks.table([(f"{row['size']:g}", Row(**row)) for row in record["sizes"]]))
-    print(f"\nEvery size is in one file; see: decomposable sizes {job.folder.network}")
+    table = networks.table([(f"{row['size']:g}", Row(**row)) for row in record["sizes"]])
+    answer(options, record, table, f"\nEvery size is in one file; see: decomposable sizes {job.folder.network}")
 
 
-def _show_settings(options: argparse.Namespace, settings: Any) -> None:
-    from decomposable.methods.settings import flat
-
-    values = flat(settings)
-    if options.json:
-        print(json.dumps(values))
-        return
-    for name, value in values.items():
-        text = ",".join(v if isinstance(v, str) else f"{v:g}" for v in value) if isinstance(value, tuple) else value
-        print(f"{name}={text}")
+def _as_typed(value: Any) -> Any:
+    """A setting as `--set` takes it."""
+    return ",".join(v if isinstance(v, str) else f"{v:g}" for v in value) if isinstance(value, tuple) else value
 
 
 VERB = Verb(

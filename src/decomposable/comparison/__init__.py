@@ -1,13 +1,10 @@
 """Several methods under one protocol: what is missing is trained, what is there is read, and one figure shows them all.
 
-parts.py      what is to be trained, in an order in which everything comes after what it needs
-preparing.py  check everything that can be checked before anything is written
+parts.py      what is to be trained, checked, in an order in which everything comes after what it needs
 running.py    train what is missing, then gather the records
-scheduling.py one training after the other, or some side by side
-workers.py    the processes that train side by side
+scheduling.py one training after the other, or some side by side in processes
 watching.py   what is shown of them, and about how long they still take
-gathering.py  all that is in the folder, of earlier commands too
-results.py    records → the curves of every method, their mean and spread over the seeds
+results.py    all records in the folder → the curves of every method, their mean and spread over the seeds
 estimate.py   about how long it takes, from a few steps of each method
 """
 

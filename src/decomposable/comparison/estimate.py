@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -13,16 +14,16 @@ import torch
 from torch import nn
 
 from decomposable import methods
-from decomposable.comparison.parts import Comparison, Part
-from decomposable.comparison.preparing import Circumstances
-from decomposable.comparison.workers import threads_for
+from decomposable.comparison.parts import Circumstances, Comparison, Part
+from decomposable.comparison.scheduling import threads_for
 from decomposable.data.base import Data, TrainBatches
 from decomposable.errors import DecomposableError
 from decomposable.methods.settings import Settings
 from decomposable.network.decompose import decompose
 from decomposable.progress import Progress, Report
 from decomposable.training import loop as training
-from decomposable.training.checkpoint import seed_everything
+from decomposable.training.devices import seed_everything
+from decomposable.training.metrics import read_metrics
 
 TIMED_STEPS = 4
 START_SECONDS = 4.0  # of a process: python and torch
@@ -39,33 +40,24 @@ class Estimate:
 
     def as_plain(self) -> dict[str, Any]:
         """For JSON."""
-        part = self.part
-        return {
-            "method": part.method,
-            "seed": part.seed,
-            "training": part.training.folder,
-            "state": self.state,
-            "seconds": round(self.seconds, 1),
-            "reason": self.reason,
-        }
+        which = {"method": self.part.method, "seed": self.part.seed, "training": self.part.training.folder}
+        return {**which, "state": self.state, "seconds": round(self.seconds, 1), "reason": self.reason}
 
 
 def estimate(comparison: Comparison, circumstances: Circumstances, *, jobs: int, progress: Report) -> list[Estimate]:
     """Every training of a comparison with about how long it takes; nothing is written."""
     missing = [part for part in comparison.parts if not part.is_done]
-    if not missing:
-        return [Estimate(part=part, state="done", seconds=0.0) for part in comparison.parts]
     threads = torch.get_num_threads()
     torch.set_num_threads(threads_for(jobs))
     try:
-        clock = _StepClock(missing[0].settings, circumstances, progress)
+        clock = _StepClock(missing[0].settings, circumstances, progress) if missing else None
         return [_estimated(part, clock) for part in comparison.parts]
     finally:
         torch.set_num_threads(threads)
 
 
-def _estimated(part: Part, clock: _StepClock) -> Estimate:
-    if part.is_done:
+def _estimated(part: Part, clock: _StepClock | None) -> Estimate:
+    if clock is None or part.is_done:
         return Estimate(part=part, state="done", seconds=0.0)
     try:
         return Estimate(part=part, state="cut off" if part.is_begun else "to do", seconds=clock.seconds(part))
@@ -88,26 +80,24 @@ class _StepClock:
     """The seconds of a step of each method, and of a test image, measured when they are first asked for."""
 
     def __init__(self, settings: Settings, circumstances: Circumstances, progress: Report) -> None:
-        self.task = circumstances.task(settings)
+        self.settings, self.task = settings, circumstances.task(settings)
         self.data: Data = self.task.load_data()
         self.device, self.progress = torch.device(circumstances.device), progress
         self._steps: dict[Any, float] = {}
-        self._test_image: float | None = None
-        self._svd: float | None = None
 
     def seconds(self, part: Part) -> float:
         """Of the training, the tests on the way, the calibration and the sizes."""
         settings = part.settings
         per_epoch = self.data.train_count // settings.batch_size
-        left = settings.epochs * per_epoch - _steps_made(part)
+        # Of a training that was cut off, its metrics say how far it is: a checkpoint is large.
+        lines = read_metrics(part.folder.metrics) if part.is_begun else []
+        left = settings.epochs * per_epoch - max((line["step"] for line in lines), default=0)
         tests = math.ceil(settings.epochs / settings.evaluate_every)
-        sizes = len(settings.sizes) * max(1, len(part.training.variants))
-        images = (tests + sizes) * self.data.test_count + 2 * sizes * settings.calibration_images
         variants = max(1, len(part.training.variants))
+        sizes = len(settings.sizes) * variants
+        images = (tests + sizes) * self.data.test_count + 2 * sizes * settings.calibration_images
         # On average a size costs half of the whole, but thin layers are slower than their MACs say.
-        return (
-            left * self._step(part) + 0.75 * images * self._image(settings) + variants * self._decomposition(settings)
-        )
+        return left * self._step(part) + 0.75 * images * self._image + variants * self._decomposition
 
     def _step(self, part: Part) -> float:
         # How fast a network is whose ranks come from weights that are not there yet, nobody knows: as the full one.
@@ -136,23 +126,21 @@ class _StepClock:
 
         return make
 
-    def _image(self, settings: Settings) -> float:
-        if self._test_image is None:
-            self.progress(Progress("timing", "a test"))
-            count = min(settings.batch_size, self.data.test_count)
-            x, _ = training.moved(self.data.test_batch(torch.arange(count)), self.device, settings)
-            model = self._model(settings).eval()
-            with torch.no_grad():
-                self._test_image = _timed(lambda: model(x), TIMED_STEPS) / count
-        return self._test_image
+    @cached_property
+    def _image(self) -> float:
+        self.progress(Progress("timing", "a test"))
+        count = min(self.settings.batch_size, self.data.test_count)
+        x, _ = training.moved(self.data.test_batch(torch.arange(count)), self.device, self.settings)
+        model = self._model(self.settings).eval()
+        with torch.no_grad():
+            return _timed(lambda: model(x), TIMED_STEPS) / count
 
-    def _decomposition(self, settings: Settings) -> float:
-        if self._svd is None:
-            self.progress(Progress("timing", "a decomposition"))
-            x, _ = self.data.test_batch(torch.arange(1))
-            model = self._model(settings)
-            self._svd = _timed(lambda: decompose(model, example_input=x, form=settings.form), 1)
-        return self._svd
+    @cached_property
+    def _decomposition(self) -> float:
+        self.progress(Progress("timing", "a decomposition"))
+        x, _ = self.data.test_batch(torch.arange(1))
+        model = self._model(self.settings)
+        return _timed(lambda: decompose(model, example_input=x, form=self.settings.form), 1)
 
     def _model(self, settings: Settings) -> nn.Module:
         seed_everything(settings.seed)
@@ -172,12 +160,3 @@ def _timed(function: Callable[[], Any], repeats: int) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return median(seconds[1:])
-
-
-def _steps_made(part: Part) -> int:
-    """Of a training that was cut off, as its metrics say: a checkpoint is large."""
-    from decomposable.training.metrics import read_metrics
-
-    if not part.is_begun:
-        return 0
-    return max((int(line.get("step", 0)) for line in read_metrics(part.folder.metrics)), default=0)

@@ -1,16 +1,17 @@
-"""The figure of a comparison: accuracy over MACs, a line for every method, mean and range over the seeds.
+"""Accuracy over size, the figure that every comparison of this project ends in: mean and range over some runs.
 
-Every method says itself what it is called and how it is drawn; whatever says nothing has its name, and a line that is
-no other's.
+Of a comparison it has a line for every method. Every method says itself what it is called and how it is drawn; whatever
+says nothing has its name, and a line that is no other's.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import cycle
 from typing import Any
 
-from decomposable.comparison.curve import as_png, blank, set_sizes
 from decomposable.methods import METHODS, LineStyle
 
 # Of Paul Tol's muted colours those that are not near one of Okabe and Ito, which the methods of the package have.
@@ -19,24 +20,42 @@ OTHER_MARKERS = ("h", "<", ">", "p", "d", "8", "H")
 TICKS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.02, 0.01)
 SEEN_BELOW = 12.0
 """Accuracies so many points below every method's best one are left out of sight: they would flatten everything else."""
+# Blue, vermilion and green of Okabe and Ito, told apart by shape and dashes as well.
+STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "#0072B2", "marker": "o", "linestyle": "-", "zorder": 4},
+    {"color": "#D55E00", "marker": "s", "linestyle": "--", "zorder": 3},
+    {"color": "#009E73", "marker": "^", "linestyle": "-.", "zorder": 3},
+    {"color": "#CC79A7", "marker": "D", "linestyle": ":", "zorder": 3},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Accuracies (percent) of a network at some sizes (parts of the original's MACs), and their range if known."""
+
+    label: str
+    sizes: Sequence[float]
+    accuracies: Sequence[float]
+    lowest: Sequence[float] = ()
+    highest: Sequence[float] = ()
 
 
 def draw(content: Mapping[str, Any]) -> bytes:
     """The figure of `comparison.json` as a PNG."""
-    return as_png(figure_of(content))
+    return _as_png(figure_of(content))
 
 
 def figure_of(content: Mapping[str, Any]) -> Any:
     """The figure of `comparison.json`, matplotlib's."""
     seeds = len(content["seeds"])
     runs = f"mean and range of {seeds} runs" if seeds > 1 else "one run"
-    figure, axes = blank(
+    figure, axes = _blank(
         size=(11, 5.6),
         dpi=150,
         title=f"{content['recipe']}: accuracy over size",
         text=f"One protocol for all methods, {runs}. Thin: each curve of a method that has several.",
     )
-    styles = styles_of(content["methods"])
+    styles = _styles_of(content["methods"])
     for name, style in styles.items():
         _draw_method(axes, getattr(METHODS.get(name), "label", "") or name, style, content["methods"][name])
     _set_limits(axes, [content["methods"][name]["shown"]["points"] for name in styles])
@@ -44,17 +63,10 @@ def figure_of(content: Mapping[str, Any]) -> Any:
     return figure
 
 
-def styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
+def _styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
     """How each of these methods is drawn, in the order of the legend."""
-    styles: dict[str, LineStyle] = {}
-    others = 0
-    for name in names:
-        style = getattr(METHODS.get(name), "style", None)
-        if style is None:
-            colour = OTHER_COLOURS[others % len(OTHER_COLOURS)]
-            style = LineStyle(color=colour, marker=OTHER_MARKERS[others % len(OTHER_MARKERS)])
-            others += 1
-        styles[name] = style
+    others = (LineStyle(color=c, marker=m) for c, m in zip(cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=True))
+    styles = {name: getattr(METHODS.get(name), "style", None) or next(others) for name in names}
     return dict(sorted(styles.items(), key=lambda item: item[1].place))
 
 
@@ -91,4 +103,62 @@ def _set_limits(axes: Any, methods: Sequence[Sequence[Mapping[str, Any]]]) -> No
     margin = 0.03 * (top - bottom) + 0.1
     axes.set_ylim(bottom - margin, min(top + margin, 100 + margin / 2))
     smallest = min((p["macs_fraction"] for p in points if p["accuracy"] >= bottom), default=0.1)
-    set_sizes(axes, 0.88 * smallest, 1.06, [size for size in TICKS if size >= 0.88 * smallest])
+    _set_sizes(axes, 0.88 * smallest, 1.06, [size for size in TICKS if size >= 0.88 * smallest])
+
+
+def _blank(*, size: tuple[float, float], dpi: int, title: str, text: str) -> tuple[Any, Any]:
+    """A figure of accuracy over MACs, and its axes, in which nothing is drawn yet."""
+    from matplotlib.figure import Figure  # not pyplot: no window and no global state
+
+    figure = Figure(figsize=size, dpi=dpi, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=15, fontweight="bold", pad=26)
+    line = axes.text(0, 1.03, text, transform=axes.transAxes, fontsize=10.5, color="#444444")
+    line.set_in_layout(False)  # a long one must not make the axes narrower
+    axes.set_xlabel("MACs, as a fraction of the original network's", fontsize=11)
+    axes.set_ylabel("test accuracy (%)", fontsize=11)
+    axes.set_xscale("log")
+    axes.grid(color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _set_sizes(axes: Any, smallest: float, largest: float, ticks: Sequence[float]) -> None:
+    """The limits of the sizes, and those that are named."""
+    axes.set_xlim(smallest, largest)
+    axes.set_xticks(ticks, [f"{size:g}" for size in ticks])
+    axes.minorticks_off()
+
+
+def _as_png(figure: Any) -> bytes:
+    """The figure as a file's content."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    png = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(png)
+    return png.getvalue()
+
+
+def draw_curves(curves: Sequence[Curve], *, title: str, message: str, caption: str, ticks: Sequence[float]) -> bytes:
+    """The curves as a PNG; their points at `ticks` are marked, and the last ones named."""
+    figure, axes = _blank(size=(8, 4.8), dpi=160, title=title, text=message)
+    for curve, style in zip(curves, STYLES, strict=False):
+        _draw(axes, curve, style, ticks)
+    _set_sizes(axes, 0.84 * min(ticks), 1.05, ticks)
+    axes.set_ylim(top=100)
+    axes.legend(loc="lower right", frameon=False, fontsize=11, title=caption, alignment="left")
+    return _as_png(figure)
+
+
+def _draw(axes: Any, curve: Curve, style: dict[str, Any], ticks: Sequence[float]) -> None:
+    """The line, marked at the ticks; the range as a band; the last value beside its point."""
+    if curve.lowest:
+        axes.fill_between(curve.sizes, curve.lowest, curve.highest, color=style["color"], alpha=0.15, lw=0)
+    marked = [size in ticks for size in curve.sizes]
+    look = {**style, "linewidth": 2.5, "markersize": 8, "markeredgecolor": "white"}
+    axes.plot(curve.sizes, curve.accuracies, label=curve.label, markevery=marked, **look)
+    last = min(range(len(curve.sizes)), key=lambda i: curve.sizes[i])
+    end = {"xytext": (-9, 0), "textcoords": "offset points", "ha": "right", "va": "center", "fontweight": "bold"}
+    place = curve.sizes[last], curve.accuracies[last]
+    axes.annotate(f"{curve.accuracies[last]:.0f}%", place, color=style["color"], **end)

@@ -1,4 +1,5 @@
-"""From the records of a comparison to curves: accuracy over size, mean and spread over the seeds.
+"""From the records in the folder of a comparison, of earlier commands too, to curves: accuracy over size, mean and
+spread over the seeds.
 
 A method may have several curves: ways to decompose one network, or trainings with other settings. The curve that stands
 for it in the figure is, where all of them have the same sizes, the best of them at each size, which favours a method
@@ -7,14 +8,18 @@ that tries many; elsewhere it is the one that reaches the highest accuracy.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from decomposable import methods
-from decomposable.comparison.parts import Comparison, Part
+from decomposable.comparison.parts import Circumstances, Comparison, Part, finished, plan
+from decomposable.comparison.watching import Failures
+from decomposable.errors import DecomposableError
+from decomposable.files import write_atomically
 from decomposable.machine import timestamp
 from decomposable.training.runs import RunError
 
@@ -38,7 +43,66 @@ class Point:
     curve: str  # which one it is of, where the best of several was taken
 
 
-def summary(comparison: Comparison) -> dict[str, Any]:
+def gather(comparison: Comparison, circumstances: Circumstances, failures: Failures) -> dict[str, Any]:
+    """Write the record of every method and seed that is complete, and the summary of all that is in the folder."""
+    everything = _all_in_folder(comparison, circumstances)
+    for name in everything.methods:
+        for seed in everything.seeds:
+            parts = [part for part in everything.parts if (part.method, part.seed) == (name, seed)]
+            if parts and parts[0].training.folder and all(part.is_done for part in parts):
+                _write_record(comparison, parts)
+    content = {**_summary(everything), "failed": failures}
+    write_atomically(comparison.out / "comparison.json", (json.dumps(content, indent=1) + "\n").encode())
+    return content
+
+
+def _all_in_folder(comparison: Comparison, circumstances: Circumstances) -> Comparison:
+    """With the methods and seeds of earlier commands, as far as their settings are the same."""
+    folders = [folder for name in methods.METHODS for folder in (comparison.out / name).glob("*")]
+    seeds = sorted({*comparison.seeds, *(int(folder.name) for folder in folders if folder.name.isdigit())})
+    every = plan(comparison.recipe, comparison.settings, list(methods.METHODS), seeds, comparison.out)
+    asked = {part.path for part in comparison.parts}
+    kept = [part for part in every.parts if part.path in asked or _belongs(part, circumstances)]
+    names = {part.method for part in kept if part.is_done}
+    return replace(
+        every,
+        parts=tuple(kept),
+        methods=tuple(name for name in methods.METHODS if name in names),
+        seeds=tuple(seed for seed in seeds if any(part.seed == seed and part.is_done for part in kept)),
+    )
+
+
+def _belongs(part: Part, circumstances: Circumstances) -> bool:
+    """Whether a part that nobody asked for is done under these settings."""
+    try:
+        return part.can_be_read and bool(finished(part, circumstances))
+    except (DecomposableError, OSError):
+        return False
+
+
+def _write_record(comparison: Comparison, parts: Sequence[Part]) -> None:
+    """One record for the trainings of one method and seed."""
+    found = {part.training.folder: part.folder.finished() or {} for part in parts}
+    first = next(iter(found.values()))
+    record = {
+        "recipe": comparison.recipe,
+        "method": parts[0].method,
+        "seed": parts[0].seed,
+        "finished": max(record["finished"] for record in found.values()),
+        "training_seconds": round(sum(record["training_seconds"] for record in found.values()), 1),
+        "machine": first["machine"],
+        "commit": first["commit"],
+        "trainings": {
+            folder: {key: record[key] for key in ("settings", "training_seconds", "steps", "finished", "commit")}
+            for folder, record in found.items()
+        },
+        "sizes": [{**row, "training": folder} for folder, record in found.items() for row in record["sizes"]],
+    }
+    path = comparison.out / parts[0].method / str(parts[0].seed) / "record.json"
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+
+
+def _summary(comparison: Comparison) -> dict[str, Any]:
     """All methods' curves; what is not trained yet is left out."""
     content: dict[str, Any] = {
         "recipe": comparison.recipe,
@@ -74,11 +138,11 @@ def _curves_of(parts: Sequence[Part]) -> dict[str, Rows]:
                     f"{part.folder.record}: a size of it is {row!r:.80}", f"remove {part.path} to train it again"
                 )
             found[row.get("curve") or part.training.curve][part.training.choice].append(row)
-    return {curve: max(choices.values(), key=_best_at_its_largest) for curve, choices in found.items()}
 
+    def accuracy_at_the_largest(rows: Rows) -> float:
+        return float(max(rows, key=lambda row: row["macs"])["accuracy"])
 
-def _best_at_its_largest(rows: Rows) -> float:
-    return float(max(rows, key=lambda row: row["macs"])["accuracy"])
+    return {curve: max(choices.values(), key=accuracy_at_the_largest) for curve, choices in found.items()}
 
 
 def mean_over_seeds(runs: Sequence[Rows], curve: str) -> list[Point]:
@@ -92,18 +156,10 @@ def mean_over_seeds(runs: Sequence[Rows], curve: str) -> list[Point]:
     return [_point(rows, curve) for rows in zip(*ordered, strict=False)]
 
 
-def _point(rows: Iterable[Mapping[str, Any]], curve: str) -> Point:
-    rows = list(rows)
+def _point(rows: Sequence[Mapping[str, Any]], curve: str) -> Point:
+    means = {key: fmean(row[key] for row in rows) for key in _NUMBERS}
     accuracies = [row["accuracy"] for row in rows]
-    means = {key: fmean(row[key] for row in rows) for key in _NUMBERS if key != "accuracy"}
-    return Point(
-        **means,
-        accuracy=fmean(accuracies),
-        lowest=min(accuracies),
-        highest=max(accuracies),
-        seeds=len(rows),
-        curve=curve,
-    )
+    return Point(**means, lowest=min(accuracies), highest=max(accuracies), seeds=len(rows), curve=curve)
 
 
 def representative(curves: Mapping[str, Sequence[Point]]) -> tuple[str, list[Point]]:

@@ -13,12 +13,10 @@ import torch
 
 from decomposable import methods as registered
 from decomposable import recipes
-from decomposable.comparison.gathering import gather
-from decomposable.comparison.parts import Comparison, Part
-from decomposable.comparison.preparing import Circumstances, check_finished, job_of, prepare
-from decomposable.comparison.scheduling import Failures, one_by_one, side_by_side
-from decomposable.comparison.watching import Watch, Watchers
-from decomposable.comparison.workers import cores
+from decomposable.comparison.parts import Circumstances, Comparison, Part, check_finished, job_of, prepare
+from decomposable.comparison.results import gather
+from decomposable.comparison.scheduling import cores, one_by_one, side_by_side
+from decomposable.comparison.watching import Failures, Watch, Watchers
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.progress import Progress, Report, quiet, shown
 from decomposable.training import experiment
@@ -26,7 +24,6 @@ from decomposable.training.loop import Say
 from decomposable.training.runs import held
 
 MOST_JOBS = 4  # side by side unless more are asked for: each takes the memory of a training
-_NOBODY = Watchers()
 
 
 class PartsFailedError(DecomposableError):
@@ -91,11 +88,7 @@ def compare(
 
 
 def run(
-    comparison: Comparison,
-    circumstances: Circumstances,
-    *,
-    jobs: int | None = None,
-    watchers: Watchers = _NOBODY,
+    comparison: Comparison, circumstances: Circumstances, *, jobs: int | None, watchers: Watchers
 ) -> tuple[dict[str, Any], Failures]:
     """Train what is missing, then write every method's record and the summary; it comes back, and what failed."""
     count = number_of_jobs(jobs, circumstances.device)

@@ -1,26 +1,50 @@
-"""One training after the other, or some side by side, each after those that it starts from."""
+"""One training after the other, or some side by side, each after those that it starts from.
+
+Side by side they run in processes that train one part after the other, each with its share of the cores:
+
+    parent ── ("part", what to train) ──▶ worker
+           ◀─ ("line", progress), ("said", text) ···········
+           ◀─ ("done", record) or ("failed", reason) or ("stopped", reason)
+           ── ("stop",) ──▶  the training under way writes its checkpoint and ends
+
+A worker takes no signals but through its parent: the terminal's Ctrl-C would otherwise reach it a second time, which
+means "at once". Where the parent is gone, a worker ends in the same way.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing.connection import wait
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
 
 from decomposable.comparison.parts import Part
-from decomposable.comparison.watching import Watch
-from decomposable.comparison.workers import Train, Worker, reason_of, threads_for
+from decomposable.comparison.watching import Failures, Watch
+from decomposable.errors import DecomposableError
+from decomposable.files import write_atomically
 from decomposable.interrupts import Interrupted, stop_signals
-from decomposable.progress import Progress
+from decomposable.progress import Progress, Report
+from decomposable.training.runs import RunFolder
 
-Failures = dict[str, str]  # why, by the name of the part
+SECONDS_BETWEEN_LINES = 0.5
+Train = Callable[[Part, Report, Callable[[str], None]], dict[str, Any]]
+"""Train a part, telling how far it is, and what stays; its record comes back."""
 
 
 def one_by_one(parts: Sequence[Part], train: Train, watch: Watch) -> Failures:
     """In this process, one after the other; what failed comes back, with the reason."""
-    failures: Failures = {}
     for part in parts:
-        if _lacks_something(part, failures, watch):
+        if _lacks_something(part, watch):
             continue
 
         def report(line: Progress, part: Part = part) -> None:
@@ -33,9 +57,8 @@ def one_by_one(parts: Sequence[Part], train: Train, watch: Watch) -> Failures:
         except Interrupted as error:
             raise _stopped(watch) from error
         except Exception as error:  # whatever the code of a recipe raises
-            failures[part.name] = reason_of(error, part.folder)
-            watch.fail(part, failures[part.name])
-    return failures
+            watch.fail(part, _reason_of(error, part.folder))
+    return watch.failures
 
 
 def side_by_side(parts: Sequence[Part], train: Train, watch: Watch, *, jobs: int) -> Failures:
@@ -45,8 +68,9 @@ def side_by_side(parts: Sequence[Part], train: Train, watch: Watch, *, jobs: int
         with stop_signals() as stop:
             pool.work(stop)
     finally:
-        pool.close()
-    return pool.failures
+        for worker in pool.workers:
+            worker.close(at_once=worker.part is not None)  # one that trains was not waited for
+    return watch.failures
 
 
 class _Pool:
@@ -54,11 +78,10 @@ class _Pool:
 
     def __init__(self, parts: Sequence[Part], train: Train, watch: Watch, jobs: int) -> None:
         self.waiting, self.train, self.watch, self.jobs = list(parts), train, watch, jobs
-        self.workers: list[Worker] = []
-        self.failures: Failures = {}
+        self.workers: list[_Worker] = []
 
     @property
-    def busy(self) -> list[Worker]:
+    def busy(self) -> list[_Worker]:
         """The workers that train."""
         return [worker for worker in self.workers if worker.part is not None]
 
@@ -72,17 +95,13 @@ class _Pool:
             if stop.is_set():
                 for worker in self.busy:
                     worker.ask_to_stop()
-            for worker in _speaking(self.busy):
+            speaking = wait([worker.connection for worker in self.busy], timeout=0.5)  # so that a signal is seen
+            for worker in [worker for worker in self.busy if worker.connection in speaking]:
                 if not self._heard(worker, is_stopping=stop.is_set()):
                     self.workers.remove(worker)
             self.watch.show()
         if stop.is_set():
             raise _stopped(self.watch)
-
-    def close(self) -> None:
-        """End all processes; one that trains was not waited for, and ends at once."""
-        for worker in self.workers:
-            worker.close(at_once=worker.part is not None)
 
     def _begin(self) -> None:
         """Give parts that have what they need to workers, as many as there may be."""
@@ -91,7 +110,9 @@ class _Pool:
             if part is None:
                 return
             self.watch.begin(part)
-            self._idle().begin(part)
+            if all(worker.part is not None for worker in self.workers):
+                self.workers.append(_Worker(self.train, threads_for(self.jobs)))
+            next(worker for worker in self.workers if worker.part is None).begin(part)
 
     def _next(self) -> Part | None:
         """The first part that has what it needs; it is taken off the list."""
@@ -100,19 +121,11 @@ class _Pool:
             if any(path in to_come for path in part.needs):
                 continue
             self.waiting.remove(part)
-            if not _lacks_something(part, self.failures, self.watch):
+            if not _lacks_something(part, self.watch):
                 return part
         return None
 
-    def _idle(self) -> Worker:
-        """A worker that has nothing to do, started where there is none."""
-        for worker in self.workers:
-            if worker.part is None:
-                return worker
-        self.workers.append(Worker(self.train, threads_for(self.jobs)))
-        return self.workers[-1]
-
-    def _heard(self, worker: Worker, *, is_stopping: bool) -> bool:
+    def _heard(self, worker: _Worker, *, is_stopping: bool) -> bool:
         """Take the next message of a worker; whether there will be others."""
         kind, content = worker.message()
         if kind == "line":
@@ -127,25 +140,157 @@ class _Pool:
         elif kind == "stopped" or is_stopping:
             self.watch.stop(part)
         else:
-            self.failures[part.name] = content
             self.watch.fail(part, content)
         return kind != "died"
 
 
-def _speaking(workers: Sequence[Worker]) -> list[Worker]:
-    """Those that have something to say; waits half a second for one, so that a signal is seen."""
-    ready = wait([worker.connection for worker in workers], timeout=0.5)
-    return [worker for worker in workers if worker.connection in ready]
-
-
-def _lacks_something(part: Part, failures: Failures, watch: Watch) -> bool:
+def _lacks_something(part: Part, watch: Watch) -> bool:
     """Whether what it starts from has failed; then it has, too."""
-    if part.lacks:
-        failures[part.name] = f"{'/'.join(part.lacks[0].parts[-2:])}, which it starts from, is not there"
-        watch.fail(part, failures[part.name])
-    return bool(part.lacks)
+    lacks = part.lacks
+    if lacks:
+        watch.fail(part, f"{'/'.join(lacks[0].parts[-2:])}, which it starts from, is not there")
+    return bool(lacks)
 
 
 def _stopped(watch: Watch) -> Interrupted:
     left = watch.total - watch.done
     return Interrupted(f"stopped with {left} of {watch.total} trainings to go; the same command goes on with them")
+
+
+def threads_for(jobs: int) -> int:
+    """The share of each of some trainings side by side in the threads that there are; one alone keeps all."""
+    return torch.get_num_threads() if jobs == 1 else max(1, cores() // jobs)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _reason_of(error: BaseException, folder: RunFolder) -> str:
+    """Why a training failed, in one line; what is not an error of ours leaves its traceback in the folder."""
+    if isinstance(error, DecomposableError | OSError):
+        return str(error)
+    first = (str(error).splitlines() or [""])[0][:200]
+    try:
+        path = folder.path / "error.txt"
+        write_atomically(path, "".join(traceback.format_exception(error)).encode())
+    except OSError:
+        return f"{type(error).__name__}: {first}"
+    return f"{type(error).__name__}: {first} (more in {path})"
+
+
+class _Worker:
+    """One process, seen from the parent."""
+
+    def __init__(self, train: Train, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, train, os.getpid(), threads), daemon=False)
+        resource_tracker.ensure_running()  # else the first start does that, which lets signals through again
+        with _no_interrupts():
+            self.process.start()
+        theirs.close()
+        self.part: Any = None
+        self._has_been_asked = False
+
+    def begin(self, part: Part) -> None:
+        """Train this one."""
+        self.part = part
+        self.connection.send(("part", part))
+
+    def ask_to_stop(self) -> None:
+        """Once; the training under way then writes its checkpoint and ends."""
+        if not self._has_been_asked:
+            self._has_been_asked = True
+            with suppress(OSError):  # it has died, which its next message says
+                self.connection.send(("stop",))
+
+    def message(self) -> tuple[str, Any]:
+        """The next one that has come; a process that is gone says so."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return "died", "its process was killed, perhaps for want of memory"
+
+    def close(self, *, at_once: bool) -> None:
+        """End the process, which has nothing to do, or must end at once."""
+        self.connection.close()  # a worker that waits for its next part ends when it sees this
+        if at_once:
+            self.process.kill()
+        self.process.join()
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """A process that is started here does not see Ctrl-C: until it has a handler, it would end with a traceback.
+
+    Here, a signal that comes meanwhile is seen afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(connection: Connection, train: Train, parent: int, threads: int) -> None:
+    """The worker: take parts until there are none."""
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    torch.set_num_threads(threads)
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    telling = _Telling(connection)
+    with suppress(EOFError, OSError):  # of the connection, where the parent is gone
+        while True:
+            kind, *content = connection.recv()
+            if kind == "part":  # else it is asked to stop while there is nothing to do
+                connection.send(_answer(content[0], train, telling))
+
+
+def _answer(part: Part, train: Train, telling: _Telling) -> tuple[str, Any]:
+    try:
+        (part.path / "error.txt").unlink(missing_ok=True)  # of an earlier try
+        return "done", train(part, telling, telling.say)
+    except Interrupted as error:
+        return "stopped", str(error)
+    except Exception as error:  # whatever the code of a recipe raises
+        return "failed", _reason_of(error, part.folder)
+
+
+class _Telling:
+    """The progress of a worker's training; on the way it looks whether it should stop."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self._last = connection, 0.0
+
+    def __call__(self, line: Progress) -> None:
+        """Tell how far it is, now and then."""
+        if time.monotonic() - self._last < SECONDS_BETWEEN_LINES:
+            return
+        self._last = time.monotonic()
+        with suppress(EOFError, OSError):  # the parent is gone, which `_watch` notices
+            if self.connection.poll():
+                self.connection.recv()
+                signal.raise_signal(signal.SIGTERM)  # as if it ran alone and was asked to stop
+            self.connection.send(("line", line))
+
+    def say(self, text: str) -> None:
+        """Tell something that stays."""
+        with suppress(OSError):
+            self.connection.send(("said", text))
+
+
+def _watch(parent: int) -> None:
+    """Where the parent was killed: stop, with a checkpoint."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)

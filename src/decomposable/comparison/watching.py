@@ -12,6 +12,8 @@ from decomposable.comparison.parts import Part
 from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.training.loop import Say
 
+Failures = dict[str, str]  # why, by the name of the part
+
 
 @dataclass(frozen=True, kw_only=True)
 class Watchers:
@@ -44,6 +46,7 @@ class Watch:
         self._parts, self._jobs, self._watchers = {part.path: part for part in parts}, jobs, watchers
         self._under_way: dict[Any, _UnderWay] = {}
         self._took: dict[Any, float] = {}
+        self.failures: Failures = {}
         self._after_training: list[float] = []  # seconds for the sizes, of each that is done
         self._start = time.monotonic()
         self.show()
@@ -85,6 +88,7 @@ class Watch:
         """It has failed."""
         self._under_way.pop(part.path, None)
         del self._parts[part.path]
+        self.failures[part.name] = reason
         self._watchers.say(f"{part.name} failed: {reason}")
 
     def show(self) -> None:
@@ -102,8 +106,8 @@ class Watch:
         if not known:
             return None
         to_come = [path for path in self._parts if path not in self._took]
-        left = {path: self._expected(path, known) - self._spent_on(path, now) for path in to_come}
-        all_left = [max(0.0, seconds) for seconds in left.values()]
+        since = {path: one.since for path, one in self._under_way.items()}
+        all_left = [max(0.0, self._expected(path, known) - (now - since.get(path, now))) for path in to_come]
         seconds = max(sum(all_left) / self._jobs, max(all_left, default=0.0))
         return seconds if seconds > 0 or not to_come else None  # what takes longer than was thought: nobody knows
 
@@ -112,9 +116,6 @@ class Watch:
             return known[path]
         alike = [s for p, s in known.items() if p in self._parts and self._parts[p].method == self._parts[path].method]
         return fmean(alike or known.values())
-
-    def _spent_on(self, path: Any, now: float) -> float:
-        return now - self._under_way[path].since if path in self._under_way else 0.0
 
 
 def _line(part: Part, record: Mapping[str, Any], number: int, count: int) -> str:

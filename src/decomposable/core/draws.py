@@ -20,10 +20,10 @@ from torch import nn
 from decomposable.checks import check_ratio, is_number
 from decomposable.core.layers import Layer
 from decomposable.core.tracing import Forward, Trace, layer_costs, on_device_of, other_macs, trace
-from decomposable.core.undisturbed import undisturbed
+from decomposable.core.tree import undisturbed
 from decomposable.errors import InvalidArgumentError
+from decomposable.sizing.plans import absolute_budget
 from decomposable.sizing.ranks import Ints, Measure, RankSelector, prefix_ranks
-from decomposable.sizing.request import absolute_budget
 
 Range = tuple[float, float]
 Scores = Sequence[NDArray[np.float64]]

@@ -24,7 +24,7 @@ from typing import Literal, cast, get_args
 from torch import Tensor
 
 from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.cost import factor_sizes
+from decomposable.sizing.cost import factor_sizes, forms_of
 
 Form = Literal["channel", "spatial"]
 FORMS: tuple[str, ...] = get_args(Form)
@@ -43,16 +43,11 @@ def form_for(shape: Sequence[int], form: Form) -> Form:
     >>> form_for((8, 4, 1, 1), "spatial"), form_for((8, 4, 3, 3), "spatial")
     ('channel', 'spatial')
     """
-    is_pointwise = all(size == 1 for size in shape[2:])
-    return "channel" if is_pointwise else form
+    return form if form in forms_of(shape) else "channel"
 
 
 def matrix_shape(shape: Sequence[int], form: Form) -> tuple[int, int]:
-    """(M, N) of a weight of this shape, without making the matrix.
-
-    >>> matrix_shape((8, 4, 3, 5), "channel"), matrix_shape((8, 4, 3, 5), "spatial"), matrix_shape((10, 64), "channel")
-    ((60, 8), (20, 24), (64, 10))
-    """
+    """(M, N) of a weight of this shape, without making the matrix."""
     return factor_sizes(shape, form)  # a row or column of the matrix is a basis' part of a factor
 
 
@@ -75,24 +70,20 @@ def to_weight(w_MN: Tensor, shape: Sequence[int], form: Form) -> Tensor:
 def first_weight(p_MR: Tensor, shape: Sequence[int], form: Form) -> Tensor:
     """The weight of the first of the two layers, input → R bases, from the left factor."""
     rank = p_MR.shape[1]
-    if form == "spatial":
-        in_channels, width = shape[1], shape[3]
-        return p_MR.mT.reshape(rank, in_channels, 1, width)
-    return p_MR.mT.reshape(rank, *shape[1:])
+    return p_MR.mT.reshape(rank, shape[1], 1, shape[3]) if form == "spatial" else p_MR.mT.reshape(rank, *shape[1:])
 
 
 def second_weight(q_RN: Tensor, shape: Sequence[int], form: Form) -> Tensor:
     """The weight of the second of the two layers, R bases → output, from the right factor."""
     rank = q_RN.shape[0]
     if form == "spatial":
-        out_channels, height = shape[0], shape[2]
-        return q_RN.reshape(rank, out_channels, height).permute(1, 0, 2).unsqueeze(-1)
+        return q_RN.reshape(rank, shape[0], shape[2]).permute(1, 0, 2).unsqueeze(-1)
     return q_RN.mT.reshape(shape[0], rank, *(1 for _ in shape[2:]))
 
 
 def to_factors(first: Tensor, second: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     """The factors P (M × R) and Q (R × N) that two weights stand for: the inverse of the two functions above."""
     rank = first.shape[0]
-    if form == "spatial":
-        return first.reshape(rank, -1).mT, second.squeeze(-1).permute(1, 0, 2).reshape(rank, -1)
-    return first.reshape(rank, -1).mT, second.reshape(-1, rank).mT
+    is_spatial = form == "spatial"
+    q_RN = second.squeeze(-1).permute(1, 0, 2).reshape(rank, -1) if is_spatial else second.reshape(-1, rank).mT
+    return first.reshape(rank, -1).mT, q_RN

@@ -34,8 +34,7 @@ from decomposable.core.draws import DrawRatio, Range, Size, cost_selector, draw_
 from decomposable.core.forms import check_form, to_matrix
 from decomposable.core.gradients import Gradient, RunningNorms, accumulate, mix, refuse_reentrant_checkpoints, scaled
 from decomposable.core.layers import FilterFn, TwoFactors, avoid_fast_paths_, find_layers, parameter_of, require_layers
-from decomposable.core.layout import Layout
-from decomposable.core.lowrank import LowRankLayer
+from decomposable.core.lowrank import Layout, LowRankLayer
 from decomposable.core.svd import SVD, truncate
 from decomposable.core.tracing import Forward, call_with_first
 from decomposable.core.tree import clone_buffers_, rewire, unwrap

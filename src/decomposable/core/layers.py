@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,10 @@ from decomposable.errors import InvalidArgumentError
 
 Decomposable = nn.Conv2d | nn.Linear
 FilterFn = Callable[[nn.Module, str], bool]
+_Module = TypeVar("_Module", bound=nn.Module)
 
 _LARGE_VECTORS = 0.05  # of a model's parameters: scales and shifts that are fewer need no mention
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ def find_layers(
         if isinstance(module, nn.MultiheadAttention):
             skipped[name] = "packed attention weights"
             inside_attention.add(module.out_proj)
-        elif isinstance(module, (*_CONVOLUTIONS, nn.Linear)):
+        elif isinstance(module, (*CONVOLUTIONS, nn.Linear)):
             inside = module in inside_attention
             reason = "read directly by packed attention" if inside else _why_not(module, name, filter_fn)
             if reason is None:
@@ -77,12 +78,12 @@ def find_layers(
     for weight, (holder, kind) in _other_holders(model, sharing).items():
         for name, _ in sharing.pop(weight):
             skipped[name] = f"weight tied to {kind} '{holder}'"
-    layers = []
-    for weight, members in sharing.items():
-        shape = tuple(weight.shape)
-        layers.append(Layer(members[0][0], tuple(m for _, m in members), form_for(shape, form), shape))
+    layers = tuple(
+        Layer(members[0][0], tuple(m for _, m in members), form_for(weight.shape, form), tuple(weight.shape))
+        for weight, members in sharing.items()
+    )
     skipped |= _other_modules(model, {*skipped, *(name for members in sharing.values() for name, _ in members)})
-    return tuple(layers), in_order_of(model, skipped)
+    return layers, in_order_of(model, skipped)
 
 
 def in_order_of(model: nn.Module, skipped: dict[str, str]) -> dict[str, str]:
@@ -167,21 +168,16 @@ class TwoFactors:
     def __post_init__(self) -> None:
         module = self.module
         shells = _linear_shells(module) if isinstance(module, nn.Linear) else _conv_shells(module, self.form)
-        object.__setattr__(self, "_shells", tuple(map(_Shell.of, (stand_in_for(module, self.form), *shells))))
+        object.__setattr__(self, "_shells", (stand_in_for(module, self.form), *shells))
 
     def build(self, first: Tensor, second: Tensor) -> StandIn:
         """The pair with these weights, which are used as they are: parameters, views or results of a computation."""
         around, reduce, expand = self._shells  # type: ignore[attr-defined]
         rank, bias = first.shape[0], self.module.bias
         out_name, in_name = ("out_features", "in_features") if first.dim() == 2 else ("out_channels", "in_channels")
-        parts = (
-            _with_weight(reduce, first, None, {out_name: rank}),
-            _with_weight(expand, second, bias, {in_name: rank}),
-        )
-        pair = cast(StandIn, around.copied())
-        pair._modules.update(zip("01", parts, strict=True))
-        for part in (pair, *parts):
-            part.training = self.module.training
+        pair: StandIn = _copied(around, training=self.module.training)
+        pair._modules["0"] = _with_weight(reduce, first, None, **{out_name: rank}, training=pair.training)
+        pair._modules["1"] = _with_weight(expand, second, bias, **{in_name: rank}, training=pair.training)
         return pair
 
     def from_factors(
@@ -199,10 +195,8 @@ def laid_out(weight: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 def _linear_shells(linear: nn.Linear) -> tuple[nn.Linear, nn.Linear]:
-    return (
-        nn.Linear(linear.in_features, 1, bias=False, device="meta"),
-        nn.Linear(1, linear.out_features, bias=linear.bias is not None, device="meta"),
-    )
+    first = nn.Linear(linear.in_features, 1, bias=False, device="meta")
+    return first, nn.Linear(1, linear.out_features, bias=linear.bias is not None, device="meta")
 
 
 def _conv_shells(conv: nn.Conv2d, form: Form) -> tuple[nn.Conv2d, nn.Conv2d]:
@@ -232,31 +226,16 @@ def _conv_shells(conv: nn.Conv2d, form: Form) -> tuple[nn.Conv2d, nn.Conv2d]:
     return shell((conv.in_channels, 1), first_axes, False), shell((1, conv.out_channels), second_axes, has_bias)
 
 
-class _Shell(NamedTuple):
-    """A module to be copied often, and which of its attributes a copy has for itself."""
-
-    module: nn.Module
-    own: tuple[str, ...]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> _Shell:
-        containers = (dict, OrderedDict, set)
-        return cls(module, tuple(name for name, value in vars(module).items() if type(value) in containers))
-
-    def copied(self) -> nn.Module:
-        """Made from its attributes: a constructor would take ten times as long."""
-        module = object.__new__(type(self.module))
-        attributes = module.__dict__
-        attributes.update(vars(self.module))
-        for name in self.own:
-            attributes[name] = attributes[name].copy()
-        return module
+def _copied(shell: _Module, **changed: Any) -> _Module:
+    """A copy, with containers of its own, made from its attributes: a constructor would take ten times as long."""
+    module = object.__new__(type(shell))
+    own = {name: value.copy() for name, value in vars(shell).items() if type(value) in (dict, OrderedDict, set)}
+    module.__dict__.update(vars(shell), **own, **changed)
+    return module
 
 
-def _with_weight(shell: _Shell, weight: Tensor, bias: Tensor | None, sizes: dict[str, int]) -> nn.Module:
-    """A copy of the shell with this weight."""
-    module = shell.copied()
-    module.__dict__.update(sizes)
+def _with_weight(shell: nn.Module, weight: Tensor, bias: Tensor | None, **changed: Any) -> nn.Module:
+    module = _copied(shell, **changed)
     module._parameters["bias"] = cast(nn.Parameter | None, bias)
     if isinstance(weight, nn.Parameter):
         module._parameters["weight"] = weight

@@ -23,7 +23,6 @@ from decomposable.errors import InvalidArgumentError
 _INTERNAL = frozenset(vars(nn.Module()))  # hooks, parameters, flags: every module has its own
 _LEAVES = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
-
 _aten = torch.ops.aten
 _OF_VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # properties that are more than an answer
 _ANSWERS = frozenset(
@@ -144,12 +143,8 @@ class _Product(torch.autograd.Function):
         g_MN = to_matrix(gradient, ctx.form)
         first, second = ctx.saved_tensors
         p_MR, q_RN = to_factors(first, second, ctx.form)
-        return (
-            first_weight(g_MN @ q_RN.mT, ctx.shape, ctx.form),
-            second_weight(p_MR.mT @ g_MN, ctx.shape, ctx.form),
-            None,
-            None,
-        )
+        grad_first = first_weight(g_MN @ q_RN.mT, ctx.shape, ctx.form)
+        return grad_first, second_weight(p_MR.mT @ g_MN, ctx.shape, ctx.form), None, None
 
 
 def product(first: Tensor, second: Tensor, shape: Sequence[int], form: Form) -> Tensor:

@@ -23,21 +23,11 @@ from decomposable.errors import NonFiniteError
 RHO_MAX = 0.99**0.5
 """δ: the ratio ρ = σ_k/σ_i of a cut-off to a kept singular value is clipped here, so that 1/(1 − ρ²) ≤ 100."""
 
-_GRAM_FLOOR = 1e-5
-"""Below this part of σ_max the Gram matrix no longer tells left vectors apart (ε₆₄/1e-5² ≈ 2e-6): orthonormalise."""
-
-_BLOCK = 192
-"""Columns of the Gram matrix that are computed together, from the diagonal down."""
-
-_WELL_CONDITIONED = 0.03**2
-"""Above this ratio of the smallest to the largest eigenvalue, Wv/σ in float32 is orthonormal to about 1e-6."""
-
-_ZERO = torch.finfo(torch.float32).eps
-"""A singular value below this part of σ_max is zero to the rounding of a float32 weight, or to that of the Gram matrix
-of a float64 one."""
-
-_SMALL = 64
-"""Gram matrices up to this size are solved in one batched call on the CPU too; a thread each would not pay."""
+_GRAM_FLOOR = 1e-5  # of σ_max: below, the Gram matrix no longer tells left vectors apart (ε₆₄/1e-5² ≈ 2e-6)
+_BLOCK = 192  # columns of the Gram matrix that are computed together, from the diagonal down
+_WELL_CONDITIONED = 0.03**2  # of the largest eigenvalue: if all are above, Wv/σ in float32 is orthonormal to about 1e-6
+_ZERO = torch.finfo(torch.float32).eps  # of σ_max: the rounding of a float32 weight, or of a float64 one's Gram matrix
+_SMALL = 64  # Gram matrices up to this size are solved in one batched call on the CPU too; a thread each would not pay
 
 
 class SVD(NamedTuple):
@@ -171,15 +161,10 @@ def _side_by_side(tasks: Sequence[Callable[[], None]], threads: int) -> None:
         for task in tasks:
             task()
         return
-
-    def run(task: Callable[[], None]) -> None:
-        with torch.no_grad():  # grad mode belongs to a thread
-            task()
-
     allowed = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for future in [pool.submit(run, task) for task in tasks]:
+            for future in [pool.submit(torch.no_grad()(task)) for task in tasks]:  # grad mode belongs to a thread
                 future.result()
     finally:
         torch.set_num_threads(allowed)  # the workers' setting is also the default of threads yet to come
@@ -207,11 +192,8 @@ def truncate(w_MN: Tensor, decomposition: SVD, rank: int) -> tuple[Tensor, Tenso
     layer that applies one after the other, ∂L/∂P = G V_r S_r and ∂L/∂Q = U_rᵀ G with G = ∂L/∂W̃, and that is all of G
     that the gradient depends on.
 
-    Bases with σ = 0 (to rounding) are left out whatever `rank` says. They add nothing to W̃, and there is no gradient to
-    be had from them: at a W of rank q < r the map W → W̃ has a linear part, the projection of the gradient onto the
-    tangent space of the matrices of rank q, which is the formula below at rank q; the rest is not linear in the
-    perturbation, and which null vectors an SVD returns is arbitrary. So the gradient stays finite, continuous in scale
-    and independent of that choice.
+    Bases with σ = 0 (to rounding) are left out whatever `rank` says: they add nothing to W̃, and which null vectors an
+    SVD returns is arbitrary, so that no gradient is to be had from them (docs/method.md derives what is).
 
     >>> w = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     >>> p, q = truncate(w, svd({"w": w})["w"], rank=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -9,25 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from decomposable.core.layers import Layer
-from decomposable.core.tree import plain_name
-from decomposable.core.undisturbed import evaluating
+from decomposable.core.layers import CONVOLUTIONS, Layer
+from decomposable.core.tree import evaluating, plain_name
 from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.cost import LayerCost, dense_size, factor_sizes
+from decomposable.sizing.cost import LayerCost, LayerShape, dense_size, factor_sizes
 
 Forward = Callable[[nn.Module, Any], Any]
 
-_WITHOUT_COST = (
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.modules.batchnorm._NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.PReLU,
-)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_WITHOUT_COST = (nn.Embedding, nn.EmbeddingBag, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)
 
 
 def call_with_first(net: nn.Module, batch: Any, name: str = "batch") -> Any:
@@ -101,9 +93,9 @@ class Trace:
     factors, and for every normalisation layer the layer whose output goes straight into it.
     """
 
-    outputs: dict[nn.Module, int] = field(default_factory=dict)
-    between: dict[nn.Module, int] = field(default_factory=dict)
-    other_macs: dict[nn.Module, int] = field(default_factory=dict)
+    outputs: Counter[nn.Module] = field(default_factory=Counter)
+    between: Counter[nn.Module] = field(default_factory=Counter)
+    other_macs: Counter[nn.Module] = field(default_factory=Counter)
     feeders: dict[nn.Module, nn.Module] = field(default_factory=dict)
     samples: int = 1
     has_unbatched: bool = False
@@ -118,38 +110,24 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
     """Run the model once, in eval mode, and record how often each convolution, linear, attention and recurrent layer
     applies its weights. Training flags are as before afterwards.
     """
-    seen = Trace(samples=_batch_size(example_input))
+    first = first_entry(example_input)
+    seen = Trace(samples=max(1, len(first)) if isinstance(first, Tensor) and first.dim() > 1 else 1)
     outputs: list[tuple[nn.Module, Any, int]] = []  # held, so that no two of them can share an address
     with ExitStack() as hooks, evaluating(model):
         for module in model.modules():
-            record = _recorder(module)
-            if record is not None:
-                hook = module.register_forward_hook(lambda m, a, k, y, r=record: r(seen, m, a, k, y), with_kwargs=True)
+            see = next((see for kinds, see in _SEEING.items() if isinstance(module, kinds)), None)
+            if see is not None:
+                hook = module.register_forward_hook(lambda m, a, k, y, see=see: see(seen, m, a, k, y), with_kwargs=True)
                 hooks.callback(hook.remove)
                 hook = module.register_forward_hook(lambda m, a, y: outputs.append((m, y, _version(y))))
                 hooks.callback(hook.remove)
-            elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+            elif isinstance(module, _BatchNorm):
                 hook = module.register_forward_pre_hook(lambda m, a: _see_norm(seen, m, a, outputs))
                 hooks.callback(hook.remove)
         forward(model, example_input)
     if seen.has_unbatched:
         seen.samples = 1
     return seen
-
-
-def _batch_size(example_input: Any) -> int:
-    value = first_entry(example_input)
-    return max(1, len(value)) if isinstance(value, Tensor) and value.dim() > 1 else 1
-
-
-def _recorder(module: nn.Module) -> Callable[..., None] | None:
-    if isinstance(module, _CONVOLUTIONS):
-        return _see_convolution
-    if isinstance(module, nn.Linear):
-        return _see_linear
-    if isinstance(module, nn.MultiheadAttention):
-        return _see_attention
-    return _see_recurrent if isinstance(module, nn.RNNBase) else None
 
 
 def _version(output: Any) -> int:
@@ -169,14 +147,13 @@ def _see_convolution(seen: Trace, conv: nn.Module, args: Any, kwargs: Any, outpu
     seen.has_unbatched |= inputs.dim() == axes + 1
     batch = inputs.shape[: inputs.dim() - axes - 1].numel()
     grid = inputs if getattr(conv, "transposed", False) else output  # a transposed weight is applied at every input
-    seen.outputs[conv] = seen.outputs.get(conv, 0) + batch * grid.shape[-axes:].numel()
+    seen.outputs[conv] += batch * grid.shape[-axes:].numel()
     if axes == 2:
-        seen.between[conv] = seen.between.get(conv, 0) + batch * inputs.shape[-2] * output.shape[-1]
+        seen.between[conv] += batch * inputs.shape[-2] * output.shape[-1]
 
 
 def _see_linear(seen: Trace, linear: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-    positions = output.shape[:-1].numel()
-    seen.outputs[linear] = seen.outputs.get(linear, 0) + positions
+    seen.outputs[linear] += output.shape[:-1].numel()
     seen.between[linear] = seen.outputs[linear]
 
 
@@ -186,10 +163,9 @@ def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, ou
     width = attention.embed_dim
     if not attention.batch_first and query.dim() == 3:
         seen.samples = query.shape[1]
-    inner = query.numel() * width + key.numel() * width + value.numel() * width  # positions · in · out, three times
-    seen.other_macs[attention] = seen.other_macs.get(attention, 0) + inner
+    seen.other_macs[attention] += sum(each.numel() * width for each in (query, key, value))  # positions · in · out
     # out_proj is never called as a module: its weight is used at the query's positions.
-    seen.outputs[attention.out_proj] = seen.outputs.get(attention.out_proj, 0) + query.numel() // width
+    seen.outputs[attention.out_proj] += query.numel() // width
 
 
 def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -198,26 +174,28 @@ def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, ou
     if not recurrent.batch_first and data is inputs and inputs.dim() == 3:
         seen.samples = inputs.shape[1]
     weights = sum(p.numel() for name, p in recurrent.named_parameters(recurse=False) if name.startswith("weight"))
-    seen.other_macs[recurrent] = seen.other_macs.get(recurrent, 0) + weights * data.shape[:-1].numel()
+    seen.other_macs[recurrent] += weights * data.shape[:-1].numel()
+
+
+_SEEING: dict[Any, Callable[..., None]] = {
+    CONVOLUTIONS: _see_convolution,
+    nn.Linear: _see_linear,
+    nn.MultiheadAttention: _see_attention,
+    nn.RNNBase: _see_recurrent,
+}
 
 
 def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
     """The cost of every decomposed layer; its MACs are 0 where the pass did not reach it."""
     costs = []
     for layer in layers:
+        shape = LayerShape(name=layer.name, form=layer.form, shape=layer.shape)
         first, second = factor_sizes(layer.shape, layer.form)
-        outputs = sum(seen.outputs.get(m, 0) for m in layer.modules)
-        between = sum(seen.between.get(m, 0) for m in layer.modules) if layer.form == "spatial" else outputs
-        costs.append(
-            LayerCost(
-                name=layer.name,
-                full_rank=layer.full_rank,
-                dense_macs=seen.per_sample(dense_size(layer.shape) * outputs),
-                macs_per_rank=seen.per_sample(first * between + second * outputs),
-                dense_params=dense_size(layer.shape),
-                params_per_rank=first + second,
-            )
-        )
+        outputs = sum(seen.outputs[m] for m in layer.modules)
+        between = sum(seen.between[m] for m in layer.modules) if layer.form == "spatial" else outputs
+        dense_macs = seen.per_sample(dense_size(layer.shape) * outputs)
+        macs_per_rank = seen.per_sample(first * between + second * outputs)
+        costs.append(LayerCost.of(shape, dense_macs=dense_macs, macs_per_rank=macs_per_rank))
     return tuple(costs)
 
 
@@ -227,13 +205,12 @@ def other_macs(layers: Sequence[Layer], seen: Trace) -> int:
     return seen.per_sample(sum(macs for module, macs in macs_left_alone(seen).items() if module not in decomposed))
 
 
-def macs_left_alone(seen: Trace) -> dict[nn.Module, int]:
+def macs_left_alone(seen: Trace) -> Counter[nn.Module]:
     """By module, the MACs of its own weights as they are, for the whole batch."""
-    macs = dict(seen.other_macs)
+    macs = seen.other_macs.copy()
     for module, positions in seen.outputs.items():
-        weight = module.weight
-        assert isinstance(weight, Tensor)
-        macs[module] = macs.get(module, 0) + weight.numel() * positions
+        assert isinstance(module.weight, Tensor)
+        macs[module] += module.weight.numel() * positions
     return macs
 
 

@@ -2,6 +2,8 @@
 
 Both the low-rank network of a joint step and every size of a decomposed network are made like this: the modules are
 new and light (no tensor is copied), so the original is never patched, and another thread may go on using it.
+
+Where a network itself has to run, it is left as it was: `undisturbed` and `evaluating`.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import copy
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from decomposable.errors import UnsupportedModelError
 
@@ -127,19 +131,15 @@ def clone_buffers_(root: nn.Module) -> None:
 
 
 def own_parameters_(root: nn.Module) -> None:
-    """Give the tree parameter objects of its own, of the same values: `_apply` changes them in place.
-
-    A parameter held twice stays one parameter.
-    """
+    """Give the tree parameters of its own, of equal values: `_apply` changes them in place; one held twice is one."""
     twins: dict[nn.Parameter, nn.Parameter] = {}
     for module in root.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                twin = twins.get(parameter)
-                if twin is None:
-                    twin = twins[parameter] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-                    twin.__dict__.update(parameter.__dict__)
-                module._parameters[name] = twin
+                if parameter not in twins:
+                    twins[parameter] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+                    twins[parameter].__dict__.update(parameter.__dict__)
+                module._parameters[name] = twins[parameter]
 
 
 def deep_copy(root: nn.Module) -> nn.Module:
@@ -166,3 +166,47 @@ def settle_lazy_(root: nn.Module) -> None:
             if getattr(hook, "__name__", "") == "_infer_parameters" and not isinstance(module, LazyModuleMixin):
                 del hooks[key]
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def remembered(model: nn.Module) -> Callable[[], None]:
+    """A function that takes the model's buffers and torch's random numbers back to what they are now."""
+    held = [(module, dict(module._buffers)) for module in model.modules()]
+    buffers = {id(b): b for _, own in held for b in own.values() if b is not None and not is_lazy(b)}
+    values = {key: buffer.detach().clone() for key, buffer in buffers.items()}
+    random = torch.get_rng_state()
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    random_there = {device: torch.cuda.get_rng_state(device) for device in devices}
+
+    @torch.no_grad()
+    def restore() -> None:
+        for key, buffer in buffers.items():
+            buffer.copy_(values[key])
+        for module, own in held:
+            module._buffers.update({name: b for name, b in own.items() if b is None or not is_lazy(b)})
+        torch.set_rng_state(random)
+        for device, state in random_there.items():
+            torch.cuda.set_rng_state(state, device)
+
+    return restore
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Passes inside draw no random numbers, and what they write to buffers is undone."""
+    restore = remembered(model)
+    try:
+        yield
+    finally:
+        restore()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode; afterwards every module is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

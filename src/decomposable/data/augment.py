@@ -19,16 +19,18 @@ from torch import Tensor
 
 from decomposable.errors import InvalidArgumentError
 
+PerChannel = tuple[float, ...]
+
 
 @dataclass(frozen=True)
 class Standardise:
     """Bytes → floats with mean 0 and deviation 1 per channel: (x / 255 − mean) / std."""
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: PerChannel
+    std: PerChannel
 
     @classmethod
-    def of(cls, mean: tuple[float, ...], std: tuple[float, ...], *, channels: int) -> Standardise:
+    def of(cls, mean: PerChannel, std: PerChannel, *, channels: int) -> Standardise:
         """The same, if both have a value for every channel."""
         if len(mean) != channels or not all(map(math.isfinite, mean)):
             raise InvalidArgumentError(f"mean={mean}; allowed: {channels} finite numbers, one per channel")

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -190,10 +190,8 @@ class TrainBatches(Dataset[Batch]):
 
     def _order_of(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:
-            self._order = (
-                epoch,
-                torch.randperm(self.data.train_count, generator=generator_for(self.seed, "order", epoch)),
-            )
+            generator = generator_for(self.seed, "order", epoch)
+            self._order = epoch, torch.randperm(self.data.train_count, generator=generator)
         return self._order[1]
 
     def loader(self, start: int = 0, *, workers: int = 0) -> _Loader:
@@ -219,18 +217,9 @@ class TestBatches(Dataset[Batch]):
         batch = self.data.test_batch(torch.arange(start, min(start + self.batch_size, self.data.test_count)))
         return _with_checked_labels(batch, self.data.classes)
 
-    def __iter__(self) -> Iterator[Batch]:
-        return (self[number] for number in range(len(self)))
-
     def loader(self, *, workers: int = 0) -> _Loader:
         """All batches, made ahead in `workers` processes."""
         return _Loader(self, range(len(self)), workers)
-
-
-class _Failure(NamedTuple):
-    """An error of ours on its way out of a worker: raised there, it would arrive wrapped in the worker's traceback."""
-
-    error: DecomposableError
 
 
 class _Loader:
@@ -253,7 +242,7 @@ class _Loader:
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # else starting an iterator would advance the global one
         )
-        with _dead_workers_found_by_waiting() if self.workers else nullcontext():
+        with _child_handler.aside() if self.workers else nullcontext():
             batches = iter(loader)
             try:
                 yield from self._checked(batches)
@@ -274,54 +263,46 @@ class _Loader:
                 ) from error
             if batch is None:
                 return
-            if isinstance(batch, _Failure):
-                raise batch.error
+            if isinstance(batch, DecomposableError):
+                raise batch
             yield batch
 
 
-@contextmanager
-def _dead_workers_found_by_waiting() -> Iterator[None]:
-    """The death of a worker is raised where its batch is waited for, some seconds later.
-
-    Torch's own handler of the signal raises it wherever the program happens to be: in the middle of a checkpoint, or
-    where no exception can be raised, and then it is lost, or leaves a queue that is waited for without end.
-    """
-    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
-        yield  # where torch sets no handler
-        return
-    _handler.take()
-    try:
-        yield
-    finally:
-        _handler.give_back()
-
-
 class _ChildHandler:
-    """The program's handler of SIGCHLD, put aside from the first loader that starts to the last one that ends."""
+    """The program's handler of SIGCHLD, put aside from the first loader that starts to the last one that ends.
+
+    So the death of a worker is raised where its batch is waited for, some seconds later. Torch's own handler raises it
+    wherever the program happens to be: in the middle of a checkpoint, or where no exception can be raised, and then it
+    is lost, or leaves a queue that is waited for without end.
+    """
 
     def __init__(self) -> None:
         self._users = 0
         self._is_aside = False
         self._before: Any = None
 
-    def take(self) -> None:
-        """In the main thread: no handler from now on."""
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """No handler meanwhile."""
+        if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+            yield  # where torch sets no handler
+            return
         if not self._is_aside:
             self._before = signal.getsignal(signal.SIGCHLD)
             torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()  # it does so once, and not after this
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._is_aside = True
         self._users += 1
+        try:
+            yield
+        finally:  # in any thread; only the main one may set handlers, so that otherwise the next to end there does it
+            self._users -= 1
+            if self._users == 0 and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGCHLD, self._before)
+                self._is_aside = False
 
-    def give_back(self) -> None:
-        """From any thread; only the main one may set handlers, so that otherwise the next one to end there does it."""
-        self._users -= 1
-        if self._users == 0 and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, self._before)
-            self._is_aside = False
 
-
-_handler = _ChildHandler()
+_child_handler = _ChildHandler()
 
 
 def _is_of_a_dead_worker(error: Exception) -> bool:
@@ -332,13 +313,13 @@ def _is_of_a_dead_worker(error: Exception) -> bool:
 
 
 class _Shielded(Dataset[Any]):
-    """Batches, or why there is none."""
+    """Batches, or why there is none: raised in a worker, an error of ours would arrive wrapped in its traceback."""
 
     def __init__(self, batches: TrainBatches | TestBatches) -> None:
         self.batches = batches
 
-    def __getitem__(self, number: int) -> Batch | _Failure:
+    def __getitem__(self, number: int) -> Batch | DecomposableError:
         try:
             return self.batches[number]
         except DecomposableError as error:
-            return _Failure(error)
+            return error

@@ -7,14 +7,14 @@ hold fewer images than the originals, so that a subset is a data set too, but ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from decomposable.data import folders
-from decomposable.data.augment import PadCropFlip, Standardise
+from decomposable.data.augment import PadCropFlip, PerChannel, Standardise
 from decomposable.data.base import Images, InMemory
 from decomposable.data.pickles import load_plain
 from decomposable.errors import DataError
@@ -26,8 +26,7 @@ SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Files:
+class _Files(NamedTuple):
     """How a layout names its files."""
 
     folder: str
@@ -35,8 +34,7 @@ class _Files:
     test: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Cifar:
+class _Cifar(NamedTuple):
     """What tells the two sets apart."""
 
     name: str
@@ -61,16 +59,8 @@ _CIFAR10 = _Cifar(
     label_bytes=1,
     label_key="labels",
     largest=10_000,
-    binary=_Files(
-        folder="cifar-10-batches-bin",
-        train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-        test=("test_batch.bin",),
-    ),
-    pickled=_Files(
-        folder="cifar-10-batches-py",
-        train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-        test=("test_batch",),
-    ),
+    binary=_Files("cifar-10-batches-bin", tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",)),
+    pickled=_Files("cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",)),
 )
 _CIFAR100 = _Cifar(
     name="CIFAR-100",
@@ -78,20 +68,20 @@ _CIFAR100 = _Cifar(
     label_bytes=2,
     label_key="fine_labels",
     largest=50_000,
-    binary=_Files(folder="cifar-100-binary", train=("train.bin",), test=("test.bin",)),
-    pickled=_Files(folder="cifar-100-python", train=("train",), test=("test",)),
+    binary=_Files("cifar-100-binary", ("train.bin",), ("test.bin",)),
+    pickled=_Files("cifar-100-python", ("train",), ("test",)),
 )
 
 
 def load_cifar10(
-    folder: Path | str | None, *, mean: tuple[float, ...] = CIFAR10_MEAN, std: tuple[float, ...] = CIFAR10_STD
+    folder: Path | str | None, *, mean: PerChannel = CIFAR10_MEAN, std: PerChannel = CIFAR10_STD
 ) -> InMemory:
     """CIFAR-10 from a folder with its files, or with the folder `cifar-10-batches-bin` or `cifar-10-batches-py`."""
     return _load(_CIFAR10, folder, Standardise.of(mean, std, channels=3))
 
 
 def load_cifar100(
-    folder: Path | str | None, *, mean: tuple[float, ...] = CIFAR100_MEAN, std: tuple[float, ...] = CIFAR100_STD
+    folder: Path | str | None, *, mean: PerChannel = CIFAR100_MEAN, std: PerChannel = CIFAR100_STD
 ) -> InMemory:
     """CIFAR-100 (fine labels) from a folder with its files, or with `cifar-100-binary` or `cifar-100-python` in it."""
     return _load(_CIFAR100, folder, Standardise.of(mean, std, channels=3))
@@ -99,11 +89,9 @@ def load_cifar100(
 
 def _load(cifar: _Cifar, folder: Path | str | None, standardise: Standardise) -> InMemory:
     place, files = _find(cifar, folders.given(folder, cifar.description, SOURCE))
-    paths = folders.all_there(place, files.train + files.test, SOURCE)
+    folders.all_there(place, files.train + files.test, SOURCE)
     read = _read_binary if files is cifar.binary else _read_pickle
-    train, test = (
-        _join([read(cifar, path) for path in part]) for part in (paths[: len(files.train)], paths[len(files.train) :])
-    )
+    train, test = (_join([read(cifar, place / name) for name in part]) for part in (files.train, files.test))
     return InMemory(
         classes=cifar.classes, train=train, test=test, augment=PadCropFlip(standardise), prepare=standardise
     )
@@ -113,12 +101,9 @@ def _find(cifar: _Cifar, folder: Path) -> tuple[Path, _Files]:
     """Where the files are, and in which layout; the binary one where there are both, as it needs no unpickling."""
     for files in (cifar.binary, cifar.pickled):
         for place in (folder, folder / files.folder):
-            if folders.any_there(place, files.train + files.test):
+            if any((place / name).is_file() for name in files.train + files.test):
                 return place, files
-    raise DataError(
-        f"--data {folder}: no file of {cifar.name} in it; allowed: a folder with {cifar.description}, or its parent; "
-        f"to be had from {SOURCE}"
-    )
+    raise folders.none_there(folder, cifar.name, cifar.description, SOURCE)
 
 
 def _read_binary(cifar: _Cifar, file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -130,7 +115,8 @@ def _read_binary(cifar: _Cifar, file: Path) -> tuple[np.ndarray, np.ndarray]:
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
     labels = rows[:, cifar.label_bytes - 1].astype(np.int64)
-    return rows[:, cifar.label_bytes :], _checked_labels(cifar, file, labels)
+    folders.check_labels(file, labels, cifar.classes)
+    return rows[:, cifar.label_bytes :], labels
 
 
 def _read_pickle(cifar: _Cifar, file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -152,17 +138,9 @@ def _read_pickle(cifar: _Cifar, file: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{file}: {len(rows):,} images and {len(labels):,} labels; "
             f"allowed: from 1 to {cifar.largest:,}, as many of one as of the other"
         )
-    # As a list of Python ints: one that no int64 holds must get the same clear line.
-    return rows, _checked_labels(cifar, file, np.array(labels, dtype=object)).astype(np.int64)
-
-
-def _checked_labels(cifar: _Cifar, file: Path, labels: np.ndarray) -> np.ndarray:
-    wrong = np.flatnonzero((labels < 0) | (labels >= cifar.classes))
-    if len(wrong):
-        raise DataError(
-            f"{file}: image {wrong[0] + 1:,} has label {labels[wrong[0]]}; allowed: 0 to {cifar.classes - 1}"
-        )
-    return labels
+    # As Python ints: one that no int64 holds must get the same clear line.
+    folders.check_labels(file, np.array(labels, dtype=object), cifar.classes)
+    return rows, np.array(labels, dtype=np.int64)
 
 
 def _join(parts: list[tuple[np.ndarray, np.ndarray]]) -> Images:

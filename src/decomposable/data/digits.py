@@ -38,9 +38,8 @@ def load(*, train_images: int = 1000, seed: int = 0) -> Digits:
         raise MissingExtraError.of("scikit-learn", "demo") from error
 
     if not CLASSES <= train_images <= IMAGES - CLASSES:
-        raise InvalidArgumentError(
-            f"train_images={train_images!r}; allowed: an int from {CLASSES} to {IMAGES - CLASSES}"
-        )
+        allowed = f"an int from {CLASSES} to {IMAGES - CLASSES}"
+        raise InvalidArgumentError(f"train_images={train_images!r}; allowed: {allowed}")
     if not 0 <= seed < 2**32:
         raise InvalidArgumentError(f"seed={seed!r}; allowed: an int from 0 to {2**32 - 1}")
     pixels, labels = load_digits(return_X_y=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from decomposable.errors import DataError, InvalidArgumentError
 
@@ -23,18 +25,22 @@ def all_there(folder: Path, names: Sequence[str], source: str) -> list[Path]:
     """These files of a folder, if none is missing."""
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise DataError(f"--data {folder}: {_listed(missing)} missing; to be had from {source}")
+        are = "is" if len(missing) == 1 else "are"
+        raise DataError(f"--data {folder}: {listed(missing)} {are} missing; to be had from {source}")
     return [folder / name for name in names]
 
 
-def any_there(folder: Path, names: Iterable[str]) -> bool:
-    """Whether at least one of these is a file of the folder."""
-    return any((folder / name).is_file() for name in names)
+def none_there(folder: Path, name: str, what: str, source: str) -> DataError:
+    """The error of a folder that has no file of a data set."""
+    return DataError(
+        f"--data {folder}: no file of {name} in it; allowed: a folder with {what}, or its parent; "
+        f"to be had from {source}"
+    )
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"{shown} {'is' if len(names) == 1 else 'are'}"
+def listed(names: Sequence[str]) -> str:
+    """The first of these, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def read_bytes(file: Path, limit: int) -> bytes:
@@ -47,3 +53,10 @@ def read_bytes(file: Path, limit: int) -> bytes:
     if len(content) > limit:
         raise DataError(f"{file}: {file.stat().st_size:,} bytes; allowed: at most {limit:,}")
     return content
+
+
+def check_labels(file: Path, labels: np.ndarray, classes: int) -> None:
+    """Refuse labels that are no class."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise DataError(f"{file}: image {wrong[0] + 1:,} has label {labels[wrong[0]]}; allowed: 0 to {classes - 1}")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from decomposable.data import folders
-from decomposable.data.augment import FlipJitterLighting, Standardise, central_box, random_boxes
+from decomposable.data.augment import FlipJitterLighting, PerChannel, Standardise, central_box, random_boxes
 from decomposable.data.base import Batch, TwoParts
 from decomposable.errors import DataError, InvalidArgumentError, MissingExtraError
 
@@ -34,12 +34,7 @@ _WHAT = "class folders of images, train/CLASS/*.JPEG and val/CLASS/*.JPEG"
 
 
 def load(
-    folder: Path | str | None,
-    *,
-    size: int = 224,
-    mean: tuple[float, ...] = MEAN,
-    std: tuple[float, ...] = STD,
-    resize: int = 256,
+    folder: Path | str | None, *, size: int = 224, mean: PerChannel = MEAN, std: PerChannel = STD, resize: int = 256
 ) -> ImageFolders:
     """The images of a folder with `train` and `val`; crops are `size` × `size`.
 
@@ -137,23 +132,16 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 
 
 def _check_same_classes(root: Path, train: Sequence[str], test: Sequence[str]) -> None:
-    differences = []
-    for part, mine, others in (("train", train, test), ("val", test, train)):
-        only = sorted(set(mine) - set(others))
-        if only:
-            more = f" and {len(only) - 3} more" if len(only) > 3 else ""
-            differences.append(f"only {part} has {', '.join(only[:3])}{more}")
+    only = {"train": sorted(set(train) - set(test)), "val": sorted(set(test) - set(train))}
+    differences = [f"only {part} has {folders.listed(names)}" for part, names in only.items() if names]
     if differences:
         raise DataError(f"--data {root}: {'; '.join(differences)}; allowed: the same class folders in train and val")
 
 
 def _image_names(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:  # tells files from folders with no further system call
-        names = [
-            entry.name
-            for entry in entries
-            if entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".") and entry.is_file()
-        ]
+        files = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+    names = [name for name in files if name.lower().endswith(EXTENSIONS)]
     if not names:
         raise DataError(f"{folder}: no image in it; allowed: at least one of {', '.join(EXTENSIONS)}")
     return sorted(names)
@@ -177,7 +165,8 @@ def _opened(file: Path) -> Iterator[Any]:
             with images.open(stream, formats=_FORMATS) as image:
                 yield image
     except Exception as error:  # decoders raise almost anything when a file is broken
-        raise _unreadable(file, error) from error
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{file}: cannot be read as an image ({text})") from error
 
 
 def _size_of(file: Path) -> tuple[int, int]:
@@ -212,20 +201,13 @@ def _cut(image: Any, box: Sequence[float], size: int, draft: bool) -> Any:
     width, height = image.size
     if draft:  # formats other than JPEG take no notice
         image.draft(None, (ceil(2 * size * width / (right - left)), ceil(2 * size * height / (bottom - top))))
-    image = _rgb(image)
-    x, y = image.width / width, image.height / height
-    # Rounding must not take the box over the edge, which Pillow refuses.
-    box = (left * x, top * y, min(right * x, image.width), min(bottom * y, image.height))
-    return image.resize((size, size), _pillow().Resampling.BILINEAR, box=box)
-
-
-def _rgb(image: Any) -> Any:
     if image.mode.startswith(("I", "F")):  # Pillow would make white of everything above 255
         raise ValueError(f"mode {image.mode}; allowed: 8 bits per channel")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # Pillow warns where this step is left out
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _unreadable(file: Path, error: Exception) -> DataError:
-    return DataError(f"{file}: cannot be read as an image ({' '.join(str(error).split()) or type(error).__name__})")
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    x, y = image.width / width, image.height / height
+    # Rounding must not take the box over the edge, which Pillow refuses.
+    box = (left * x, top * y, min(right * x, image.width), min(bottom * y, image.height))
+    return image.resize((size, size), _pillow().Resampling.BILINEAR, box=box)

@@ -8,6 +8,7 @@ exactly the bytes that are there for it.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +37,19 @@ def load_plain(file: Path, *, limit: int) -> dict[str, Any]:
         raise DataError(f"{file}: not a whole pickle ({in_brief(error)})") from error
 
 
+@dataclass(slots=True, eq=False)
 class _DType:
     """A data type in the making: what comes from REDUCE, and gets its byte order from BUILD."""
 
-    __slots__ = ("code", "order")
-
-    def __init__(self, code: str) -> None:
-        self.code, self.order = code, "="
+    code: str
+    order: str = "="
 
 
+@dataclass(slots=True, eq=False)
 class _Array:
     """An array in the making: empty as it comes from REDUCE, filled by BUILD."""
 
-    __slots__ = ("array",)
-
-    def __init__(self) -> None:
-        self.array: np.ndarray | None = None
+    array: np.ndarray | None = None
 
 
 class _Arrays(Machine):
@@ -93,10 +91,11 @@ class _Arrays(Machine):
 def _finished(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refused(f"the pickle holds {kind_of(value)}")
-    if unfinished := [key for key, item in value.items() if isinstance(item, _Array) and item.array is None]:
-        raise Refused(f"the array {unfinished[0][:50]!r} has no content")
-    if foreign := [key for key, item in value.items() if isinstance(item, Token | _DType)]:
-        raise Refused(f"the entry {foreign[0][:50]!r} is {kind_of(value[foreign[0]])}")
+    for key, item in value.items():
+        if isinstance(item, _Array) and item.array is None:
+            raise Refused(f"the array {key[:50]!r} has no content")
+        if isinstance(item, Token | _DType):
+            raise Refused(f"the entry {key[:50]!r} is {kind_of(item)}")
     return {key: item.array if isinstance(item, _Array) else item for key, item in value.items()}
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+from dataclasses import dataclass
 from typing import Any
 
 MOST_INSTRUCTIONS = 1_000_000
@@ -29,16 +30,15 @@ class Refused(Exception):
     """Something that plain data does not need."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Token:
     """An admitted name. Not callable; nothing can be set on it."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
 _MARK = object()
+_FIXED = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (), "MARK": _MARK}
 
 
 class Machine:
@@ -73,16 +73,10 @@ class Machine:
                 pass
             case _ if opcode in _CONSTANTS:
                 stack.append(argument)
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode])
-            case "MARK":
-                stack.append(_MARK)
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_LIST":
-                stack.append([])
-            case "EMPTY_TUPLE":
-                stack.append(())
+            case _ if opcode in _FIXED:
+                stack.append(_FIXED[opcode])
+            case "EMPTY_DICT" | "EMPTY_LIST":
+                stack.append({} if opcode == "EMPTY_DICT" else [])
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 stack.append(tuple(reversed([self.pop() for _ in range(int(opcode[-1]))])))
             case "TUPLE":

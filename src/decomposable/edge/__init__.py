@@ -1,17 +1,16 @@
 """For devices without PyTorch: `AnySizeSession` runs a file of `decomposable.export_any_size` at any size.
 
-source      the file, of which no more is read than is needed
-wire        where in it the large tensors lie
-container   its outer shape: an ONNX model with a description, arrays and a checksum
-bundle      what it holds, every claim checked
-graph       where its graph has the decomposed layers
-statistics  batch normalisation at any size
-factors     a layer's weights at any rank
-folding     batch normalisation as part of the layer before
-building    the ONNX model of one size
-options     how ONNX Runtime is asked to work
-npy         an array in a file, for the command line
-session     the session, and changing its size under load
+source        the file, of which no more is read than is needed
+wire          where in it the large tensors lie
+container     its outer shape: an ONNX model with a description, arrays and a checksum
+bundle        what it holds, every claim checked
+graph         where its graph has the decomposed layers
+weights       factors, dense weights and batch normalisation at any size
+building      the ONNX model of one size
+feeding       what goes into it, checked
+onnx_runtime  how ONNX Runtime is asked to work
+npy           an array in a file, for the command line
+session       the session, and changing its size under load
 """
 
 from decomposable.errors import MissingExtraError, how_to_install

@@ -11,17 +11,20 @@ need not be.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
-from decomposable.edge.arrays import INLINE_BYTES, Array, header_of, tensor_of
 from decomposable.edge.bundle import Bundle
-from decomposable.edge.factors import LayerWeights
-from decomposable.edge.folding import Norm, folded
-from decomposable.edge.graph import attribute, first_of, merged_attributes, second_of
+from decomposable.edge.container import header_of, tensor_of
+from decomposable.edge.graph import attribute, factor_names, merged_attributes
+from decomposable.edge.source import Array
+from decomposable.edge.weights import LayerWeights, folded
+from decomposable.edge.wire import SMALL
 from decomposable.sizing.plans import RankPlan
 
 
@@ -39,10 +42,10 @@ def build(bundle: Bundle, plan: RankPlan) -> SizeModel:
     if bundle.statistics is not None:
         statistics = bundle.statistics.at(plan).items()
         draft.tensors.update((name, values) for name, values in statistics if name in draft.tensors)
-    for layer in bundle.used_layers:
+    for layer in (layer for layer in bundle.layers if layer.is_used):
         rank = plan.ranks[layer.name]
         if plan.runs_as(layer.name) == "factors":
-            draft.tensors[first_of(layer.name)], draft.tensors[second_of(layer.name)] = layer.pair(rank)
+            draft.tensors.update(zip(factor_names(layer.name), layer.pair(rank), strict=True))
         else:
             draft.put_dense(layer, rank)
     for norm, maker in bundle.foldable.items():
@@ -62,9 +65,7 @@ class _Draft:
     def _node(self, index: int) -> NodeProto:
         """The node, to be changed."""
         if index not in self._own:
-            copy = NodeProto()
-            copy.CopyFrom(self._nodes[index])
-            self._nodes[index] = copy
+            self._nodes[index] = copy.deepcopy(self._nodes[index])
             self._own.add(index)
         return self._nodes[index]
 
@@ -72,8 +73,9 @@ class _Draft:
         """One node where the layer has two, wherever it is used."""
         wiring = self._bundle.wiring
         most = int(self._bundle.selector.upper[self._bundle.layers.index(layer)])
-        self.tensors[second_of(layer.name)] = layer.dense(rank, keep=rank >= most)
-        for index, _ in wiring.takers(first_of(layer.name)):
+        first_name, second_name = factor_names(layer.name)
+        self.tensors[second_name] = layer.dense(rank, keep=rank >= most)
+        for index, _ in wiring.takers(first_name):
             if wiring.nodes[index].op_type == "Transpose":
                 self._nodes.pop(index, None)
         for use in self._bundle.uses[layer.name]:
@@ -89,36 +91,28 @@ class _Draft:
     def fold(self, norm_index: int, maker_index: int) -> None:
         """Make a batch normalisation part of the node before it."""
         norm, maker = self._nodes.pop(norm_index), self._node(maker_index)
+        bias = self.tensors[maker.input[2]] if any(maker.input[2:3]) else None
         gamma, beta, mean, var = (self.tensors[name] for name in norm.input[1:5])
         epsilon = attribute(norm, "epsilon", 1e-5)
-        has_bias = len(maker.input) > 2 and bool(maker.input[2])
-        weight, bias = folded(
-            self.tensors[maker.input[1]],
-            self.tensors[maker.input[2]] if has_bias else None,
-            Norm(gamma=gamma, beta=beta, mean=mean, var=var, epsilon=epsilon),
-        )
+        made = folded(self.tensors[maker.input[1]], bias, gamma, beta, mean, var, epsilon=epsilon)
         names = [f"decomposable/{maker_index}/{kind}" for kind in ("weight", "bias")]  # one use, not all of the layer
-        self.tensors.update(zip(names, (weight, bias), strict=True))
+        self.tensors.update(zip(names, made, strict=True))
         maker.input[:] = [maker.input[0], *names]
         maker.output[0] = norm.output[0]
 
     def finished(self) -> SizeModel:
         """The model with the weights that are left in use."""
         source = self._bundle.model
-        model = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
-        model.graph.name = source.graph.name or "graph"
-        model.graph.input.extend(source.graph.input)
-        model.graph.output.extend(source.graph.output)
-        model.graph.node.extend(self._nodes.values())
+        ports: Any = {"input": source.graph.input, "output": source.graph.output}
+        graph = onnx.GraphProto(name=source.graph.name or "graph", node=self._nodes.values(), **ports)
         taken = {name for node in self._nodes.values() for name in node.input}
         taken |= {name for index in self._nodes for name in self._bundle.wiring.captured(index)}
         weights = {}
         for name in sorted(taken & self.tensors.keys()):
-            array = np.ascontiguousarray(self.tensors[name])
-            array = array.reshape(self.tensors[name].shape)  # numpy makes a number a list of one
-            if array.nbytes > INLINE_BYTES:
+            array = np.asarray(self.tensors[name], order="C")
+            is_large = array.nbytes > SMALL  # else it stays in the model: shapes have to be there
+            graph.initializer.append(header_of(name, array) if is_large else tensor_of(name, array))
+            if is_large:
                 weights[name] = array
-                model.graph.initializer.append(header_of(name, array))
-            else:
-                model.graph.initializer.append(tensor_of(name, array))
+        model = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import, graph=graph)
         return SizeModel(content=model.SerializeToString(), weights=weights)

@@ -1,8 +1,4 @@
-"""What a bundle holds, read from its file. Damage is found, and the plan data is checked claim by claim.
-
-The graph is code, as that of every ONNX model: what it computes, and how much memory that takes, is up to whoever made
-the file. A bundle is to be trusted like any model (SECURITY.md).
-"""
+"""What a bundle holds, read from its file. Damage is found, and the plan data is checked claim by claim."""
 
 from __future__ import annotations
 
@@ -16,12 +12,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from decomposable.edge.arrays import Array, in_memory, type_name
-from decomposable.edge.container import Unsealed, unseal
-from decomposable.edge.factors import LayerWeights
-from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, first_of, second_of
-from decomposable.edge.source import Stored
-from decomposable.edge.statistics import Statistics
+from decomposable.edge.container import Unsealed, type_name, unseal
+from decomposable.edge.graph import Use, Wiring, check_geometry, factor_names, find_foldable, find_uses
+from decomposable.edge.source import Array, Stored, in_memory
+from decomposable.edge.weights import LayerWeights, Statistics
 from decomposable.errors import ArtifactError
 from decomposable.fields import MOST, Damaged, Fields, require
 from decomposable.sizing.cost import LayerShape
@@ -47,38 +41,22 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bundle:
-    """A network at every size, as a device has it.
-
-    Attributes:
-        model: the ONNX model without its weights.
-        wiring: which nodes take which values.
-        tensors: the weights that are no factors, by name.
-        uses: where the graph has each layer; nowhere if only training uses it.
-        foldable: for every batch normalisation that can be folded, the node that takes it in.
-        lacks_statistics: whether batch normalisation has those of the full network at every size.
-        lengths: how long the axes that vary besides the batch were in the example input, by name.
-        info: what the network's file said besides, such as measured accuracies.
-    """
+    """A network at every size, as a device has it."""
 
     path: Path
-    model: onnx.ModelProto
+    model: onnx.ModelProto  # without its weights
     wiring: Wiring
-    tensors: Mapping[str, Array]
+    tensors: Mapping[str, Array]  # the weights that are no factors
     layers: tuple[LayerWeights, ...]
-    uses: Mapping[str, tuple[Use, ...]]
-    foldable: Mapping[int, int]
+    uses: Mapping[str, tuple[Use, ...]]  # where the graph has each layer; nowhere if only training uses it
+    foldable: Mapping[int, int]  # for every batch normalisation that can be folded, the node that takes it in
     selector: RankSelector
     statistics: Statistics | None
-    lacks_statistics: bool
+    lacks_statistics: bool  # whether batch normalisation has those of the full network at every size
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    lengths: Mapping[str, int]
-    info: Mapping[str, Any]
-
-    @property
-    def used_layers(self) -> tuple[LayerWeights, ...]:
-        """The layers that the graph has."""
-        return tuple(layer for layer in self.layers if layer.is_used)
+    lengths: Mapping[str, int]  # of the axes that vary besides the batch, in the example input
+    info: Mapping[str, Any]  # what the network's file said besides, such as measured accuracies
 
 
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:
@@ -99,10 +77,10 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
     require(bool(layers) and len(set(names)) == len(names), "there is no layer, or one is there twice")
     wiring = Wiring(model.graph)
     selector, statistics = _read_sizes(top, layers, tensors, found.arrays)
-    used = [layer for layer in layers if layer.is_used]
-    factors = {name: x for y in used for name, x in ((first_of(y.name), y.first), (second_of(y.name), y.second))}
-    shapes = {name: array.shape for name, array in (tensors | factors).items()}
-    inputs, outputs = (tuple(_port(v) for v in values) for values in (model.graph.input, model.graph.output))
+    shapes = {name: array.shape for name, array in found.weights.items()}
+    values = top.mapping("values") if top.has("values") else {}
+    inputs = tuple(_port(value, values.get(value.name)) for value in model.graph.input)
+    outputs = tuple(_port(value, None) for value in model.graph.output)
     require(bool(inputs) and bool(outputs), "it has no input or no output")
     made = {*wiring.makers, *(port.name for port in inputs)}
     require(not shapes.keys() & made, "a weight is an input, or a node makes it")
@@ -118,7 +96,7 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
         selector=selector,
         statistics=statistics,
         lacks_statistics=top.has("lacks_statistics") and top.flag("lacks_statistics"),
-        inputs=tuple(_with_values(port, top) for port in inputs),
+        inputs=inputs,
         outputs=outputs,
         lengths=lengths,
         info=top.mapping("info"),
@@ -149,26 +127,16 @@ def _read_lengths(top: Fields) -> dict[str, int]:
     return {name: record.integer(name, 1, _MOST_INPUTS) for name in top.mapping("lengths")}
 
 
-def _with_values(port: Port, top: Fields) -> Port:
-    found = top.mapping("values").get(port.name) if top.has("values") else None
-    if found is None:
-        return port
-    is_right = isinstance(found, list) and len(found) == 2 and all(type(v) is int and -MOST < v < MOST for v in found)
-    require(is_right and found[0] <= found[1], f"the values of '{port.name:.60}' are {found!r:.60}")
-    return replace(port, values=(found[0], found[1]))
-
-
 def _read_weights(layer: LayerShape, record: Fields, tensors: dict[str, Array | Stored]) -> LayerWeights:
     """A layer with its factors, which are taken from the tensors."""
     if record.has("stored"):  # only training uses it: it counts, but its weights are not there
         claimed = layer.factor_shapes(record.integer("stored", 1, layer.full_rank))
-        first, second = (np.broadcast_to(np.float32(0), size) for size in claimed)
-        return LayerWeights(**vars(layer), first=first, second=second, is_used=False)
-    for name in (first_of(layer.name), second_of(layer.name)):
+        zeros = [np.broadcast_to(np.float32(0), size) for size in claimed]
+        return LayerWeights(**vars(layer), first=zeros[0], second=zeros[1], is_used=False)
+    first, second = factor_names(layer.name)
+    for name in (first, second):
         require(name in tensors, f"tensor '{name:.80}' is missing")
-    weights = LayerWeights(
-        **vars(layer), first=tensors.pop(first_of(layer.name)), second=tensors.pop(second_of(layer.name))
-    )
+    weights = LayerWeights(**vars(layer), first=tensors.pop(first), second=tensors.pop(second))
     check_factors(layer, weights.first, weights.second, weights.stored if weights.first.ndim else 0)
     return weights
 
@@ -186,8 +154,8 @@ def _uses(wiring: Wiring, layer: LayerWeights) -> tuple[Use, ...]:
     return uses
 
 
-def _port(value: onnx.ValueInfoProto) -> Port:
-    """An input or output of the graph."""
+def _port(value: onnx.ValueInfoProto, values: Any) -> Port:
+    """An input or output of the graph, and the whole numbers that an input may be given, where the file says it."""
     kind = value.type.tensor_type
     dtype = type_name(kind.elem_type) if value.type.HasField("tensor_type") else None
     require(dtype is not None and kind.HasField("shape"), f"'{value.name:.60}' is no array of a known type")
@@ -198,4 +166,9 @@ def _port(value: onnx.ValueInfoProto) -> Port:
         shape.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?")
     known = math.prod(size for size in shape if isinstance(size, int))
     require(known <= _MOST_INPUTS, f"'{value.name:.60}' has the shape {shape!s:.80}")
-    return Port(name=value.name, shape=tuple(shape), dtype=dtype)
+    port = Port(name=value.name, shape=tuple(shape), dtype=dtype)
+    if values is None:
+        return port
+    is_pair = isinstance(values, list) and len(values) == 2 and all(type(v) is int and abs(v) < MOST for v in values)
+    require(is_pair and values[0] <= values[1], f"the values of '{value.name:.60}' are {values!r:.60}")
+    return replace(port, values=tuple(values))

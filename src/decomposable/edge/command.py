@@ -27,10 +27,10 @@ from decomposable.console import (
     showing_warnings,
     threads,
 )
-from decomposable.edge.arrays import Array
 from decomposable.edge.bundle import read_bundle
 from decomposable.edge.npy import read_arrays
 from decomposable.edge.session import AnySizeSession, usual_plans
+from decomposable.edge.source import Array
 from decomposable.errors import InvalidArgumentError
 from decomposable.files import replacing
 from decomposable.notes import measured_sizes
@@ -112,13 +112,8 @@ def _sizes(options: argparse.Namespace) -> None:
 
 
 def _described(plan: RankPlan) -> dict[str, Any]:
-    return {
-        "macs": plan.macs,
-        "macs_fraction": plan.macs_fraction,
-        "params": plan.params,
-        "params_fraction": plan.params_fraction,
-        "ranks": [min(plan.ranks.values()), max(plan.ranks.values())],
-    }
+    counts = {name: getattr(plan, name) for name in ("macs", "macs_fraction", "params", "params_fraction")}
+    return counts | {"ranks": [min(plan.ranks.values()), max(plan.ranks.values())]}
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -20,12 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from decomposable.edge.arrays import Array, stored_array, tensor_of
-from decomposable.edge.source import Source, Stored
+from decomposable.edge.source import Array, Source, Stored
 from decomposable.edge.wire import FUNCTIONS, GRAPH, Key, Place, outline
 from decomposable.fields import Damaged, parse_json, require
 
@@ -37,8 +36,21 @@ DOMAIN = "decomposable"
 _ENTRY, _PLAN, _CHECKSUM = "decomposable", "plan", "decomposable.sha256"
 _DIGITS = 64
 
+_TYPES: dict[int, np.dtype[Any]] = {
+    TensorProto.FLOAT: np.dtype("<f4"),
+    TensorProto.DOUBLE: np.dtype("<f8"),
+    TensorProto.FLOAT16: np.dtype("<f2"),
+    TensorProto.INT64: np.dtype("<i8"),
+    TensorProto.INT32: np.dtype("<i4"),
+    TensorProto.INT16: np.dtype("<i2"),
+    TensorProto.INT8: np.dtype("i1"),
+    TensorProto.UINT8: np.dtype("u1"),
+    TensorProto.BOOL: np.dtype("?"),
+}
+_CODES = {dtype: code for code, dtype in _TYPES.items()}
 
-def seal(model: onnx.ModelProto, description: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+
+def seal(model: onnx.ModelProto, description: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     """The file: the model with the description, the arrays and the checksum."""
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
@@ -61,18 +73,12 @@ def _before_digits() -> bytes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Unsealed:
-    """A file whose checksum is right.
+    """A file whose checksum is right. What is large of its weights and arrays is read when it is needed."""
 
-    Attributes:
-        model: the ONNX model without its weights, and without what makes it a bundle: the description, the function.
-        weights: those of the graph, by name; the large ones are read when they are needed.
-        arrays: those of the function, in the same way.
-    """
-
-    model: onnx.ModelProto
+    model: onnx.ModelProto  # without its weights, and without what makes it a bundle
     description: dict[str, Any]
-    weights: dict[str, Array | Stored]
-    arrays: dict[str, Array | Stored]
+    weights: dict[str, Array | Stored]  # of the graph
+    arrays: dict[str, Array | Stored]  # of the function
 
 
 def unseal(path: str | os.PathLike[str]) -> Unsealed:
@@ -176,11 +182,15 @@ def _check_plain(model: onnx.ModelProto) -> None:
 
 
 def check_here(tensor: TensorProto, what: str) -> None:
-    """Refuse a tensor whose values lie in another file, which could be any file, and one that is not what it claims."""
-    is_here = tensor.data_location == TensorProto.DEFAULT and not tensor.external_data
-    require(is_here, f"{what} has its values in another file")
+    """Refuse a tensor whose values lie in another file, and one that is not what it claims."""
+    _require_here(tensor, what)
     claimed = math.prod(tensor.dims) if all(dim >= 0 for dim in tensor.dims) else -1
     require(0 <= claimed <= max(1, 8 * tensor.ByteSize()), f"{what} has the shape {list(tensor.dims)!s:.80}")
+
+
+def _require_here(tensor: TensorProto, what: str) -> None:
+    is_here = tensor.data_location == TensorProto.DEFAULT and not tensor.external_data
+    require(is_here, f"{what} has its values in another file")  # which could be any file
 
 
 def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -189,6 +199,53 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     while waiting:
         current = waiting.pop()
         yield current
-        for node in current.node:
-            for attribute in node.attribute:
-                waiting += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+        waiting += [inner for node in current.node for inner in inner_graphs(node)]
+
+
+def inner_graphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs that are a node's own."""
+    return [graph for a in node.attribute for graph in (*([a.g] if a.HasField("g") else []), *a.graphs)]
+
+
+def type_name(code: int) -> str | None:
+    """Numpy's name of an ONNX type; None for one that is not dealt with.
+
+    >>> type_name(TensorProto.FLOAT), type_name(TensorProto.BFLOAT16)
+    ('float32', None)
+    """
+    return _TYPES[code].name if code in _TYPES else None
+
+
+def stored_array(tensor: TensorProto, what: str, source: Source, place: Place | None) -> Array | Stored:
+    """The values of a tensor, which cannot be written to; `what` is its name in messages.
+
+    Only values that lie there as plain bytes are read. Large ones stay in the file; what was small enough is there.
+    """
+    require(tensor.data_type in _TYPES, f"{what} has the type {tensor.data_type}")
+    dtype, shape = _TYPES[tensor.data_type], tuple(tensor.dims)
+    _require_here(tensor, what)
+    count = len(tensor.raw_data) if place is None else place[1]
+    is_whole = all(0 <= size <= 1 << 40 for size in shape) and math.prod(shape) * dtype.itemsize == count
+    require(is_whole, f"{what} of shape {shape!s:.80} and type {dtype.name} has {count:,} bytes")
+    if place is None:
+        return np.frombuffer(tensor.raw_data, dtype).reshape(shape)
+    return Stored(source, place[0], shape, dtype)
+
+
+def tensor_of(name: str, array: Array) -> TensorProto:
+    """The array as a tensor that holds its values."""
+    tensor = _header(name, array)
+    tensor.raw_data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+    return tensor
+
+
+def header_of(name: str, array: Array | Stored) -> TensorProto:
+    """A tensor that says where its values are not: the runtime is given them as memory."""
+    tensor = _header(name, array)
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="memory")
+    return tensor
+
+
+def _header(name: str, array: Array | Stored) -> TensorProto:
+    return TensorProto(name=name, data_type=_CODES[array.dtype.newbyteorder("<")], dims=array.shape)

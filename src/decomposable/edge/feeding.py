@@ -1,13 +1,15 @@
-"""What a request brings, checked against what the network takes."""
+"""What goes into a network: what a request brings, checked, and inputs to measure with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
-from decomposable.edge.arrays import Array
+from decomposable.checks import check_count
 from decomposable.edge.bundle import Port
+from decomposable.edge.source import Array
 from decomposable.errors import InvalidArgumentError
 
 
@@ -56,3 +58,40 @@ def _checked(port: Port, value: object) -> Array:
             f"run: '{port.name}' has shape {value.shape} and type {value.dtype}; allowed: {wanted}, {port.dtype}"
         )
     return value.astype(port.dtype, copy=False)
+
+
+def example(ports: Sequence[Port], batch: int, lengths: Mapping[str, int] | None = None) -> dict[str, Array]:
+    """Inputs of so many samples, the same ones every time: normal numbers, or such as they may be where they are whole.
+
+    `lengths` says how long the axes are that vary besides the batch.
+
+    >>> example([Port(name="x", shape=("batch", 3, 8, 8), dtype="float32")], 2)["x"].shape
+    (2, 3, 8, 8)
+    """
+    check_count("batch", batch)
+    random = np.random.default_rng(0)
+    feeds = {}
+    for port in ports:
+        named = [batch, *port.shape[1:]] if port.shape and not isinstance(port.shape[0], int) else list(port.shape)
+        shape = [size if isinstance(size, int) else (lengths or {}).get(size, -1) for size in named]
+        if -1 in shape:
+            raise InvalidArgumentError(
+                f"measure: '{port.name}' has the shape {port.shape}; allowed: a batch that varies, and axes of which "
+                "the file says a length"
+            )
+        is_whole = np.dtype(port.dtype).kind != "f"
+        least, most = port.values
+        with refusing(f"batch={batch!r:.40}: there is no such batch here"):
+            values = random.integers(least, most + 1, shape) if is_whole else random.standard_normal(shape)
+            feeds[port.name] = values.astype(port.dtype)
+    return feeds
+
+
+@contextmanager
+def refusing(text: str) -> Iterator[None]:
+    """What does not fit into memory, in one line: numpy and ONNX Runtime have many errors for it."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidArgumentError(f"{text} ({type(error).__name__}: {reason})") from error

@@ -18,7 +18,7 @@ from typing import TypeVar
 import onnx
 from onnx import AttributeProto, NodeProto, helper
 
-from decomposable.edge.container import graphs_of
+from decomposable.edge.container import graphs_of, inner_graphs
 from decomposable.fields import require
 
 Value = TypeVar("Value", int, float, bytes, list[int])
@@ -34,14 +34,9 @@ class Use:
     entry: int
 
 
-def first_of(layer: str) -> str:
-    """The name of a layer's first factor, and of the node that has it."""
-    return f"{layer}/first"
-
-
-def second_of(layer: str) -> str:
-    """The name of a layer's second factor, and of the node that has it."""
-    return f"{layer}/second"
+def factor_names(layer: str) -> tuple[str, str]:
+    """The names of a layer's two factors, and of the nodes that have them."""
+    return f"{layer}/first", f"{layer}/second"
 
 
 class Wiring:
@@ -64,7 +59,9 @@ class Wiring:
 
     def captured(self, index: int) -> set[str]:
         """The values from around it that a node's inner graphs use."""
-        return _captured(self.nodes[index])
+        graphs = [graph for inner in inner_graphs(self.nodes[index]) for graph in graphs_of(inner)]
+        taken = {name for graph in graphs for node in graph.node for name in node.input}
+        return taken | {value.name for graph in graphs for value in graph.output}
 
     def takers(self, value: str) -> list[tuple[int, int]]:
         """The nodes that take a value, each with the place among its inputs; -1 for what is inside a node."""
@@ -74,17 +71,6 @@ class Wiring:
         """The one node that takes a value, if there is just one and nobody else sees it."""
         takers = self.takers(value)
         return takers[0] if len(takers) == 1 and value not in self.outputs else None
-
-
-def _captured(node: NodeProto) -> set[str]:
-    inner = [g for attribute in node.attribute for g in (*_own_graph(attribute), *attribute.graphs)]
-    return {name for top in inner for g in graphs_of(top) for n in g.node for name in n.input} | {
-        value.name for top in inner for g in graphs_of(top) for value in g.output
-    }
-
-
-def _own_graph(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
-    return [attribute.g] if attribute.HasField("g") else []
 
 
 def attribute(node: NodeProto, name: str, default: Value) -> Value:
@@ -98,7 +84,7 @@ def attribute(node: NodeProto, name: str, default: Value) -> Value:
 
 def find_uses(wiring: Wiring, layer: str) -> tuple[Use, ...]:
     """All places where a layer is used; none where only training uses it."""
-    firsts, seconds = (_multiplying(wiring, layer, name) for name in (first_of(layer), second_of(layer)))
+    firsts, seconds = (_multiplying(wiring, layer, name) for name in factor_names(layer))
     uses = []
     for first in firsts:
         require(not any(wiring.nodes[first].input[2:]), f"layer '{layer}': its first part has a bias")
@@ -108,9 +94,8 @@ def find_uses(wiring: Wiring, layer: str) -> tuple[Use, ...]:
             seen.add(second)
             second = _next(wiring, second, layer)
         require(second in seconds, f"layer '{layer}': its first part leads to {wiring.nodes[second].op_type:.40}")
-        require(
-            wiring.nodes[first].op_type == wiring.nodes[second].op_type, f"layer '{layer}': its parts are of two kinds"
-        )
+        is_one_kind = wiring.nodes[first].op_type == wiring.nodes[second].op_type
+        require(is_one_kind, f"layer '{layer}': its parts are of two kinds")
         uses.append(Use(first, second, entry))
     require(len({use.second for use in uses}) == len(seconds), f"layer '{layer}': its parts do not match")
     return tuple(uses)
@@ -131,9 +116,8 @@ def _multiplying(wiring: Wiring, layer: str, weight: str) -> list[int]:
         node = wiring.nodes[i]
         if node.op_type == "Transpose" and place == 0 and attribute(node, "perm", list[int]()) == [1, 0]:
             for j, where in wiring.takers(node.output[0]):
-                require(
-                    (wiring.nodes[j].op_type, where) == ("MatMul", 1), f"layer '{layer}': {weight} is not multiplied by"
-                )
+                is_factor = (wiring.nodes[j].op_type, where) == ("MatMul", 1)
+                require(is_factor, f"layer '{layer}': {weight} is not multiplied by")
                 found.append(j)
             require(node.output[0] not in wiring.outputs, f"layer '{layer}': {weight} is an output")
         else:
@@ -183,11 +167,6 @@ def check_geometry(node: NodeProto, kernel: Sequence[int], layer: str) -> None:
     require(is_right, f"layer '{layer:.60}': node '{node.name:.60}' has a geometry that cannot be")
 
 
-def _is_evaluating(norm: NodeProto) -> bool:
-    """Whether a batch normalisation uses the statistics that it is given, and adds a number to the variance."""
-    return not attribute(norm, "training_mode", 0) and 0 <= attribute(norm, "epsilon", 1e-5) < math.inf
-
-
 def find_foldable(wiring: Wiring, shapes: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
     """For every batch normalisation that directly follows a convolution or linear layer, the latter's node.
 
@@ -196,16 +175,16 @@ def find_foldable(wiring: Wiring, shapes: Mapping[str, tuple[int, ...]]) -> dict
     """
     found = {}
     for i, node in enumerate(wiring.nodes):
-        if node.op_type != "BatchNormalization" or len([name for name in node.output if name]) != 1:
+        is_norm = node.op_type == "BatchNormalization" and len(node.input) == 5 and sum(map(bool, node.output)) == 1
+        before = wiring.makers.get(node.input[0]) if is_norm else None
+        if before is None or attribute(node, "training_mode", 0):
             continue
-        before = wiring.makers.get(node.input[0]) if len(node.input) == 5 else None
-        if before is None or not _is_evaluating(node):
-            continue
+        has_number = 0 <= attribute(node, "epsilon", 1e-5) < math.inf
         maker = wiring.nodes[before]
         is_layer = maker.op_type == "Conv" or (maker.op_type == "Gemm" and _is_plain(maker))
         outputs = shapes.get(maker.input[1], ())[:1] if len(maker.input) > 1 else ()
         per_output = [*node.input[1:], *(name for name in maker.input[2:] if name)]
         is_layer = is_layer and bool(outputs) and all(shapes.get(name) == outputs for name in per_output)
-        if is_layer and len(maker.output) == 1 and wiring.only_taker(node.input[0]) == (i, 0):
+        if is_layer and has_number and len(maker.output) == 1 and wiring.only_taker(node.input[0]) == (i, 0):
             found[i] = before
     return found

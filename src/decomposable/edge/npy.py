@@ -11,7 +11,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
-from decomposable.edge.arrays import Array
+from decomposable.edge.source import Array
 from decomposable.errors import InvalidArgumentError
 
 _MOST_ENTRIES, _MOST_DIRECTORY = 1000, 1_000_000

@@ -8,33 +8,37 @@ with, so a request that is under way ends at that size, whatever happens in othe
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from decomposable.checks import check_count
-from decomposable.edge.arrays import Array
+import numpy as np
+
+from decomposable.checks import check_count, is_number
 from decomposable.edge.building import build
 from decomposable.edge.bundle import Bundle, Port, read_bundle
-from decomposable.edge.feeding import feeds_of
-from decomposable.edge.measuring import RUNTIME, example, time_sizes
-from decomposable.edge.onnx_runtime import onnx_runtime
-from decomposable.edge.options import RuntimeOptions, check_measuring
-from decomposable.errors import ArtifactError, DecomposableError
+from decomposable.edge.feeding import example, feeds_of, refusing
+from decomposable.edge.onnx_runtime import RuntimeOptions, onnx_runtime
+from decomposable.edge.source import Array
+from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.locks import ForkLock
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile, choose_timed
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.sweep import Runs, sweep
 from decomposable.text import one_line
 
 ort = onnx_runtime()
+_ORT = "onnxruntime"
 
 USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 """The sizes that `AnySizeSession.sizes` lists, as far as there are such."""
@@ -54,26 +58,22 @@ class _Size:
         """Whether it was made in this process: of one from before a fork, the runtime's threads are not here."""
         return self.process == os.getpid()
 
+    def run(self, feeds: dict[str, Array]) -> list[Array]:
+        """All outputs."""
+        outputs: list[Array] = self.runtime.run(None, feeds)
+        return outputs
+
 
 _made: WeakSet[_Size] = WeakSet()
-_left_behind: list[_Size] = []
-
-
-def _leave_behind() -> None:
-    """In the child of a fork: keep what the parent has made for ever, as letting go of it waits for threads."""
-    _left_behind.extend(_made)
-
-
+_left_behind: list[_Size] = []  # the child of a fork keeps for ever what its parent has made: letting go of it hangs
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_behind)
+    os.register_at_fork(after_in_child=lambda: _left_behind.extend(_made))
 
 
 class AnySizeSession:
     """A network from a file of `export_any_size`, run by ONNX Runtime at any size.
 
-    A file's graph is code, as that of every ONNX model: open only bundles of people whom you trust. That a file is
-    damaged is found, and so is a plan that contradicts itself; what its graph computes, and how much memory that takes,
-    is up to whoever made it.
+    A file's graph is code, as that of every ONNX model: damage is found, but open only those of people whom you trust.
 
     Args:
         path: the file.
@@ -191,24 +191,19 @@ class AnySizeSession:
             seconds: about how long to measure; every size runs at least 5 times.
             align: what ranks are rounded to, as in `resize`; "measured" tries several first and takes the fastest.
         """
-        check_measuring(sizes, seconds)
+        _check_measuring(sizes, seconds)
+        feeds = example(self.inputs, batch, self._bundle.lengths)
 
-        def open_size(plan: RankPlan) -> Callable[[dict[str, Array]], object]:
-            options = self._options.made()
-            # Its threads wait for the next request by spinning, which would slow the size whose turn it is.
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-            size = self._make(plan, options)
-            return lambda feeds: size.runtime.run(None, feeds)
+        @contextmanager
+        def making(plans: Mapping[str, RankPlan]) -> Iterator[Runs]:
+            opened = {name: self._make(plan, self._options.made(spins=False)) for name, plan in plans.items()}
+            with refusing(f"batch={batch}: ONNX Runtime cannot run the network on it"):
+                for size in opened.values():
+                    size.run(feeds)
+            yield {name: partial(size.run, feeds) for name, size in opened.items()}
 
-        entry = time_sizes(
-            self.selector,
-            open_size,
-            example(self.inputs, batch, self._bundle.lengths),
-            sizes,
-            batch=batch,
-            threads=self.threads,
-            seconds=seconds,
-            align=align,
+        entry = sweep(
+            self.selector, making, sizes, runtime=_ORT, batch=batch, threads=self.threads, seconds=seconds, align=align
         )
         profile = LatencyProfile.of(self.selector, [entry])
         self._latency = profile  # before it is written: where that fails, this session knows it all the same
@@ -267,7 +262,7 @@ class AnySizeSession:
             size = self._made_again()
         feeds = feeds_of(self.inputs, x)
         try:
-            results = size.runtime.run(None, feeds)
+            results = size.run(feeds)
         except Exception as error:  # ONNX Runtime has many kinds
             raise DecomposableError(
                 f"run: ONNX Runtime failed: {one_line(' '.join(str(error).split()), 200)}"
@@ -295,7 +290,7 @@ class AnySizeSession:
             lambda: self.latency,
             request,
             calibrated=self._bundle.statistics,
-            runtime=RUNTIME,
+            runtime=_ORT,
             threads=self.threads,
         )
 
@@ -333,9 +328,8 @@ class AnySizeSession:
 
     def _make(self, plan: RankPlan, options: Any) -> _Size:
         model = build(self._bundle, plan)
-        names = list(model.weights)
-        values = [ort.OrtValue.ortvalue_from_numpy(model.weights[name]) for name in names]
-        options.add_external_initializers(names, values)
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in model.weights.values()]
+        options.add_external_initializers(list(model.weights), values)
         try:
             runtime = ort.InferenceSession(model.content, options, providers=self._options.providers)
         except Exception as error:  # ONNX Runtime has many kinds
@@ -350,3 +344,12 @@ def usual_plans(selector: RankSelector) -> tuple[RankPlan, ...]:
     plans += [selector.of_size(size) for size in USUAL if selector.smallest_size <= size < 1]
     plans.append(selector.smallest_plan())
     return tuple({plan.ranks: plan for plan in plans}.values())
+
+
+def _check_measuring(sizes: object, seconds: object) -> None:
+    """Refuse at once what would fail after minutes, or in the words of another function."""
+    is_list = isinstance(sizes, Sequence | np.ndarray) and not isinstance(sizes, str) and all(map(is_number, sizes))
+    if sizes is not None and not is_list:
+        raise InvalidArgumentError(f"measure: sizes={sizes!r:.80}; allowed: a list of numbers, such as [0.5, 0.25]")
+    if not is_number(seconds) or not 0 <= seconds < math.inf:
+        raise InvalidArgumentError(f"measure: seconds={seconds!r:.40}; allowed: a number of at least 0")

@@ -7,6 +7,7 @@ sums are taken while the checksum of the whole is; so bytes that are read later 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
 import threading
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from decomposable.errors import ArtifactError
 from decomposable.fields import require
 
+Array = NDArray[Any]
 BLOCK = 1 << 18  # bytes that are read and checked as one
 
 
@@ -96,27 +98,13 @@ class Stored:
 
     def __init__(self, source: Source, begin: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._source, self._begin = source, begin
-        self.shape, self.dtype = shape, dtype
-
-    @property
-    def ndim(self) -> int:
-        """How many axes it has."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """How many values it has."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes they take."""
-        return self.size * self.dtype.itemsize
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self._row = math.prod(shape[1:]) * dtype.itemsize  # bytes
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, key: Any) -> NDArray[Any]:
+    def __getitem__(self, key: Any) -> Array:
         match key:
             case int():
                 return self._rows(range(len(self))[key], 1)[0]
@@ -126,31 +114,34 @@ class Stored:
                 return self._columns(len(range(self.shape[1])[key[1]]))
         raise TypeError(f"[{key}]: only [i], [:n] and [:, :n] are read from a file")
 
-    def all(self) -> NDArray[Any]:
+    def all(self) -> Array:
         """The whole array."""
         return self._read(0, self.shape)
 
-    def _rows(self, first: int, count: int) -> NDArray[Any]:
-        row = self.nbytes // len(self) if len(self) else 0
-        return self._read(first * row, (count, *self.shape[1:]))
+    def _rows(self, first: int, count: int) -> Array:
+        return self._read(first * self._row, (count, *self.shape[1:]))
 
-    def _columns(self, count: int) -> NDArray[Any]:
+    def _columns(self, count: int) -> Array:
         """The first of the second axis, some rows at a time: what is not wanted does not stay in memory."""
         values = np.empty((self.shape[0], count, *self.shape[2:]), self.dtype)
-        whole = self.nbytes // max(1, len(self))
-        at_once = max(1, BLOCK // max(1, whole))
+        at_once = max(1, BLOCK // max(1, self._row))
         for first in range(0, len(self), at_once):
             rows = min(at_once, len(self) - first)
             if rows == 1:  # it may be long
-                values[first] = self._read(first * whole, values.shape[1:])
+                values[first] = self._read(first * self._row, values.shape[1:])
             else:
-                values[first : first + rows] = self._read(first * whole, (rows, *self.shape[1:]))[:, :count]
+                values[first : first + rows] = self._rows(first, rows)[:, :count]
         values.flags.writeable = False
         return values
 
-    def _read(self, offset: int, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _read(self, offset: int, shape: tuple[int, ...]) -> Array:
         values = np.empty(shape, self.dtype)
         if values.size:
             self._source.read_into(self._begin + offset, values.reshape(-1).view(np.uint8).data)
         values.flags.writeable = False
         return values
+
+
+def in_memory(array: Array | Stored) -> Array:
+    """All values of an array."""
+    return array.all() if isinstance(array, Stored) else array

@@ -24,16 +24,23 @@ from torch import Tensor, nn
 
 from decomposable.core.tracing import Forward
 from decomposable.errors import ArtifactError, InvalidArgumentError
-from decomposable.export.any_size_graph import in_pairs, tidy, to_keep, to_rename
-from decomposable.export.checking import as_numpy, check_tolerance, largest_difference, require_close, torch_runner
+from decomposable.export.any_size_graph import in_pairs, names_of, tidy
+from decomposable.export.checking import (
+    Trials,
+    as_numpy,
+    check_tolerance,
+    largest_difference,
+    require_close,
+    torch_runner,
+    trials_of,
+)
 from decomposable.export.graph import MOST_BYTES, require_onnx, to_onnx
 from decomposable.export.interface import Feeds, Interface, interface_of
-from decomposable.export.onnx_file import check_ending, reported
+from decomposable.export.one_size import check_ending, reported
 from decomposable.export.program import ExportError, FixedBatchError, ready
-from decomposable.export.quiet import reason
+from decomposable.export.quiet import reason, refusing
 from decomposable.export.report import ExportReport
 from decomposable.export.subject import known_of, same_shapes, taken_by
-from decomposable.export.trials import Trials, trials_of
 from decomposable.files import replacing
 from decomposable.network.calls import INPUT, Call
 from decomposable.network.capture import Captured
@@ -84,11 +91,7 @@ def export_any_size(
     Args:
         net: a decomposed network, calibrated or not. It stays as it is, and so does its size in force.
         path: the file, .onnx.
-        example_input: a batch, where the network was decomposed without one. It is also what the file is tried with.
-        forward: ``forward(net, batch)``, how a batch like the example input is used; by default as in `decompose`.
-        dynamic: axes that vary besides the batch, as in ``{"input_ids": {1: "length"}}``; those of one name are of one
-            length.
-        tolerance: the largest difference from PyTorch that is allowed, as a part of the largest output (at least 1).
+        example_input, forward, dynamic, tolerance: as in `export_onnx`.
     """
     target = check_ending(path, ".onnx")
     tolerance = check_tolerance(tolerance)
@@ -106,7 +109,7 @@ def export_any_size(
     twin = copy.deepcopy(net).cpu().eval()
     artifact = twin.artifact()
     model, interface = _traced(twin, interface, found.rows)
-    model = tidy(model, to_rename(twin, artifact), to_keep(twin))
+    model = tidy(model, *names_of(twin, artifact))
     model.doc_string = _DOC
     trials = trials_of(twin, interface, found.rows, _BATCHES)
     lacks_statistics = bool(twin._original.norms) and artifact.statistics is None
@@ -167,11 +170,17 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *,
     import onnx
 
     from decomposable.edge.container import seal
+    from decomposable.edge.graph import factor_names
 
+    present = {tensor.name for tensor in model.graph.initializer}
+    layers = [layer_entry(*pair) for pair in zip(artifact.skeleton.layers, artifact.selector.costs, strict=True)]
+    for layer, record in zip(artifact.skeleton.layers, layers, strict=True):
+        if factor_names(layer.name)[0] not in present:  # only training uses it: of its bases, the number
+            record["stored"] = len(artifact.factors[layer.name].first)
     sizes, arrays = describe(artifact.selector, artifact.feeders, artifact.statistics, BUNDLE)
     description = {
         "kind": "any-size",
-        "layers": _layer_records(model, artifact),
+        "layers": layers,
         **sizes,
         "lacks_statistics": lacks_statistics,
         "info": as_json("info", artifact.info),
@@ -185,24 +194,9 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *,
     content = seal(model, description, plain)
     if len(content) > MOST_BYTES:
         raise ExportError(f"export_any_size: it has {len(content):,} bytes; allowed: {MOST_BYTES:,} in one ONNX file")
-    try:
+    with refusing(ExportError, "export_any_size: the model has no valid ONNX form"):
         onnx.checker.check_model(content, full_check=False)
-    except Exception as error:  # kinds of its own
-        raise ExportError(f"export_any_size: the model has no valid ONNX form ({reason(error)})") from error
     return content
-
-
-def _layer_records(model: onnx.ModelProto, artifact: Artifact) -> list[dict[str, Any]]:
-    """What is to be known of every layer; of those that only training uses, which the graph has not, the bases."""
-    from decomposable.edge.graph import first_of
-
-    present, records = {tensor.name for tensor in model.graph.initializer}, []
-    for layer, cost in zip(artifact.skeleton.layers, artifact.selector.costs, strict=True):
-        record = layer_entry(layer, cost)
-        if first_of(layer.name) not in present:
-            record["stored"] = len(artifact.factors[layer.name].first)
-        records.append(record)
-    return records
 
 
 def _compare(

@@ -24,31 +24,24 @@ def in_pairs(net: DecomposedNet) -> nn.Module:
     return net._original.in_factors(mapped(Tensor.contiguous, net._factors))
 
 
-def to_rename(net: DecomposedNet, artifact: Artifact) -> dict[str, str]:
-    """What the weights that sizes change are called in the file, by every name that the exporter may give them."""
-    from decomposable.edge.graph import first_of, second_of
+def names_of(net: DecomposedNet, artifact: Artifact) -> tuple[dict[str, str], set[str]]:
+    """What the weights that sizes change are called in the file, by every name that the exporter may give them.
 
-    names = {}
+    And the other weights that must not be computed away: scale and shift of batch normalisation.
+    """
+    from decomposable.edge.graph import factor_names
+
+    names: dict[str, str] = {}
+    kept: set[str] = set()
     for layer in artifact.skeleton.layers:
         for path in layer.paths:
-            names[join(path, "0.weight")], names[join(path, "1.weight")] = first_of(layer.name), second_of(layer.name)
-    by_module = {net._base.get_submodule(name): name for name in net._original.norms}
+            names[join(path, "0.weight")], names[join(path, "1.weight")] = factor_names(layer.name)
+    norms = {net._base.get_submodule(name): name for name in net._original.norms}
     for path, module in net._base.named_modules(remove_duplicate=False):
-        if module in by_module:
-            for kind in ("running_mean", "running_var"):
-                names[join(path, kind)] = join(by_module[module], kind)
-    return names
-
-
-def to_keep(net: DecomposedNet) -> set[str]:
-    """The other weights that must not be computed away: scale and shift of batch normalisation."""
-    modules = {net._base.get_submodule(name) for name in net._original.norms}
-    return {
-        join(path, kind)
-        for path, module in net._base.named_modules(remove_duplicate=False)
-        if module in modules
-        for kind in ("weight", "bias")
-    }
+        if module in norms:
+            names |= {join(path, kind): join(norms[module], kind) for kind in ("running_mean", "running_var")}
+            kept |= {join(path, kind) for kind in ("weight", "bias")}
+    return names, kept
 
 
 def tidy(model: onnx.ModelProto, names: dict[str, str], kept: set[str]) -> onnx.ModelProto:
@@ -101,7 +94,7 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     """Give the factors and statistics their names, and lay all values out as plain bytes."""
     from onnx import numpy_helper
 
-    from decomposable.edge.arrays import tensor_of, type_name
+    from decomposable.edge.container import tensor_of, type_name
 
     present: dict[str, Any] = {}
     made = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
@@ -109,21 +102,17 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
         if type_name(tensor.data_type) is None:
             raise ExportError(f"export_any_size: '{tensor.name}' is of a type that ONNX Runtime's CPU does not run")
         name = names.get(tensor.name, tensor.name)
-        _require_free(name, {*present, *made})
+        if name in present or name in made:
+            raise ExportError(
+                f"export_any_size: an input, output or parameter is called '{name}', as weights in the file are; "
+                "allowed: another name"
+            )
         present[name] = numpy_helper.to_array(tensor)
     del graph.initializer[:]
     graph.initializer.extend(tensor_of(name, array) for name, array in present.items())
     del graph.value_info[:]
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
-
-
-def _require_free(name: str, taken: set[str]) -> None:
-    if name in taken:
-        raise ExportError(
-            f"export_any_size: an input, output or parameter is called '{name}', as weights in the file are; allowed: "
-            "another name"
-        )
 
 
 def _name_nodes(graph: onnx.GraphProto, names: dict[str, str]) -> None:

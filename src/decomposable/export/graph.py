@@ -12,10 +12,9 @@ from torch import nn
 
 from decomposable import __version__
 from decomposable.errors import MissingExtraError
-from decomposable.export.interface import BATCH, Feeds, Interface
-from decomposable.export.named import PREFIX
+from decomposable.export.interface import BATCH, PREFIX, Feeds, Interface
 from decomposable.export.program import ExportError, output_names, ready, symbols, to_program
-from decomposable.export.quiet import quiet, reason
+from decomposable.export.quiet import quiet, refusing
 
 if TYPE_CHECKING:
     import onnx
@@ -47,13 +46,10 @@ def to_onnx(
     outputs = output_names(plain, interface, interface.rows(rows, interface.batch or 1))
     program, interface = to_program(plain, interface, rows)
     unique = {f"{_UNIQUE_INPUT}::{i}": name for i, name in enumerate(interface.names)}
-    try:
-        with quiet():
-            made = torch.onnx.export(program, dynamo=True, optimize=optimize, verbose=False, input_names=list(unique))
-            assert made is not None
-            model: onnx.ModelProto = made.model_proto
-    except Exception as error:  # in whatever words the exporter refuses a model
-        raise ExportError(f"export: the model has no ONNX form ({reason(error)})") from error
+    with refusing(ExportError, "export: the model has no ONNX form"), quiet():
+        made = torch.onnx.export(program, dynamo=True, optimize=optimize, verbose=False, input_names=list(unique))
+        assert made is not None
+        model: onnx.ModelProto = made.model_proto
     if [value.name for value in model.graph.input] != list(unique) or len(model.graph.output) != len(outputs):
         raise ExportError("export: the ONNX graph has other inputs and outputs than the model")
     _strip(model)
@@ -97,25 +93,20 @@ def _strip(model: onnx.ModelProto) -> None:
 
 
 def name_values(graph: onnx.GraphProto, inputs: Mapping[str, str], outputs: Sequence[str]) -> None:
-    """Call the inputs as they are to be called, and the outputs in order, each of them a value of its own."""
-    _rename_values(graph, {**inputs, **_distinct_outputs(graph, outputs)})
-
-
-def _distinct_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> dict[str, str]:
-    """Give every output a value of its own, and say what it is to be called: a model may return its input, a weight,
-    or one tensor twice.
+    """Call the inputs as they are to be called, and the outputs in order, each of them a value of its own: a model may
+    return its input, a weight, or one tensor twice.
     """
     from onnx import helper
 
     taken = {value.name for value in (*graph.input, *graph.initializer)}
-    wanted = {}
-    for i, (output, name) in enumerate(zip(graph.output, names, strict=True)):
+    wanted = dict(inputs)
+    for i, (output, name) in enumerate(zip(graph.output, outputs, strict=True)):
         if output.name in taken:
             graph.node.append(helper.make_node("Identity", [output.name], [f"decomposable::output::{i}"]))
             output.name = f"decomposable::output::{i}"
         taken.add(output.name)
         wanted[output.name] = name
-    return wanted
+    _rename_values(graph, wanted)
 
 
 def _rename_values(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
@@ -123,14 +114,8 @@ def _rename_values(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
     from decomposable.edge.container import graphs_of
 
     graphs = list(graphs_of(graph))
-    taken = {
-        name
-        for inner in graphs
-        for name in (
-            *(value for node in inner.node for value in (*node.input, *node.output)),
-            *(value.name for value in (*inner.input, *inner.output, *inner.initializer)),
-        )
-    }
+    taken = {name for inner in graphs for node in inner.node for name in (*node.input, *node.output)}
+    taken |= {value.name for inner in graphs for value in (*inner.input, *inner.output, *inner.initializer)}
     names = dict(wanted)
     for name in sorted((taken & set(wanted.values())) - wanted.keys()):
         other = name
@@ -149,11 +134,10 @@ def _rename_values(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
 def _rename_axes(graph: onnx.GraphProto, interface: Interface, symbols: Mapping[str, Sequence[str]]) -> None:
     """Call the axes that vary by their names, as in ``2*batch``; the exporter's are numbers of its own."""
     names = {symbol: axis for axis, found in symbols.items() for symbol in found if symbol.isidentifier()}
-    pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b") if names else None
     for value in (*graph.input, *graph.output):
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param and pattern is not None:
-                dim.dim_param = pattern.sub(lambda match: names[match[0]], dim.dim_param)
+            if dim.dim_param:
+                dim.dim_param = re.sub(r"\w+", lambda match: names.get(match[0], match[0]), dim.dim_param)
     ports = {value.name: value for value in graph.input}
     for axis, places in interface.places().items():
         for name, at in places if axis != BATCH or interface.batch is None else ():

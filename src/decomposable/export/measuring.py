@@ -1,15 +1,18 @@
-"""Timing the sizes of a decomposed network, in PyTorch or in ONNX Runtime."""
+"""Timing the sizes of a decomposed network, in PyTorch or in ONNX Runtime, on so many threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import torch
+from torch import Tensor, nn
 
-from decomposable.errors import InvalidArgumentError
-from decomposable.export.runners import runners
+from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.export.graph import to_onnx
+from decomposable.export.interface import Interface
+from decomposable.export.quiet import refusing
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.sizing.latency import Entry
@@ -57,3 +60,48 @@ def measure(
             yield runs
 
     return sweep(net.selector, making, sizes, runtime=runtime, batch=batch, threads=count, seconds=seconds, align=align)
+
+
+@contextmanager
+def runners(runtime: str, modules: Mapping[str, nn.Module], call: Call, *, batch: int, threads: int) -> Iterator[Runs]:
+    """Functions that run these modules, each with the same batch; the number of threads holds within the context.
+
+    Each has run once: what the network cannot take, or the machine cannot hold, is an `InvalidArgumentError`.
+    """
+    shapes = [f"{'x'.join(map(str, spec.shape))} ({spec.dtype})" for spec in call.inputs.values()]
+    what = f"batch={batch} of {' and '.join(shapes)}"
+    with refusing(InvalidArgumentError, f"{what}: there is no such batch here"):
+        inputs = call.example(batch)
+    make, within = (_onnx_run, nullcontext) if runtime == "onnxruntime" else (_torch_run, _inference_on)
+    with within(threads):
+        runs = {name: make(module, call, inputs, threads) for name, module in modules.items()}
+        with refusing(InvalidArgumentError, f"{what}: {runtime} cannot run the network on it"):
+            for run in runs.values():
+                run()
+        yield runs
+
+
+@contextmanager
+def _inference_on(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _torch_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor], threads: int) -> Callable[[], object]:
+    module = module.cpu().eval()
+    return lambda: call.run(module, inputs)
+
+
+def _onnx_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor], threads: int) -> Callable[[], object]:
+    model, taken = to_onnx(module, Interface(call=call), optimize=True)
+    from decomposable.edge.onnx_runtime import cpu_session  # now that it is known to be there
+
+    with refusing(DecomposableError, "onnxruntime cannot run this network"):
+        session = cpu_session(model.SerializeToString(), threads, spins=False)
+        feed = {name: inputs[name].numpy() for name in taken.names}
+    return lambda: session.run(None, feed)

@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import DecomposableError, InvalidArgumentError
-from decomposable.export.interface import BATCH, Feeds, Interface, resized
-from decomposable.export.named import Named, is_plain, plain
+from decomposable.export.interface import BATCH, Feeds, Interface, Named, is_plain, plain, resized
 from decomposable.export.quiet import quiet, reason
 from decomposable.network.calls import INPUT, Call
 

@@ -1,4 +1,4 @@
-"""Keeping PyTorch's exporters from talking: what they have to say to their own developers is no news to a user."""
+"""Keeping PyTorch's exporters from talking: what they say to their own developers is no news to a user, or one line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
+from decomposable.errors import DecomposableError
+
 _TALKATIVE = ("torch", "torch.onnx", "onnxscript", "onnx_ir")
 
 
@@ -20,7 +22,9 @@ def quiet() -> Iterator[None]:
         stack.enter_context(redirect_stdout(_OtherThreads(sys.stdout)))
         stack.enter_context(redirect_stderr(_OtherThreads(sys.stderr)))
         warnings.simplefilter("ignore")
-        for name in (*_TALKATIVE, *_with_handlers()):
+        loggers = list(logging.root.manager.loggerDict.items())  # PyTorch gives handlers to each of its parts
+        parts = [name for name, one in loggers if getattr(one, "handlers", ()) and name.partition(".")[0] in _TALKATIVE]
+        for name in (*_TALKATIVE, *parts):
             stack.enter_context(_mute(logging.getLogger(name)))
         yield
 
@@ -40,15 +44,6 @@ class _OtherThreads:
         return getattr(self._stream, name)
 
 
-def _with_handlers() -> list[str]:
-    """The loggers below those that have handlers of their own: PyTorch gives some to each of its parts."""
-    return [
-        name
-        for name, logger in list(logging.root.manager.loggerDict.items())
-        if isinstance(logger, logging.Logger) and logger.handlers and name.partition(".")[0] in _TALKATIVE
-    ]
-
-
 @contextmanager
 def _mute(logger: logging.Logger) -> Iterator[None]:
     """By its handlers: records of a logger's children pass by its level, but not by them."""
@@ -66,3 +61,12 @@ def reason(error: BaseException) -> str:
         error = error.__cause__
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {line[:200]}" if line else type(error).__name__
+
+
+@contextmanager
+def refusing(kind: type[DecomposableError], text: str, allowed: str = "") -> Iterator[None]:
+    """Any failure of code of somebody else in one line: it comes in many types and words."""
+    try:
+        yield
+    except Exception as error:
+        raise kind(f"{text} ({reason(error)}){allowed}") from error

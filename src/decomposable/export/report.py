@@ -9,8 +9,6 @@ from typing import Literal
 
 from decomposable.network.calls import INPUT, InputSpec
 
-Format = Literal["onnx", "torch-export", "any-size"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
@@ -28,7 +26,7 @@ class ExportReport:
     """
 
     path: Path
-    format: Format
+    format: Literal["onnx", "torch-export", "any-size"]
     macs: int | None
     params: int
     full_macs: int | None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,34 +15,28 @@ from decomposable.core.tracing import Forward, call_with_first, on_device_of, ot
 from decomposable.errors import ExampleNeededError, InvalidArgumentError
 from decomposable.export.interface import Feeds, Interface
 from decomposable.export.program import ExportError, ready
-from decomposable.export.quiet import reason
+from decomposable.export.quiet import refusing
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.capture import Captured, Watch, first_captured
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.sized import Size, SizedNet
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import RankPlan, SizeRequest
 
 _OF_SIZED = ("macs", "params")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A module that is `ready`, its counts, and what it takes.
-
-    Attributes:
-        ranks: of every decomposed layer; None for a network that is not decomposed.
-        rows: samples to try it with, by name of the input; None where made-up ones have to do.
-    """
+    """A module that is `ready`, its counts, and what it takes."""
 
     module: nn.Module
     macs: int | None
     params: int
     full_macs: int | None
     full_params: int
-    ranks: Mapping[str, int] | None
+    ranks: Mapping[str, int] | None  # None for a network that is not decomposed
     call: Call
-    rows: Feeds | None
+    rows: Feeds | None  # samples to try it with; None where made-up ones have to do
 
 
 def subject_of(
@@ -67,7 +62,8 @@ def subject_of(
     known = known_of(net)
     plan, module = (net.plan, net.extract()) if not asked else _resized(net, request, runtime)
     module = ready(module)
-    found = taken_by(module, known, example_input, forward, _forward_of(net))
+    usual = net._forward if isinstance(net, DecomposedNet) else call_with_first
+    found = taken_by(module, known, example_input, forward, usual)
     assert found.call is not None
     is_counted = known.call is None or same_shapes(known.call, found.call)  # MACs are those at the shapes then
     return Subject(
@@ -97,24 +93,14 @@ def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> Su
     """A module of one size; its MACs are counted."""
     plain = ready(module)
     found = taken_by(plain, Captured(), example_input, forward, call_with_first)
-    call, rows = found.call, found.rows
+    call, rows, macs = found.call, found.rows, None
     assert call is not None
     params = sum(p.numel() for p in plain.parameters())
-    subject = Subject(
-        module=plain,
-        macs=None,
-        params=params,
-        full_macs=None,
-        full_params=params,
-        ranks=None,
-        call=call,
-        rows=rows,
-    )
-    try:
+    with suppress(Exception):  # a model that cannot run is refused later, in better words
         macs = other_macs((), trace(plain, Interface(call=call).rows(rows, 1), call.run))
-    except Exception:  # a model that cannot run is refused later, in better words
-        return subject
-    return replace(subject, macs=macs, full_macs=macs)
+    return Subject(
+        module=plain, macs=macs, params=params, full_macs=macs, full_params=params, ranks=None, call=call, rows=rows
+    )
 
 
 def taken_by(
@@ -148,10 +134,8 @@ def _captured(module: nn.Module, batch: Any, forward: Forward) -> Captured:
     if forward is call_with_first:
         return first_captured(module, batch)
     watch = Watch(forward)
-    try:
+    with refusing(InvalidArgumentError, "example_input: forward= cannot run the network on it"):
         watch(module, batch)
-    except Exception as error:  # code of somebody else
-        raise InvalidArgumentError(f"example_input: forward= cannot run the network on it ({reason(error)})") from error
     return watch.captured(module)
 
 
@@ -164,19 +148,9 @@ def known_of(net: DecomposedNet | SizedNet) -> Captured:
     """What a network knows of its inputs."""
     if isinstance(net, DecomposedNet):
         return Captured(call=net.call, rows=net._rows, unclear=net.unclear)
-    spec = _noted_input(net)
-    return Captured(call=None if spec is None else Call.with_first(spec))
-
-
-def _forward_of(net: DecomposedNet | SizedNet) -> Forward:
-    return net._forward if isinstance(net, DecomposedNet) else call_with_first
-
-
-def _noted_input(net: SizedNet) -> InputSpec | None:
-    """What a method noted about the images that it was trained with."""
-    places = (net.structure, net.info)
+    places = (net.structure, net.info)  # where a method notes what images it was trained with
     shape = next((place["input_shape"] for place in places if "input_shape" in place), None)
     tensor = next(net.parameters(), None)
     if not isinstance(shape, list | tuple) or not shape or tensor is None:
-        return None
-    return InputSpec(shape=tuple(shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        return Captured()
+    return Captured(call=Call.with_first(InputSpec(shape=tuple(shape), dtype=str(tensor.dtype).removeprefix("torch."))))

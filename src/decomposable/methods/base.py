@@ -1,11 +1,11 @@
 """What every method offers, so that one loop trains them all, one table compares them, and knowing one is knowing all.
 
-Each is a package of the same shape:
+Each is a module of the same shape or, where that is long, a package of such files:
 
-    __init__.py    what it is and where it comes from; `METHOD`
-    method.py      the `Method`: the network that is trained, and that network's sizes afterwards
-    settings.py    its `MethodSettings`, where it has settings of its own
-    step.py        its `Step`, where one step of the training is more than one pass and one gradient
+    what it is and where it comes from
+    settings    its `MethodSettings`, where it has settings of its own
+    step        its `Step`, where one step of the training is more than one pass and one gradient
+    method      the `Method`: the network that is trained, and that network's sizes afterwards; `METHOD`
 
 From a recipe's model to a network at some sizes, the calls are
 
@@ -44,10 +44,12 @@ class Step(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything besides the network that the next step depends on."""
+        """Everything besides the network that the next step depends on; nothing where a step does not say."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
+        return
 
 
 Sized = DecomposedNet | SizedNet
@@ -103,7 +105,7 @@ class LineStyle:
     place: int = 100  # in the legend, from above
 
 
-class PlainStep:
+class PlainStep(Step):
     """One pass, one gradient: that of the loss."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -114,13 +116,6 @@ class PlainStep:
         loss = closure(self.network)
         loss.backward()
         return {"loss": loss.detach()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to do."""
 
 
 class Method:

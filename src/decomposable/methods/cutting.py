@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from decomposable.core.factors import memory_format_of
@@ -22,8 +23,7 @@ _ALLOWED = (
 )
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """How many channels a module gives and receives."""
 
     outputs: int
@@ -32,7 +32,6 @@ class Cut:
 
 def scalable_modules(names: Mapping[nn.Module, str]) -> tuple[nn.Module, ...]:
     """The modules whose channels can be cut; refuse any that has channels and is of another kind."""
-    found = []
     for module, name in names.items():
         reason = _why_not(module)
         if reason is not None:
@@ -40,9 +39,7 @@ def scalable_modules(names: Mapping[nn.Module, str]) -> tuple[nn.Module, ...]:
                 f"model: module '{name}' ({type(module).__name__}) {reason}, so that its channels cannot be cut; "
                 f"allowed: {_ALLOWED}"
             )
-        if _is_scalable(module):
-            found.append(module)
-    return tuple(found)
+    return tuple(module for module in names if _is_scalable(module))
 
 
 def _is_scalable(module: nn.Module) -> bool:
@@ -54,9 +51,9 @@ def _why_not(module: nn.Module) -> str | None:
     if isinstance(module, _WITH_FIXED_CHANNELS):
         return "has a fixed number of channels"
     if not _is_scalable(module):
-        has_channels = any(p is not None and (_is_lazy(p) or p.numel() > 1) for p in module._parameters.values())
+        has_channels = any(p is not None and (is_lazy(p) or p.numel() > 1) for p in module._parameters.values())
         return "has parameters of its own" if has_channels else None
-    if any(p is not None and _is_lazy(p) for p in module._parameters.values()):
+    if any(p is not None and is_lazy(p) for p in module._parameters.values()):
         return "has seen no input yet"
     if is_parametrized(module) or (not isinstance(module, _BatchNorm) and module._parameters.get("weight") is None):
         return "has a weight that is computed"
@@ -71,10 +68,6 @@ def _why_not(module: nn.Module) -> str | None:
     if groups > 1 and not is_depthwise(module):
         return f"has groups={groups}"
     return None
-
-
-def _is_lazy(parameter: Tensor) -> bool:
-    return nn.parameter.is_lazy(parameter)
 
 
 def is_depthwise(module: nn.Module) -> bool:
@@ -101,8 +94,7 @@ def extents_of(module: nn.Module, cut: Cut) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (cut.inputs,))
     if is_depthwise(module):
         return {"weight": (cut.outputs,), "bias": (cut.outputs,)}
-    is_transposed = getattr(module, "transposed", False)
-    weight = (cut.inputs, cut.outputs) if is_transposed else (cut.outputs, cut.inputs)
+    weight = (cut.inputs, cut.outputs) if getattr(module, "transposed", False) else (cut.outputs, cut.inputs)
     return {"weight": weight, "bias": (cut.outputs,)}
 
 
@@ -132,9 +124,9 @@ def shell_of(module: nn.Module) -> nn.Module:
 
 def _parts(module: nn.Module, cut: Cut) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The name of every tensor, the tensor, and the view of it that a module of this cut has."""
+    tensors = {**module._buffers, **module._parameters}
     for name, extents in extents_of(module, cut).items():
-        tensor: Tensor | None = module._parameters.get(name)
-        tensor = module._buffers.get(name) if tensor is None else tensor
+        tensor = tensors.get(name)
         if tensor is not None:
             part: Tensor = tensor
             for axis, extent in enumerate(extents):

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from decomposable.core.factors import Taylor
 from decomposable.core.layers import FilterFn
-from decomposable.core.taylor import Taylor
 from decomposable.core.tracing import on_device_of
 from decomposable.methods.base import Material
 from decomposable.methods.settings import Settings

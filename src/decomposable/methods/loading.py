@@ -17,7 +17,7 @@ from decomposable.methods.settings import Settings
 from decomposable.network.file.skeleton import join
 from decomposable.network.loading import Unbuilt, load_network
 from decomposable.network.sized import SizedNet, restored, sizes_of
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import SizeRequest
 from decomposable.text import one_line
 
 _MOST_INPUT = 1 << 23  # numbers in one sample: nothing is allocated that a file merely claims
@@ -81,13 +81,13 @@ def _sized(path: str | os.PathLike[str], found: Unbuilt, size: SizeRequest | Non
     have turned out to fit: no memory is taken for a claim.
     """
     description, tensors = found.description, found.tensors
-    other = next((name for name in size.given() if name not in ("macs", "params")), None) if size is not None else None
-    if other is not None:
-        raise InvalidArgumentError(f"{other}=: {path} holds the sizes of a method; allowed: macs, params")
+    for name in size.given() if size is not None else ():
+        if name not in ("macs", "params"):
+            raise InvalidArgumentError(f"{name}=: {path} holds the sizes of a method; allowed: macs, params")
     method = _method(path, description, len(tensors))
-    strange = next((name for name, tensor in tensors.items() if tensor.dtype in _NOT_COMPUTED_WITH), None)
-    if strange is not None:
-        raise ArtifactError(f"{path}: tensor {one_line(strange, 80)!r} is {tensors[strange].dtype}")
+    for name, tensor in tensors.items():
+        if tensor.dtype in _NOT_COMPUTED_WITH:
+            raise ArtifactError(f"{path}: tensor {one_line(name, 80)!r} is {tensor.dtype}")
     network, build = _rebuilt(path, method, found)
     net = restored(path, description, tensors, network, build)
     try:
@@ -111,8 +111,9 @@ def _rebuilt(path: str | os.PathLike[str], method: Any, found: Unbuilt) -> tuple
     try:
         outline = deep_copy(model).to("meta")
         network, build = _checked(path, method, description, outline, torch.zeros(1, *shape, device="meta"))
-        if is_from_file:
-            _require_shapes(path, network, found.tensors)
+        stored = {key.removeprefix("state/"): t.shape for key, t in found.tensors.items() if key.startswith("state/")}
+        if is_from_file and stored != {key: tensor.shape for key, tensor in network.state_dict().items()}:
+            raise ArtifactError(f"{path}: its weights are not those of the model that it names; give model=")
         _take_memory_(network, model, device)
         return network, build
     except ArtifactError:
@@ -174,13 +175,6 @@ def _method(path: str | os.PathLike[str], description: Mapping[str, Any], tensor
     if longest > min(max(_USUAL_ENTRIES, tensors), _MOST_ENTRIES):
         raise ArtifactError(f"{path}: its description is damaged: a list of {longest:,} for {tensors:,} tensors")
     return method
-
-
-def _require_shapes(path: str | os.PathLike[str], network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a network that is larger than the tensors there are for it."""
-    stored = {key.removeprefix("state/"): t.shape for key, t in tensors.items() if key.startswith("state/")}
-    if stored != {key: tensor.shape for key, tensor in network.state_dict().items()}:
-        raise ArtifactError(f"{path}: its weights are not those of the model that it names; give model=")
 
 
 def _input_shape(path: str | os.PathLike[str], description: Mapping[str, Any]) -> list[int]:

@@ -14,11 +14,8 @@ from decomposable.methods.base import Closure
 def loss_and_outputs(closure: Closure, network: nn.Module, method: str) -> tuple[Tensor, Tensor]:
     """The loss of a network, and the outputs that it is the loss of, in float32 or better."""
     calls: list[Any] = []
-    hook = network.register_forward_hook(lambda module, args, output: calls.append(output))
-    try:
+    with network.register_forward_hook(lambda module, args, output: calls.append(output)):
         loss = closure(network)
-    finally:
-        hook.remove()
     if len(calls) != 1:
         raise InvalidArgumentError(
             f"loss: it calls the network {len(calls)} times; allowed with method={method}: once, by net(x)"

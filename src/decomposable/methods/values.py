@@ -24,8 +24,13 @@ class Checked:
     checks: ClassVar[tuple[Check, ...]] = ()
 
     def __post_init__(self) -> None:
+        settings: type = type(self)
         for field in fields(self):
-            object.__setattr__(self, field.name, _typed(type(self), field.name, getattr(self, field.name)))
+            kind, value = _hints(settings)[field.name], getattr(self, field.name)
+            try:
+                object.__setattr__(self, field.name, _convert(kind, value))
+            except (ValueError, TypeError, KeyError, OverflowError):
+                raise SettingError(field.name, as_text(value), _describe(kind)) from None
         for names, allowed, is_right in self.checks:
             for name in names:
                 if not is_right(getattr(self, name)):
@@ -57,15 +62,6 @@ class Text(str):
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _hints = cache(get_type_hints)  # it reads them from text every time
-
-
-def _typed(settings: type, name: str, value: Any) -> Any:
-    """The value as the type that its field has, or an error that says what came and what is allowed."""
-    kind = _hints(settings)[name]
-    try:
-        return _convert(kind, value)
-    except (ValueError, TypeError, KeyError, OverflowError):
-        raise SettingError(name, as_text(value), _describe(kind)) from None
 
 
 def _convert(kind: Any, value: Any) -> Any:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -26,21 +25,13 @@ from decomposable.checks import check_count, is_number
 from decomposable.core.tracing import first_entry, trace
 from decomposable.core.tree import clone_buffers_, deep_copy, plain_name, rewire, unwrap
 from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, UnsupportedModelError
-from decomposable.methods.cutting import (
-    Cut,
-    as_parameters,
-    as_views,
-    channels_of,
-    extents_of,
-    is_depthwise,
-    outputs_of,
-    replace_by_views_,
-    scalable_modules,
-    shell_of,
-    size_of,
-)
+from decomposable.methods import cutting
+from decomposable.methods.cutting import Cut, extents_of, is_depthwise, shell_of, size_of
 from decomposable.network.sized import Size
 from decomposable.text import first_line
+
+Modules = Mapping[nn.Module, nn.Module]
+"""What takes the places of the model's modules."""
 
 STEPS = 1024
 """`Widths.largest` looks at multiples of 1 / STEPS."""
@@ -97,7 +88,7 @@ class Widths:
             raise InvalidArgumentError(f"example_input: got {type(example).__name__}; allowed: a tensor")
         self._example = example
         self._names = {module: plain_name(name) for name, module in self.model.named_modules()}
-        self._scalable = scalable_modules(self._names)
+        self._scalable = cutting.scalable_modules(self._names)
         self._counts: set[int] = set()  # all that were ever scaled: two widths that agree on them are the same
         self._shapes: dict[tuple[int, ...], _Shape] = {}
         self._classifier: nn.Module | None = None
@@ -115,7 +106,7 @@ class Widths:
         called = self._shape_at(1.0).cuts
         return tuple(m for m in self._scalable if isinstance(m, _BatchNorm) and m in called)
 
-    def at(self, width: float, norms: Mapping[nn.Module, nn.Module] | None = None) -> nn.Module:
+    def at(self, width: float, norms: Modules | None = None) -> nn.Module:
         """The network at this width for one training step: its weights are views of the model's parameters.
 
         Gradients flow into the slices of the model's parameters. It has buffers of its own, so that the model keeps
@@ -123,11 +114,10 @@ class Widths:
         some of the model's; their parameters and statistics are the ones that learn.
         """
         cuts = self._shape_at(width).cuts
-        return self._assembled(width, {module: as_views(module, cut) for module, cut in cuts.items()}, norms or {})
+        parts = {module: cutting.as_views(module, cut) for module, cut in cuts.items()}
+        return self._assembled(width, parts, norms or {})
 
-    def extract(
-        self, width: float, norms: Mapping[nn.Module, nn.Module] | None = None, *, is_fresh: bool = False
-    ) -> nn.Module:
+    def extract(self, width: float, norms: Modules | None = None, *, is_fresh: bool = False) -> nn.Module:
         """The network at this width as a plain module with tensors of its own; `norms` as in `at`.
 
         Where the model's weights are fresh, so are those of the narrower network: each layer's are multiplied by the
@@ -135,40 +125,27 @@ class Widths:
         """
         made: dict[nn.Parameter, nn.Parameter] = {}  # a weight that two modules share stays one
         cuts = self._shape_at(width).cuts
-        parts = {module: as_parameters(module, cut, made, is_fresh) for module, cut in cuts.items()}
+        parts = {module: cutting.as_parameters(module, cut, made, is_fresh) for module, cut in cuts.items()}
         return deep_copy(self._assembled(width, parts, norms or {}))
 
     def private_norms(self, width: float) -> nn.ModuleList:
         """Batch normalisation layers of this width, one for each of `norms`, that begin as slices of the model's."""
         cuts = self._shape_at(width).cuts
-        norms = nn.ModuleList(as_parameters(norm, cuts[norm], {}, False) for norm in self.norms)
+        norms = nn.ModuleList(cutting.as_parameters(norm, cuts[norm], {}, False) for norm in self.norms)
         clone_buffers_(norms)
-        copies = deep_copy(norms)
-        assert isinstance(copies, nn.ModuleList)
-        return copies
+        return cast(nn.ModuleList, deep_copy(norms))
 
     def cost(self, width: float) -> Cost:
         """MACs by the convention of `cost.py`, and all parameters of the network at this width."""
         shape = self._shape_at(width)
         sizes = {parameter: parameter.numel() for parameter in self.model.parameters()}
-        for module, cut in shape.cuts.items():
-            for name, extents in extents_of(module, cut).items():
-                parameter = module._parameters.get(name)
-                if parameter is not None:
-                    sizes[parameter] = size_of(parameter, extents)
+        sizes |= {parameter: size_of(parameter, extents) for _, _, parameter, extents in _cut_parameters(shape.cuts)}
         return Cost(shape.macs, sum(sizes.values()))
 
     def size(self, width: float) -> Size:
         """The same as a `Size`; its name tells widths apart that differ by 1 / STEPS."""
-        (macs, params), (full_macs, full_params) = self.cost(width), self.cost(1.0)
-        return Size(
-            name=f"width {width:.4g}",
-            value=width,
-            macs=macs,
-            params=params,
-            full_macs=full_macs,
-            full_params=full_params,
-        )
+        cost, (full_macs, full_params) = self.cost(width)._asdict(), self.cost(1.0)
+        return Size(name=f"width {width:.4g}", value=width, **cost, full_macs=full_macs, full_params=full_params)
 
     def largest(self, *, macs: float, smallest: float, largest: float = 1.0) -> float:
         """The largest width between two whose MACs are within a budget."""
@@ -181,9 +158,7 @@ class Widths:
         widths = [smallest, *(step / STEPS for step in between)]
         return widths[bisect_right(widths, macs, key=lambda width: self.cost(width).macs) - 1]
 
-    def _assembled(
-        self, width: float, parts: Mapping[nn.Module, nn.Module], norms: Mapping[nn.Module, nn.Module]
-    ) -> nn.Module:
+    def _assembled(self, width: float, parts: Modules, norms: Modules) -> nn.Module:
         """The model with these parts, and with buffers of its own but for those of the other `norms`."""
         others = {norm: shell_of(private) for norm, private in norms.items()}
         network = rewire(self.model, {**parts, **self._resized(width), **others})
@@ -224,31 +199,25 @@ class Widths:
         clone_buffers_(network)
         cuts: dict[nn.Module, Cut] = {}
         for module, probe in probes.items():
-            see = partial(self._see, module, width, cuts)
-            probe.register_forward_pre_hook(see, with_kwargs=True)
+            probe.register_forward_pre_hook(partial(self._see, module, width, cuts), with_kwargs=True)
         outputs: list[Any] = []
         try:
             seen = trace(network, self._example_here(), lambda net, x: outputs.extend(tree_leaves(net(x))))
         except DecomposableError:
             raise
         except Exception as error:  # whatever a model of somebody else raises
-            reason = first_line(error)
-            raise UnsupportedModelError(
-                f"model: at width {width:g} it cannot run an input of shape {tuple(self._example.shape)}: {reason}"
-            ) from error
-        shape = _Shape(
-            cuts=cuts,
-            macs=seen.per_sample(sum(self._macs(module, cuts, seen.outputs.get(probes[module], 0)) for module in cuts)),
-            outputs=[tuple(o.shape) if isinstance(o, Tensor) else type(o) for o in outputs],
-        )
+            came = f"an input of shape {tuple(self._example.shape)}: {first_line(error)}"
+            raise UnsupportedModelError(f"model: at width {width:g} it cannot run {came}") from error
         self._check_ties(cuts)
-        if self._outputs is not None and shape.outputs != self._outputs:
+        macs = sum(_macs(module, cut, seen.outputs.get(probes[module], 0)) for module, cut in cuts.items())
+        shapes = [tuple(o.shape) if isinstance(o, Tensor) else type(o) for o in outputs]
+        if self._outputs is not None and shapes != self._outputs:
             raise UnsupportedModelError(
-                f"model: at width {width:g} its output is of shape {_in_words(shape.outputs)} and not of "
+                f"model: at width {width:g} its output is of shape {_in_words(shapes)} and not of "
                 f"{_in_words(self._outputs)}; allowed: one whose output comes from its last layer, "
                 f"'{self._names[self._classifier] if self._classifier else ''}'"
             )
-        return shape
+        return _Shape(cuts, seen.per_sample(macs), shapes)
 
     def _example_here(self) -> Tensor:
         """The example where the model is now, and of its type."""
@@ -259,48 +228,36 @@ class Widths:
         self, module: nn.Module, width: float, cuts: dict[nn.Module, Cut], probe: nn.Module, args: Any, kwargs: Any
     ) -> None:
         """Note what a layer receives, and fit the probe in its place to it."""
-        inputs = channels_of(module, args[0] if args else next(iter(kwargs.values())))
+        inputs = cutting.channels_of(module, args[0] if args else next(iter(kwargs.values())))
         if isinstance(module, _BatchNorm) or is_depthwise(module):
             cut = Cut(inputs, inputs)
         elif module is self._classifier:
-            cut = Cut(outputs_of(module), inputs)
+            cut = Cut(cutting.outputs_of(module), inputs)
         else:
-            cut = Cut(self._scaled(outputs_of(module), width=width), inputs)
+            cut = Cut(self._scaled(cutting.outputs_of(module), width=width), inputs)
         before = cuts.pop(module, None)
         cuts[module] = cut  # in the order of the last calls
         if before is None:
-            replace_by_views_(probe, cut)
+            cutting.replace_by_views_(probe, cut)
         elif before != cut:
             raise UnsupportedModelError(
                 f"model: module '{self._names[module]}' is called with {before.inputs} and with {cut.inputs} channels "
                 f"at width {width:g}; allowed: as many in every call"
             )
 
-    def _macs(self, module: nn.Module, cuts: Mapping[nn.Module, Cut], positions: int) -> int:
-        if positions == 0 or isinstance(module, _BatchNorm):
-            return 0
-        weight = module._parameters["weight"]
-        assert weight is not None
-        return positions * size_of(weight, extents_of(module, cuts[module])["weight"])
-
     def _check_ties(self, cuts: Mapping[nn.Module, Cut]) -> None:
         """A weight that several modules hold has to be cut alike in all of them."""
         found: dict[nn.Parameter, tuple[str, tuple[int, ...]]] = {}
-        for module, cut in cuts.items():
-            for name, extents in extents_of(module, cut).items():
-                parameter = module._parameters.get(name)
-                if parameter is None:
-                    continue
-                first, other = found.setdefault(parameter, (self._names[module], extents))
-                if other != extents:
-                    raise UnsupportedModelError(
-                        f"model: modules '{first}' and '{self._names[module]}' share a {name} and need {other} and "
-                        f"{extents} of it; allowed: the same part"
-                    )
+        for module, name, parameter, extents in _cut_parameters(cuts):
+            first, other = found.setdefault(parameter, (self._names[module], extents))
+            if other != extents:
+                raise UnsupportedModelError(
+                    f"model: modules '{first}' and '{self._names[module]}' share a {name} and need {other} and "
+                    f"{extents} of it; allowed: the same part"
+                )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shape:
+class _Shape(NamedTuple):
     """A network at some width: the cut of every module that a pass calls, in the order of their last calls."""
 
     cuts: Mapping[nn.Module, Cut]
@@ -308,5 +265,41 @@ class _Shape:
     outputs: list[Any]
 
 
+def _cut_parameters(cuts: Mapping[nn.Module, Cut]) -> Iterator[tuple[nn.Module, str, nn.Parameter, tuple[int, ...]]]:
+    """Every parameter of these modules: its module, its name, itself, and how much of its leading axes is left."""
+    for module, cut in cuts.items():
+        for name, extents in extents_of(module, cut).items():
+            parameter = module._parameters.get(name)
+            if parameter is not None:
+                yield module, name, parameter, extents
+
+
+def _macs(module: nn.Module, cut: Cut, positions: int) -> int:
+    if positions == 0 or isinstance(module, _BatchNorm):
+        return 0
+    return positions * size_of(cast(Tensor, module.weight), extents_of(module, cut)["weight"])
+
+
 def _in_words(outputs: list[Any]) -> str:
     return " and ".join(str(o) if isinstance(o, tuple) else o.__name__ for o in outputs)
+
+
+class WidthsNet(nn.Module):
+    """A model that knows itself at any width; as a module it is the model."""
+
+    def __init__(self, model: nn.Module, example_input: Tensor, *, multiple: int) -> None:
+        super().__init__()
+        self.model = model
+        self.widths = Widths(model, example_input, multiple=multiple)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network at width 1."""
+        return self.model(*args, **kwargs)
+
+    def build(self, size: Size) -> nn.Module:
+        """The plain module of a size, with the model's batch normalisation statistics, which are not its own."""
+        return self.widths.extract(size.value)
+
+    def structure(self, example_input: Tensor) -> dict[str, Any]:
+        """What a file has to say so that it can be made again."""
+        return {"multiple": self.widths.multiple, "input_shape": list(example_input.shape[1:])}

@@ -24,7 +24,8 @@ def noting(name: str, model: Model, **arguments: int | Sequence[int]) -> Model:
     >>> built_by(noting("resnet20", nn.Sequential(), num_classes=10))
     {'name': 'resnet20', 'arguments': {'num_classes': 10}}
     """
-    model.__dict__[_NOTE] = {"name": name, "arguments": {key: _plain(value) for key, value in arguments.items()}}
+    plain = {k: int(v) if isinstance(v, Integral) else [int(each) for each in v] for k, v in arguments.items()}  # type: ignore[union-attr]
+    model.__dict__[_NOTE] = {"name": name, "arguments": plain}
     return model
 
 
@@ -41,7 +42,9 @@ def built_inside(network: nn.Module) -> dict[str, Any] | None:
     'resnet20'
     """
     note = next((note for module in network.modules() if (note := built_by(module)) is not None), None)
-    return None if note is None else {**note, "is_changed": any(map(_is_changed, network.modules()))}
+    ours = ("torch", "decomposable")  # who made a module what it is
+    is_changed = any(is_patched(m) or type(m).__module__.partition(".")[0] not in ours for m in network.modules())
+    return None if note is None else {**note, "is_changed": is_changed}
 
 
 def is_patched(module: nn.Module) -> bool:
@@ -54,13 +57,3 @@ def is_patched(module: nn.Module) -> bool:
     """
     has_hooks = any(getattr(module, hooks) for hooks in _HOOKS)
     return has_hooks or any(callable(getattr(type(module), name, None)) for name in vars(module))
-
-
-def _is_changed(module: nn.Module) -> bool:
-    """Whether neither torch nor this package made the module what it is."""
-    return is_patched(module) or type(module).__module__.partition(".")[0] not in ("torch", "decomposable")
-
-
-def _plain(value: int | Sequence[int]) -> int | list[int]:
-    """As JSON knows it."""
-    return int(value) if isinstance(value, Integral) else [int(each) for each in value]  # type: ignore[union-attr]

@@ -1,8 +1,7 @@
 """Residual networks: ResNet-20, -34 and -56 for CIFAR, ResNet-50 for ImageNet.
 
 Parameter names are those of the weights in circulation, so that these load as they are: for ResNet-20 and
-ResNet-56 ``conv1, bn1, layer1.0.conv1, ..., linear``; for ResNet-50 torchvision's, with
-``layer1.0.downsample.0`` and ``fc``.
+ResNet-56 ``conv1, bn1, layer1.0.conv1, ..., linear``; for ResNet-50 torchvision's.
 """
 
 from collections import OrderedDict
@@ -28,45 +27,29 @@ def resnet20(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     >>> sum(p.numel() for p in model.parameters())
     269722
     """
-    model = _cifar_resnet((3, 3, 3), (16, 32, 64), _padded_block, num_classes, in_channels)
-    return noting("resnet20", model, num_classes=num_classes, in_channels=in_channels)
+    return _cifar_resnet("resnet20", (3, 3, 3), (16, 32, 64), _padded_block, num_classes, in_channels)
 
 
 def resnet56(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     """Build the CIFAR ResNet-56: 16-32-64 channels, shortcuts without parameters.
 
     With 3 channels and 10 classes: 853,018 parameters, 125,485,696 MACs at 32 x 32.
-
-    >>> sum(p.numel() for p in resnet56().parameters())
-    853018
     """
-    model = _cifar_resnet((9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
-    return noting("resnet56", model, num_classes=num_classes, in_channels=in_channels)
+    return _cifar_resnet("resnet56", (9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
 
 
 def resnet34(num_classes: int = 100, in_channels: int = 3) -> nn.Sequential:
     """Build the CIFAR ResNet-34: 64-128-256-512 channels, 3x3 stem, no max-pool, 1x1 projection shortcuts.
 
     With 3 channels and 100 classes: 21,328,292 parameters, 1,159,448,576 MACs at 32 x 32.
-
-    >>> import torch
-    >>> with torch.device("meta"):  # counts only: no memory, no random numbers
-    ...     sum(p.numel() for p in resnet34().parameters())
-    21328292
     """
-    model = _cifar_resnet((3, 4, 6, 3), (64, 128, 256, 512), _projected_block, num_classes, in_channels)
-    return noting("resnet34", model, num_classes=num_classes, in_channels=in_channels)
+    return _cifar_resnet("resnet34", (3, 4, 6, 3), (64, 128, 256, 512), _projected_block, num_classes, in_channels)
 
 
 def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Sequential:
     """Build the ImageNet ResNet-50, with torchvision's names and its stride in the 3x3 convolution.
 
     With 3 channels and 1000 classes: 25,557,032 parameters, 4,089,184,256 MACs at 224 x 224.
-
-    >>> import torch
-    >>> with torch.device("meta"):  # counts only: no memory, no random numbers
-    ...     sum(p.numel() for p in resnet50().parameters())
-    25557032
     """
     modules: OrderedDict[str, nn.Module] = OrderedDict()
     modules["conv1"] = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
@@ -162,16 +145,14 @@ def _stages(in_width: int, widths: Sequence[int], depths: Sequence[int], block: 
     """Return layer1, layer2, ...; each but the first halves the image in its first block."""
     stages: OrderedDict[str, nn.Module] = OrderedDict()
     for index, (width, depth) in enumerate(zip(widths, depths, strict=True), start=1):
-        stride = 1 if index == 1 else 2
-        blocks = [block(in_width, width, stride)]
-        blocks += [block(width, width, 1) for _ in range(depth - 1)]
-        stages[f"layer{index}"] = nn.Sequential(*blocks)
+        first = block(in_width, width, 1 if index == 1 else 2)
+        stages[f"layer{index}"] = nn.Sequential(first, *(block(width, width, 1) for _ in range(depth - 1)))
         in_width = width
     return stages
 
 
 def _cifar_resnet(
-    depths: Sequence[int], widths: Sequence[int], block: Block, num_classes: int, in_channels: int
+    name: str, depths: Sequence[int], widths: Sequence[int], block: Block, num_classes: int, in_channels: int
 ) -> nn.Sequential:
     modules: OrderedDict[str, nn.Module] = OrderedDict()
     modules["conv1"] = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
@@ -181,7 +162,7 @@ def _cifar_resnet(
     modules["pool"] = nn.AdaptiveAvgPool2d(1)
     modules["flatten"] = nn.Flatten()
     modules["linear"] = nn.Linear(widths[-1], num_classes)
-    return _finish(modules)
+    return noting(name, _finish(modules), num_classes=num_classes, in_channels=in_channels)
 
 
 def _finish(modules: OrderedDict[str, nn.Module]) -> nn.Sequential:

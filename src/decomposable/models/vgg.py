@@ -1,11 +1,8 @@
-"""VGG-15, the paper's network for CIFAR-10.
-
-3x3 convolutions in five groups, each group ended by a 2x2 max-pool, then two linear layers:
-``64 64 M 128 128 M 256x3 M 512x3 M 512x3 M``, flatten, ``512``, classes.
-"""
+"""Networks without branches: VGG-15, the paper's for CIFAR-10, and one for small images."""
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -19,8 +16,9 @@ _TRUNCATED_STD = 0.87962566103423978
 
 
 def vgg15(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
-    """Build VGG-15 for images of 32 x 32 pixels.
+    """Build VGG-15 for images of 32 x 32 pixels: ``64 64 M 128 128 M 256x3 M 512x3 M 512x3 M``, ``512``, classes.
 
+    M is a 2x2 max-pool, what stands before one a 3x3 convolution, what comes after the last one a linear layer.
     Every convolution, and the first linear layer, is followed by batch norm and ReLU and has no bias.
     Dropout is 0.3 after the first convolution, 0.4 after every other one that no pool follows, 0.5 before
     each linear layer. The weights start as in the paper's appendix D (He-normal, here truncated).
@@ -54,17 +52,28 @@ def vgg15(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     modules["fc1_relu"] = nn.ReLU()
     modules["fc2_drop"] = nn.Dropout(0.5)
     modules["fc2"] = nn.Linear(HIDDEN, num_classes)
-    model = nn.Sequential(modules)
-    _initialise_(model)
-    return noting("vgg15", model, num_classes=num_classes, in_channels=in_channels)
-
-
-def _initialise_(model: nn.Module) -> None:
-    """Weights from a truncated normal of variance 2 / fan-in, biases 0; BN as torch makes it (1 and 0)."""
-    for module in model.modules():
+    for module in modules.values():  # variance 2 / fan-in; batch norm is as torch makes it (1 and 0)
         if isinstance(module, nn.Conv2d | nn.Linear):
-            fan_in = module.weight[0].numel()
-            std = math.sqrt(2 / fan_in) / _TRUNCATED_STD
+            std = math.sqrt(2 / module.weight[0].numel()) / _TRUNCATED_STD
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    return noting("vgg15", nn.Sequential(modules), num_classes=num_classes, in_channels=in_channels)
+
+
+def small_cnn(
+    widths: Sequence[int] = (32, 64, 64, 64, 64), num_classes: int = 10, in_channels: int = 1
+) -> nn.Sequential:
+    """A convolution with batch normalisation and ReLU for each width, two poolings in between, then a linear layer.
+
+    >>> import torch
+    >>> small_cnn()(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+    layers: list[nn.Module] = []
+    for i, (before, width) in enumerate(zip((in_channels, *widths), widths, strict=False)):
+        layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        if i in (1, 3):
+            layers.append(nn.MaxPool2d(2))
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes))
+    return noting("small_cnn", model, widths=widths, num_classes=num_classes, in_channels=in_channels)

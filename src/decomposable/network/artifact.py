@@ -10,7 +10,6 @@ Both `load` and `read` take a size: then they read that part of the file alone, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -20,20 +19,19 @@ from torch import Tensor
 from decomposable.core.factors import Factors
 from decomposable.errors import ArtifactError
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.file.container import Container, open_container, write_container
+from decomposable.network.file.container import Container, FilePath, open_container, write_container
 from decomposable.network.file.contents import Artifact, describe_size
 from decomposable.network.file.parsing import kind_of, naming, network_from
 from decomposable.network.file.shrinking import read_network, shrink, statistics_at
 from decomposable.network.file.skeleton import join, pair_around
 from decomposable.network.parts import sliced, truncated
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.request import SizeRequest
+from decomposable.sizing.plans import RankPlan, SizeRequest
 
 __all__ = ["Artifact", "outline", "read", "save_size", "shrink", "size_state_dict"]
 
 
 def read(
-    path: str | os.PathLike[str],
+    path: FilePath,
     *,
     macs: float | None = None,
     params: float | None = None,
@@ -56,7 +54,7 @@ def read(
         return read_network(container, request if request.given() else None)
 
 
-def outline(path: str | os.PathLike[str]) -> Artifact:
+def outline(path: FilePath) -> Artifact:
     """What a file of `DecomposedNet.save` says of its sizes: as `read` gives it, but for the content of the factors, of
     the state and of the statistics, which are not read (they are on the meta device).
     """
@@ -65,7 +63,7 @@ def outline(path: str | os.PathLike[str]) -> Artifact:
         return network_from(container)
 
 
-def _require_network(path: str | os.PathLike[str], container: Container) -> None:
+def _require_network(path: FilePath, container: Container) -> None:
     kind = kind_of(path, container.description)
     if kind == "sized":
         method = container.description.get("method")
@@ -115,10 +113,7 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
 
 
 def save_size(
-    source: Artifact | DecomposedNet,
-    plan: RankPlan,
-    path: str | os.PathLike[str],
-    info: Mapping[str, Any] | None = None,
+    source: Artifact | DecomposedNet, plan: RankPlan, path: FilePath, info: Mapping[str, Any] | None = None
 ) -> None:
     """Write one size as a plain state dict: ``safetensors.torch.load_file`` reads it, and `load` makes the module.
 

@@ -23,6 +23,8 @@ from decomposable.network.calls import INPUT, Call, InputSpec, Slot
 
 _KEPT_ROWS, _KEPT_BYTES = 8, 1 << 26
 
+Tensors = dict[int, tuple[Tensor, Entry]]  # of a batch, by identity; held, so that no two of them can share an address
+
 
 class Unclear(ValueError):
     """It cannot be said what a network takes; the text says why."""
@@ -69,7 +71,7 @@ class Watch:
             return first_captured(net, self._batch)
         try:
             call = self._only_call()
-            if _has_constants(call):
+            if any(not isinstance(value, Slot | None) for value in (*call.args, *call.kwargs.values())):
                 self._check_constants(net, call)
         except Unclear as error:
             return Captured(unclear=str(error))
@@ -77,12 +79,21 @@ class Watch:
         return Captured(call=call, rows=rows if all(map(len, rows.values())) else None)
 
     def _run(self, net: nn.Module, batch: Any, calls: list[Call | Unclear], *, stop: bool = False) -> Any:
-        entries = _Entries()
-        labelled = map_entries(entries.labelled, batch)
+        tensors: Tensors = {}
+        others: list[Any] = []
+
+        def labelled(value: Any, entry: Entry) -> Any:
+            """An entry of the batch, every tensor an object of its own: one that is there twice is two entries."""
+            if isinstance(value, Tensor):
+                value = value.detach()
+                tensors[id(value)] = value, entry
+            elif value is not None:
+                others.append(value)
+            return value
 
         def see(module: nn.Module, args: Any, kwargs: Any) -> None:
             try:
-                calls.append(_read_call(net, args, kwargs, entries))
+                calls.append(_Arguments(tensors, others).call(net, args, kwargs))
             except Unclear as error:
                 calls.append(error)
             if stop:
@@ -90,7 +101,7 @@ class Watch:
 
         hook = net.register_forward_pre_hook(see, with_kwargs=True, prepend=True)
         try:
-            return self._forward(net, labelled)
+            return self._forward(net, map_entries(labelled, batch))
         finally:
             hook.remove()
 
@@ -114,24 +125,6 @@ class Watch:
                 raise Unclear("forward= computes a number or a text from the batch, which the network is called with")
 
 
-class _Entries:
-    """The tensors of a batch by identity, and what else is in it."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[int, tuple[Tensor, Entry]] = {}  # held, so that no two of them can share an address
-        self.others: list[Any] = []
-
-    def labelled(self, value: Any, entry: Entry) -> Any:
-        """An entry of the batch, every tensor an object of its own: one that is there twice is two entries."""
-        if isinstance(value, Tensor):
-            twin = value.detach()
-            self.tensors[id(twin)] = twin, entry
-            return twin
-        if value is not None:
-            self.others.append(value)
-        return value
-
-
 def _changed(times: int, value: Any, _: Entry) -> Any:
     """An entry of a batch as zeros for so many times as many samples, or for one."""
     if not isinstance(value, Tensor):
@@ -140,29 +133,31 @@ def _changed(times: int, value: Any, _: Entry) -> Any:
     return zeros if not value.dim() else torch.cat([zeros] * times) if times else zeros[:1]
 
 
-def _has_constants(call: Call) -> bool:
-    return any(not isinstance(value, Slot | None) for value in (*call.args, *call.kwargs.values()))
-
-
-def _read_call(net: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], entries: _Entries) -> Call:
-    reader = _Arguments(entries)
-    names = _positional_names(net, len(args))
-    made = tuple(reader.read(value, name) for value, name in zip(args, names, strict=True))
-    by_name = {name: reader.read(value, name) for name, value in kwargs.items()}
-    if not reader.inputs:
-        raise Unclear("forward= calls the network without a tensor of the batch")
-    _check_batch_axis(reader.inputs)
-    specs = {name: InputSpec.of_tensor(tensor) for name, tensor in reader.inputs.items()}
-    return Call(inputs=specs, entries=reader.places, args=made, kwargs=by_name)
-
-
 class _Arguments:
-    """Reads the arguments of a call, and collects the inputs among them."""
+    """Reads the arguments of a call, and collects the inputs among them, which are tensors of the batch."""
 
-    def __init__(self, entries: _Entries) -> None:
-        self._entries = entries
+    def __init__(self, tensors: Tensors, others: Sequence[Any]) -> None:
+        self._tensors, self._others = tensors, others
         self.inputs: dict[str, Tensor] = {}
         self.places: dict[str, Entry] = {}
+
+    def call(self, net: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """The call with these; every input has to have one row for each sample."""
+        names = _positional_names(net, len(args))
+        made = tuple(self.read(value, name) for value, name in zip(args, names, strict=True))
+        by_name = {name: self.read(value, name) for name, value in kwargs.items()}
+        if not self.inputs:
+            raise Unclear("forward= calls the network without a tensor of the batch")
+        for name, tensor in self.inputs.items():
+            if not tensor.dim():
+                raise Unclear(f"the input '{name}' is a single number, which has no batch")
+        first = next(iter(self.inputs))
+        for name, tensor in self.inputs.items():
+            if len(tensor) != len(self.inputs[first]):
+                rows = len(self.inputs[first])
+                raise Unclear(f"the input '{name}' has {len(tensor)} rows where '{first}' has {rows}")
+        specs = {name: InputSpec.of_tensor(tensor) for name, tensor in self.inputs.items()}
+        return Call(inputs=specs, entries=self.places, args=made, kwargs=by_name)
 
     def read(self, value: Any, where: str) -> Any:
         """The argument with a `Slot` for every input in it; `where` is what the network's code calls it."""
@@ -171,7 +166,7 @@ class _Arguments:
         if value is None:
             return None
         if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
-            if any(type(other) is type(value) and other == value for other in self._entries.others):
+            if any(type(other) is type(value) and other == value for other in self._others):
                 raise Unclear(f"the batch's entry for '{where}' is {value!r:.40}, which is no tensor")
             return value
         if type(value) in (list, tuple):
@@ -181,9 +176,9 @@ class _Arguments:
         raise Unclear(f"forward= calls the network with a {type(value).__name__} as '{where}'")
 
     def _slot(self, tensor: Tensor, where: str) -> Slot:
-        if id(tensor) not in self._entries.tensors:
+        if id(tensor) not in self._tensors:
             raise Unclear(f"forward= computes '{where}', which is not an entry of the batch itself")
-        entry = self._entries.tensors[id(tensor)][1]
+        entry = self._tensors[id(tensor)][1]
         if any(type(key) not in (str, int) for key in entry):
             raise Unclear(f"the batch's entry for '{where}' has a key that is neither text nor a whole number")
         name = str(entry[-1]) if entry and _is_name(entry[-1]) else where
@@ -217,17 +212,6 @@ def _parameters(net: nn.Module) -> Iterator[inspect.Parameter]:
         return
 
 
-def _check_batch_axis(inputs: Mapping[str, Tensor]) -> None:
-    """Refuse inputs that are not one row for each sample."""
-    for name, tensor in inputs.items():
-        if not tensor.dim():
-            raise Unclear(f"the input '{name}' is a single number, which has no batch")
-    first = next(iter(inputs))
-    for name, tensor in inputs.items():
-        if len(tensor) != len(inputs[first]):
-            raise Unclear(f"the input '{name}' has {len(tensor)} rows where '{first}' has {len(inputs[first])}")
-
-
 def first_captured(net: nn.Module, batch: Any) -> Captured:
     """The call with the first entry of a batch, for which nothing need run; unclear where others look like inputs."""
     spec = InputSpec.of(batch)
@@ -235,11 +219,7 @@ def first_captured(net: nn.Module, batch: Any) -> Captured:
         return Captured()
     taken = {parameter.name for parameter in _parameters(net)}
     others = [key for key in list(batch)[1:] if key in taken] if isinstance(batch, Mapping) else []
+    what = f"only the first entry of the batch goes into the network, whose forward takes {', '.join(others)}, too"
     first = first_entry(batch).detach().cpu()
-    return Captured(
-        call=Call.with_first(spec),
-        rows={INPUT: first} if len(first) else None,
-        unclear=None
-        if not others
-        else f"only the first entry of the batch goes into the network, whose forward takes {', '.join(others)}, too",
-    )
+    rows = {INPUT: first} if len(first) else None
+    return Captured(call=Call.with_first(spec), rows=rows, unclear=what if others else None)

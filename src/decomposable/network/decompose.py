@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,30 +14,29 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from decomposable.core.criteria import Criterion, find_criterion
-from decomposable.core.factors import Factors, factors_in_order
+from decomposable.core.factors import Factors, Taylor, factors_in_order
 from decomposable.core.forms import check_form, to_matrix
 from decomposable.core.layers import FilterFn, Layer, find_layers, in_order_of, require_layers
 from decomposable.core.svd import svd
-from decomposable.core.taylor import Taylor
 from decomposable.core.tracing import (
     Forward,
     Trace,
     call_with_first,
     layer_costs,
+    macs_left_alone,
     not_counted,
     on_device_of,
     other_macs,
     trace,
 )
-from decomposable.core.tree import deep_copy, rewire, settle_lazy_, unwrap
-from decomposable.core.undisturbed import undisturbed
+from decomposable.core.tree import deep_copy, rewire, settle_lazy_, undisturbed, unwrap
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.leftalone import parts_left_alone, reasons_with_shares
 from decomposable.network.parts import Parts
-from decomposable.network.probing import Trial, weights_used_elsewhere
+from decomposable.network.probing import Trial, WeightsUsedElsewhere
+from decomposable.sizing.cost import LeftAlone
 from decomposable.sizing.ranks import Limits, RankSelector, rank_limits
 
 
@@ -91,7 +91,7 @@ def decompose(
         trial = Trial(base=base, layers=chosen.layers, factors=factors, ranks=smallest, example=batch, forward=call)
         factors, unfit = trial.judge(seen.outputs)
         chosen = chosen.without(unfit)
-    parts = _parts(chosen, factors, _selector(chosen, scores, bounds, seen), seen, captured)
+    parts = _parts(chosen, factors, scores, bounds, seen, captured)
     net = DecomposedNet(base=base, layers=chosen.layers, parts=parts, forward=call)
     net._rows = captured.kept()
     return net
@@ -125,7 +125,7 @@ def _watched_pass(
     weights are used other than by calling their layers.
     """
     watch = Watch(forward)
-    with undisturbed(base), weights_used_elsewhere(layers) as used:
+    with undisturbed(base), WeightsUsedElsewhere(layers) as elsewhere:
         seen = trace(base, batch, watch)
     settle_lazy_(base)
     captured = watch.captured(base)
@@ -134,44 +134,67 @@ def _watched_pass(
             f"example_input: {captured.unclear}; if they belong to it: forward=lambda net, batch: net(**batch)",
             stacklevel=4,  # whoever calls decompose
         )
-    return seen, captured, used
-
-
-def _selector(
-    chosen: _Chosen,
-    scores: Mapping[str, np.ndarray],
-    bounds: Mapping[str, tuple[int, int]],
-    seen: Trace | None,
-) -> RankSelector:
-    """All that a choice of size depends on; MACs are known where a pass was seen."""
-    base, layers = chosen.base, chosen.layers
-    lower, upper = (np.array(ends, dtype=np.int64) for ends in zip(*(bounds[x.name] for x in layers), strict=True))
-    return RankSelector(
-        costs=layer_costs(layers, seen or Trace()),
-        scores=tuple(scores[layer.name] for layer in layers),
-        fixed_macs=None if seen is None else other_macs(layers, seen),
-        fixed_params=sum(p.numel() for p in base.parameters()) - sum(layer.weight.numel() for layer in layers),
-        lower=lower,
-        upper=upper,
-        left_alone=parts_left_alone(base, chosen.skipped, seen or Trace()),
-    )
+    return seen, captured, elsewhere.used
 
 
 def _parts(
-    chosen: _Chosen, factors: Mapping[str, Factors], selector: RankSelector, seen: Trace | None, captured: Captured
+    chosen: _Chosen,
+    factors: Mapping[str, Factors],
+    scores: Mapping[str, np.ndarray],
+    bounds: Mapping[str, tuple[int, int]],
+    watched: Trace | None,
+    captured: Captured,
 ) -> Parts:
-    """What the network consists of besides its modules, at full size."""
-    uncounted = {} if seen is None else not_counted(chosen.base, seen)
+    """What the network consists of besides its modules, at full size; MACs are known where a pass was seen."""
+    base, layers, seen = chosen.base, chosen.layers, watched or Trace()
+    uncounted = {} if watched is None else not_counted(base, seen)
+    lower, upper = (np.array(ends, dtype=np.int64) for ends in zip(*(bounds[x.name] for x in layers), strict=True))
+    selector = RankSelector(
+        costs=layer_costs(layers, seen),
+        scores=tuple(scores[layer.name] for layer in layers),
+        fixed_macs=None if watched is None else other_macs(layers, seen),
+        fixed_params=sum(p.numel() for p in base.parameters()) - sum(layer.weight.numel() for layer in layers),
+        lower=lower,
+        upper=upper,
+        left_alone=_left_alone(chosen, seen),
+    )
+    layer_names: dict[nn.Module | None, str] = {module: layer.name for layer in layers for module in layer.modules}
+    feeders = {name: layer_names.get(seen.feeders.get(norm)) for name, norm in tracked_batch_norms(base).items()}
     return Parts(
-        factors={layer.name: factors[layer.name] for layer in chosen.layers},
+        factors={layer.name: factors[layer.name] for layer in layers},
         selector=selector,
         plan=selector.full_plan(),
-        feeders={} if seen is None else _named_feeders(chosen.base, chosen.layers, seen),
-        skipped=reasons_with_shares(chosen.skipped, selector, uncounted),
+        feeders={name: feeder for name, feeder in feeders.items() if feeder is not None},
+        skipped=_with_shares(chosen.skipped, selector, uncounted),
         not_counted=uncounted,
         call=captured.call,
         unclear=captured.unclear,
     )
+
+
+def _left_alone(chosen: _Chosen, seen: Trace) -> tuple[LeftAlone, ...]:
+    """What the layers cost that no size makes smaller, without their submodules; a weight that two modules hold is the
+    first one's.
+    """
+    modules, macs = dict(chosen.base.named_modules()), macs_left_alone(seen)
+    params: Counter[str] = Counter()
+    for name, parameter in chosen.base.named_parameters():
+        params[name.rpartition(".")[0]] += parameter.numel()
+    return tuple(
+        LeftAlone(name=name, macs=seen.per_sample(macs.get(modules[name], 0)), params=params[name])
+        for name in chosen.skipped
+    )
+
+
+def _with_shares(skipped: Mapping[str, str], selector: RankSelector, uncounted: Mapping[str, str]) -> dict[str, str]:
+    """The reasons, each with the part of the network that is left alone for it."""
+    macs, params = selector.full_cost("macs"), selector.full_cost("params")
+    knows_macs = selector.fixed_macs is not None and macs > 0
+    shares = {}
+    for part in selector.left_alone:
+        of_macs = "MACs not counted, " if part.name in uncounted else f"{part.macs / max(1, macs):.1%} of the MACs, "
+        shares[part.name] = f"{of_macs if knows_macs else ''}{part.params / params:.1%} of the parameters"
+    return {name: f"{reason}; {shares[name]}" for name, reason in skipped.items()}
 
 
 def _bounds(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> dict[str, tuple[int, int]]:
@@ -187,13 +210,3 @@ def _require_no_lazy(base: nn.Module) -> None:
         raise InvalidArgumentError(
             f"model: '{lazy}' is lazy and has seen no input; allowed: a model that has run once, or an example_input"
         )
-
-
-def _named_feeders(base: nn.Module, layers: Sequence[Layer], seen: Trace) -> dict[str, str]:
-    """For every normalisation layer fed by a decomposed layer, that layer's name."""
-    layer_names: dict[nn.Module, str] = {module: layer.name for layer in layers for module in layer.modules}
-    return {
-        name: layer_names[seen.feeders[norm]]
-        for name, norm in tracked_batch_norms(base).items()
-        if seen.feeders.get(norm) in layer_names
-    }

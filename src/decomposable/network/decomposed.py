@@ -9,7 +9,6 @@ one value, so that a forward pass that is under way in another thread ends at th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,16 +28,16 @@ from decomposable.network.calibration.calibrating import calibrated, checked_pla
 from decomposable.network.calibration.grid import PASSES
 from decomposable.network.calibration.statistics import CalibrationReport, Statistics, Subject
 from decomposable.network.calls import Call, InputSpec
+from decomposable.network.file.container import FilePath
 from decomposable.network.file.contents import Artifact
 from decomposable.network.file.skeleton import skeleton_of, state_of
 from decomposable.network.original import Original
-from decomposable.network.parts import Parts, mapped
+from decomposable.network.parts import Parts
 from decomposable.progress import Report, shown
 from decomposable.sizing.interpolation import NOT_CALIBRATED
-from decomposable.sizing.latency import LatencyProfile, choose_timed
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.latency import LatencyProfile
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.request import SizeRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,14 +184,7 @@ class DecomposedNet(nn.Module):
 
     def plan_for(self, request: SizeRequest, runtime: str = "torch") -> RankPlan:
         """The same for the arguments as one value."""
-        return choose_timed(
-            self.selector,
-            lambda: self.latency,
-            request,
-            calibrated=self._statistics,
-            runtime=runtime,
-            threads=torch.get_num_threads(),
-        )
+        return self._in_force.parts.plan_for(request, lambda: self.latency, runtime)
 
     def warn_if_not_calibrated(self, plan: RankPlan, stacklevel: int) -> None:
         """Say once, where `plan` is used, that its batch normalisation has statistics of other sizes."""
@@ -221,7 +213,7 @@ class DecomposedNet(nn.Module):
                 module = deep_copy(self._original.at_size(replace(self._in_force.parts, plan=plan)))
         return self._original.with_trainable(module)
 
-    def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: FilePath, info: Mapping[str, Any] | None = None) -> None:
         """Write the network at every size to one safetensors file, which `load` reads; at once or not at all.
 
         `info` is anything that JSON can hold, to be found in `info` of what is loaded; without it, `info` of this
@@ -350,9 +342,7 @@ class DecomposedNet(nn.Module):
         with self._lock:
             own_parameters_(self._original.base)  # the size in force has the same ones
             self._original.base._apply(fn)
-            statistics = None if self._statistics is None else self._statistics.map(fn)
-            factors = mapped(fn, self._factors)
-            self._install(replace(self._in_force.parts, factors=factors, statistics=statistics))
+            self._install(self._in_force.parts.map(fn))
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.layers import Decomposable, Layer, TwoFactors, avoid_fast_paths_
+from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import InvalidArgumentError, ModelNeededError
 from decomposable.fields import Damaged, Fields
-from decomposable.models.rebuilding import BUILDERS, rebuilt
+from decomposable.models import BUILDERS, rebuilt
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.file.container import FLOATS, open_container
+from decomposable.network.file.container import FilePath, open_container
 from decomposable.network.file.contents import Artifact
 from decomposable.network.file.parsing import Size, kind_of, naming, read_built_by, size_from
 from decomposable.network.file.shrinking import read_network
-from decomposable.network.file.skeleton import Skeleton, join
-from decomposable.sizing.request import SizeRequest
+from decomposable.network.file.skeleton import Skeleton, TensorSlot, join, slots_of
+from decomposable.sizing.plans import SizeRequest
 from decomposable.text import one_line
 
 
@@ -37,32 +36,30 @@ class Unbuilt:
     is_from_file: bool  # the model was built because the file says so
 
 
-def load_network(
-    path: str | os.PathLike[str], model: nn.Module | None, size: SizeRequest | None
-) -> nn.Module | Unbuilt:
+def load_network(path: FilePath, model: nn.Module | None, size: SizeRequest | None) -> nn.Module | Unbuilt:
     """The decomposed network or the plain module of a file; what else it may hold is for others to build."""
     with open_container(path) as container, naming(path):
         kind = kind_of(path, container.description)
-        base, origin = _base(path, container.description, model)
-        device = next((p.device for p in base.parameters() if not p.is_meta), torch.device("cpu"))
-        if kind == "size":
-            _refuse_size(path, size)
-            content = size_from(container.description, container.read_all())
-            return _plain_module(path, base, content, device, origin)
+        note = read_built_by(Fields({"built_by": None, **container.description}, "the file"))
+        if model is not None:
+            filling = _Filling(path, deep_copy(rewire(unwrap(model), {})))
+        else:
+            filling = _Filling(path, *_built(path, note))
+        if kind == "sized":
+            filling.refuse_changed(note)
+            return Unbuilt(container.description, container.read_all(), filling.base, filling.origin is not None)
         if kind == "network":
-            artifact = read_network(container, size).to(device)
-            return _network(path, base, artifact, size, origin)
-        _refuse_changed(path, read_built_by(Fields({"built_by": None, **container.description}, "the file")), origin)
-        return Unbuilt(container.description, container.read_all(), base, origin is not None)
+            return filling.network(read_network(container, size).to(filling.device), size)
+        if size is not None:
+            raise InvalidArgumentError(
+                f"{next(iter(size.given()))}=: {path} holds one size only; allowed: no size, or the network file it "
+                "was made from"
+            )
+        return filling.plain_module(size_from(container.description, container.read_all()))
 
 
-def _base(
-    path: str | os.PathLike[str], description: Mapping[str, Any], model: nn.Module | None
-) -> tuple[nn.Module, str | None]:
-    """A model of its own to be filled: a copy of what was given, or what the file says; then also who built it."""
-    if model is not None:
-        return deep_copy(rewire(unwrap(model), {})), None
-    note = read_built_by(Fields({"built_by": None, **description}, "the file"))
+def _built(path: FilePath, note: Mapping[str, Any] | None) -> tuple[nn.Module, str]:
+    """The model that the file says, and who built it."""
     if note is None:
         raise ModelNeededError(
             f"model= is needed: {path} holds weights but not the code that uses them; "
@@ -79,152 +76,113 @@ def _base(
         raise Damaged(str(error)) from error
 
 
-def _network(
-    path: str | os.PathLike[str],
-    base: nn.Module,
-    artifact: Artifact,
-    size: SizeRequest | None,
-    origin: str | None,
-) -> DecomposedNet:
-    """The model filled with what the file holds."""
-    shapes = {key: tensor.shape for key, tensor in artifact.state.items()}
-    _fit_(path, base, artifact.skeleton, artifact.state, shapes, origin)
-    call = artifact.call
-    forward = call_with_first if call is None or call.is_default else call.forward
-    net = DecomposedNet(base=base, layers=_layers_of(base, artifact.skeleton), parts=artifact, forward=forward)
-    net.latency_beside = Path(path).absolute()
-    if size is not None:
-        net.warn_if_not_calibrated(net.plan, stacklevel=6)  # the caller of load
-    return net
+@dataclass(frozen=True, eq=False)
+class _Filling:
+    """A model of its own, to be filled with what a file holds; `origin` is who built it where the file said that, and
+    not the caller gave it.
+    """
 
+    path: FilePath
+    base: nn.Module
+    origin: str | None = None
 
-def _refuse_size(path: str | os.PathLike[str], size: SizeRequest | None) -> None:
-    if size is not None:
-        raise InvalidArgumentError(
-            f"{next(iter(size.given()))}=: {path} holds one size only; allowed: no size, or the network file it was "
-            "made from"
+    @property
+    def device(self) -> torch.device:
+        return next((p.device for p in self.base.parameters() if not p.is_meta), torch.device("cpu"))
+
+    def network(self, artifact: Artifact, size: SizeRequest | None) -> DecomposedNet:
+        """The decomposed network of the model."""
+        self._fit_(artifact.skeleton, artifact.state)
+        call, layers = artifact.call, _layers_of(self.base, artifact.skeleton)
+        forward = call_with_first if call is None or call.is_default else call.forward
+        net = DecomposedNet(base=self.base, layers=layers, parts=artifact, forward=forward)
+        net.latency_beside = Path(self.path).absolute()
+        if size is not None:
+            net.warn_if_not_calibrated(net.plan, stacklevel=6)  # the caller of load
+        return net
+
+    def plain_module(self, size: Size) -> nn.Module:
+        """The model with pairs in place of the layers that have become pairs."""
+        device = self.device
+        moved: dict[int, Tensor] = {}  # what is one tensor stays one
+        state = {key: None if t is None else moved.setdefault(id(t), t.to(device)) for key, t in size.state.items()}
+        self._fit_(size.skeleton, state)
+        replacements: dict[nn.Module, nn.Module] = {}
+        for layer in _layers_of(self.base, size.skeleton):
+            if layer.name in size.pairs:
+                pair = size.pairs[layer.name]
+                is_trainable = size.skeleton.trainable.get(join(layer.name, "weight"), True)
+                weights = [nn.Parameter(t.to(device), requires_grad=is_trainable) for t in (pair.first, pair.second)]
+                replacements |= {module: TwoFactors(module, layer.form).build(*weights) for module in layer.modules}
+        network = rewire(self.base, replacements)
+        avoid_fast_paths_(network)
+        return network
+
+    def _fit_(self, skeleton: Skeleton, state: Mapping[str, Tensor | None]) -> None:
+        """Give the model the file's parameters, buffers, flags and modes, or say in what it is another model."""
+        slots = slots_of(self.base, persistent=True)
+        misfit = _misfit(slots, skeleton, state)
+        if misfit is not None and self.origin is not None:
+            raise self._changed(f": {one_line(self._other_model(misfit))}")
+        if misfit is not None:
+            raise InvalidArgumentError(one_line(f"model: {self._other_model(misfit)}"))
+        self.refuse_changed(skeleton.built_by)
+        first_keys: dict[int, str] = {}
+        for key, tensor in state.items():
+            if tensor is None:
+                continue
+            first = first_keys.setdefault(id(tensor), key)
+            if first == key:
+                slots[key].put(tensor)
+            elif slots[key].tensor is not slots[first].tensor:  # one in the file, two in the model
+                setattr(slots[key].module, slots[key].name, slots[first].tensor)
+        for key, slot in slots.items():
+            tensor = state[key]
+            if tensor is not None and slot.tensor.data_ptr() != tensor.data_ptr():
+                misfit = _differs(key, "a tensor of its own", "one that it shares with another layer")
+                raise InvalidArgumentError(one_line(f"model: {self._other_model(misfit)}"))
+            if slot.is_parameter:
+                slot.tensor.requires_grad_(skeleton.trainable[key])
+        for key, slot in slots_of(self.base, persistent=False).items():
+            if slot.tensor.is_meta:
+                raise InvalidArgumentError(f"model: its buffer '{key}' is on the meta device and not in {self.path}")
+            if key in skeleton.dtypes and skeleton.dtypes[key] != slot.tensor.dtype:
+                slot.put(slot.tensor.to(skeleton.dtypes[key]))
+        others = set(skeleton.other_mode)
+        for name, module in self.base.named_modules():
+            module.training = skeleton.training != (name in others)
+
+    def _other_model(self, misfit: str) -> str:
+        return f"it is not the one of {self.path}: {misfit}"
+
+    def refuse_changed(self, note: Mapping[str, Any] | None) -> None:
+        """The file says itself that its model is not any more what was built here."""
+        if note is not None and self.origin is not None and note["is_changed"]:
+            raise self._changed()
+
+    def _changed(self, why: str = "") -> ModelNeededError:
+        return ModelNeededError(
+            f"model= is needed: {self.path} was built by {self.origin}{why}; allowed: a model as the one that was saved"
         )
 
 
-def _plain_module(
-    path: str | os.PathLike[str], base: nn.Module, size: Size, device: torch.device, origin: str | None
-) -> nn.Module:
-    """The model with pairs in place of the layers that have become pairs."""
-    moved: dict[int, Tensor] = {}  # what is one tensor stays one
-    state = {key: None if t is None else moved.setdefault(id(t), t.to(device)) for key, t in size.state.items()}
-    dense_shapes = {join(path, "weight"): layer.shape for layer in size.skeleton.layers for path in layer.paths}
-    shapes = {key: dense_shapes.get(key) if t is None else t.shape for key, t in state.items()}
-    _fit_(path, base, size.skeleton, state, shapes, origin)
-    replacements: dict[nn.Module, nn.Module] = {}
-    for layer, stored in zip(_layers_of(base, size.skeleton), size.skeleton.layers, strict=True):
-        if layer.name in size.pairs:
-            pair = size.pairs[layer.name]
-            is_trainable = size.skeleton.trainable.get(stored.key, True)
-            weights = [nn.Parameter(t.to(device), requires_grad=is_trainable) for t in (pair.first, pair.second)]
-            for module in layer.modules:
-                replacements[module] = TwoFactors(module, layer.form).build(*weights)
-    network = rewire(base, replacements)
-    avoid_fast_paths_(network)
-    return network
-
-
-class _Slot(NamedTuple):
-    """A place in the module tree that holds a parameter or a buffer."""
-
-    module: nn.Module
-    name: str
-    is_parameter: bool
-
-    @property
-    def tensor(self) -> Tensor:
-        tensor = (self.module._parameters if self.is_parameter else self.module._buffers)[self.name]
-        assert tensor is not None
-        return tensor
-
-    def put(self, tensor: Tensor) -> None:
-        """Give the tensor there another content; it stays the same object, because modules may refer to it elsewhere
-        (an LSTM does), unless its kind of memory forbids that.
-        """
-        if torch._has_compatible_shallow_copy_type(self.tensor, tensor):
-            self.tensor.data = tensor
-        elif self.is_parameter:
-            setattr(self.module, self.name, nn.Parameter(tensor, requires_grad=False))
-        else:
-            setattr(self.module, self.name, tensor)
-
-
-def _slots(model: nn.Module, *, persistent: bool) -> dict[str, _Slot]:
-    return {
-        join(path, name): _Slot(module, name, held is module._parameters)
-        for path, module in model.named_modules(remove_duplicate=False)
-        for held in (module._parameters, module._buffers)
-        for name, tensor in held.items()
-        if tensor is not None and persistent == (name not in module._non_persistent_buffers_set)
-    }
-
-
-def _fit_(
-    path: str | os.PathLike[str],
-    base: nn.Module,
-    skeleton: Skeleton,
-    state: Mapping[str, Tensor | None],
-    shapes: Mapping[str, tuple[int, ...] | None],
-    origin: str | None,
-) -> None:
-    """Give the model the file's parameters, buffers, flags and modes, or say in what it is another model.
-
-    `origin` is who built the model where the file said that, and not the caller gave it.
-    """
-    slots = _slots(base, persistent=True)
-    types = {key: tensor.dtype for key, tensor in state.items() if tensor is not None}
-    misfit = _misfit(slots, skeleton, shapes, types)
-    if misfit is not None:
-        raise _other_model(path, misfit, origin)
-    _refuse_changed(path, skeleton.built_by, origin)
-    first_keys: dict[int, str] = {}
-    for key, tensor in state.items():
-        if tensor is None:
-            continue
-        first = first_keys.setdefault(id(tensor), key)
-        if first == key:
-            slots[key].put(tensor)
-        elif slots[key].tensor is not slots[first].tensor:  # one in the file, two in the model
-            setattr(slots[key].module, slots[key].name, slots[first].tensor)
-    for key, slot in slots.items():
-        tensor = state[key]
-        if tensor is not None and slot.tensor.data_ptr() != tensor.data_ptr():
-            raise _other_model(path, _differs(key, "a tensor of its own", "one that it shares with another layer"))
-        if slot.is_parameter:
-            slot.tensor.requires_grad_(skeleton.trainable[key])
-    for key, slot in _slots(base, persistent=False).items():
-        if slot.tensor.is_meta:
-            raise InvalidArgumentError(f"model: its buffer '{key}' is on the meta device and not in {path}")
-        if key in skeleton.dtypes and skeleton.dtypes[key] != slot.tensor.dtype:
-            slot.put(slot.tensor.to(skeleton.dtypes[key]))
-    others = set(skeleton.other_mode)
-    for name, module in base.named_modules():
-        module.training = skeleton.training != (name in others)
-
-
-def _misfit(
-    slots: Mapping[str, _Slot],
-    skeleton: Skeleton,
-    shapes: Mapping[str, tuple[int, ...] | None],
-    types: Mapping[str, torch.dtype],
-) -> str | None:
+def _misfit(slots: Mapping[str, TensorSlot], skeleton: Skeleton, state: Mapping[str, Tensor | None]) -> str | None:
     """The first layer, in the file's order, that the model has not or has in another shape; None if there is none."""
-    for key in [*shapes, *slots]:
+    dense = {join(path, "weight"): layer.shape for layer in skeleton.layers for path in layer.paths}
+    for key in [*state, *slots]:
         in_file = in_model = "nothing"
-        if key in shapes:
-            in_file = _in_words(key in skeleton.trainable, shapes[key])
+        stored = state.get(key)
+        shape = dense.get(key) if stored is None else stored.shape
+        if key in state:
+            in_file = _in_words(key in skeleton.trainable, shape)
         if key in slots:
             tensor = slots[key].tensor
             in_model = _in_words(slots[key].is_parameter, None if nn.parameter.is_lazy(tensor) else tensor.shape)
-        is_replaced = key in shapes and shapes[key] is None and key in slots  # its shape is not known any more
+        is_replaced = key in state and shape is None and key in slots  # its shape is not known any more
         if in_file != in_model and not is_replaced:
             return _differs(key, in_file, in_model)
-        if key in types and _kind(types[key]) != _kind(slots[key].tensor.dtype):
-            return _differs(key, f"one of {types[key]}", f"one of {slots[key].tensor.dtype}")
+        if stored is not None and _kind(stored.dtype) != _kind(slots[key].tensor.dtype):
+            return _differs(key, f"one of {stored.dtype}", f"one of {slots[key].tensor.dtype}")
     for layer in skeleton.layers:
         for name in layer.paths:
             module = slots[join(name, "weight")].module
@@ -236,7 +194,7 @@ def _misfit(
 
 def _kind(dtype: torch.dtype) -> str:
     """What the type is for: numbers to compute with are alike, of whatever precision."""
-    return "float" if dtype in FLOATS else str(dtype)
+    return "float" if dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16) else str(dtype)
 
 
 def _in_words(is_parameter: bool, shape: tuple[int, ...] | None) -> str:
@@ -249,29 +207,8 @@ def _differs(key: str, in_file: str, in_model: str) -> str:
     return f"for '{name}' of layer '{layer}' the file has {in_file}, the model {in_model}"
 
 
-def _other_model(path: str | os.PathLike[str], misfit: str, origin: str | None = None) -> InvalidArgumentError:
-    """The model is not the file's: it was given so, or the file says itself who built it, which is not all."""
-    reason = f"it is not the one of {path}: {misfit}"
-    return InvalidArgumentError(one_line(f"model: {reason}")) if origin is None else _changed(path, origin, reason)
-
-
-def _refuse_changed(path: str | os.PathLike[str], note: Mapping[str, Any] | None, origin: str | None) -> None:
-    """The file says itself that its model is not any more what was built here."""
-    if note is not None and origin is not None and note["is_changed"]:
-        raise _changed(path, origin)
-
-
-def _changed(path: str | os.PathLike[str], origin: str, reason: str | None = None) -> ModelNeededError:
-    why = "" if reason is None else f": {one_line(reason)}"
-    return ModelNeededError(
-        f"model= is needed: {path} was built by {origin}{why}; allowed: a model as the one that was saved"
-    )
-
-
 def _layers_of(base: nn.Module, skeleton: Skeleton) -> tuple[Layer, ...]:
-    layers = []
-    for stored in skeleton.layers:
-        modules = dict.fromkeys(base.get_submodule(name) for name in stored.paths)
-        members: tuple[Decomposable, ...] = tuple(modules)  # type: ignore[arg-type]
-        layers.append(Layer(stored.name, members, stored.form, stored.shape))
-    return tuple(layers)
+    return tuple(
+        Layer(stored.name, tuple(dict.fromkeys(map(base.get_submodule, stored.paths))), stored.form, stored.shape)  # type: ignore[arg-type]
+        for stored in skeleton.layers
+    )

@@ -7,18 +7,21 @@ functions that do without a model take a size's tensors from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from decomposable.core.factors import Factors, memory_format_of
 from decomposable.core.forms import Form, to_factors, to_weight
 from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.calls import Call, InputSpec
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.ranks import Ints, RankSelector
+from decomposable.sizing.latency import LatencyProfile, choose_timed
+from decomposable.sizing.plans import RankPlan, SizeRequest
+from decomposable.sizing.ranks import RankSelector
+
+P = TypeVar("P", bound="Parts")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,14 +59,21 @@ class Parts:
         """What it takes, where that is one input."""
         return next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
 
+    def plan_for(
+        self, request: SizeRequest, profile: Callable[[], LatencyProfile | None], runtime: str = "torch"
+    ) -> RankPlan:
+        """The plan for a request, by the times that were measured here in a runtime where it asks for those."""
+        threads, calibrated = torch.get_num_threads(), self.statistics
+        return choose_timed(self.selector, profile, request, calibrated=calibrated, runtime=runtime, threads=threads)
+
+    def map(self: P, function: Callable[[Tensor], Tensor]) -> P:
+        """The same with `function` applied to the tensors, such as a move to another device."""
+        statistics = None if self.statistics is None else self.statistics.map(function)
+        return replace(self, factors=mapped(function, self.factors), statistics=statistics)
+
     def alone(self) -> Parts:
         """These, without what a file holds besides."""
         return Parts(**{each.name: getattr(self, each.name) for each in fields(Parts)})
-
-
-def stored_ranks(factors: Mapping[str, Factors]) -> Ints:
-    """How many bases of every layer there are."""
-    return np.array([len(pair.first) for pair in factors.values()], dtype=np.int64)
 
 
 def sliced(factors: Factors, rank: int) -> Factors:
@@ -87,5 +97,5 @@ def truncated(weight: Tensor, factors: Factors, form: Form, rank: int, full_rank
 
 
 def mapped(function: Callable[[Tensor], Tensor], factors: Mapping[str, Factors]) -> dict[str, Factors]:
-    """The factors with a function applied to each tensor, such as a move to another device."""
+    """The factors with a function applied to each tensor."""
     return {name: Factors(function(f.first), function(f.second)) for name, f in factors.items()}

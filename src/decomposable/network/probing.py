@@ -9,8 +9,7 @@ buffers are as before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,42 +23,38 @@ from decomposable.core.factors import Factors
 from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_, laid_out
 from decomposable.core.standin import WITHOUT_VALUES
 from decomposable.core.tracing import Forward
-from decomposable.core.tree import clone_buffers_, rewire
-from decomposable.core.undisturbed import undisturbed
+from decomposable.core.tree import clone_buffers_, rewire, undisturbed
 from decomposable.network.parts import mapped, sliced
 
 
-@contextmanager
-def weights_used_elsewhere(layers: Sequence[Layer]) -> Iterator[dict[str, str]]:
-    """In a pass inside: the layers whose weights are used while the layer itself is not running, each as a reason.
+class WeightsUsedElsewhere(TorchDispatchMode):
+    """In a pass inside: sees every operation, and whether a weight takes part in it while its layer is not running.
 
-    Asking for a weight's type or shape is no operation and does not count.
+    `used` are those layers, each with the reason. Asking for a weight's type or shape is no operation.
     """
-    watch = _Watch(layers)
-    modules = [module for layer in layers for module in layer.modules]
-    for module in modules:  # the model's own copy; a plain layer has no `forward` of its own there
-        module.__dict__["forward"] = watch.running(module)
-    try:
-        with watch:
-            yield watch.used
-    finally:
-        for module in modules:
-            del module.__dict__["forward"]
-
-
-class _Watch(TorchDispatchMode):
-    """Sees every operation, and whether a weight takes part in it."""
 
     supports_higher_order_operators = True
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
         self.used: dict[str, str] = {}
+        self._modules = [module for layer in layers for module in layer.modules]
         self._names = {_pointer(layer.weight): layer.name for layer in layers}
         self._names.pop(0, None)
         self._running: list[int] = []
 
-    def running(self, module: nn.Module) -> Callable[..., Any]:
+    def __enter__(self) -> WeightsUsedElsewhere:
+        for module in self._modules:  # the model's own copy; a plain layer has no `forward` of its own there
+            module.__dict__["forward"] = self._noting(module)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for module in self._modules:
+            del module.__dict__["forward"]
+
+    def _noting(self, module: nn.Module) -> Callable[..., Any]:
         """The layer's forward, during which its weight may be used."""
         forward = module.forward
 
@@ -118,7 +113,9 @@ class Trial:
         not even run with all its layers as they are.
         """
         with undisturbed(self.base):
-            fast = self._with_channels_last()
+            fast = self
+            if next(self.base.parameters()).device.type == "cpu":
+                fast = replace(self, factors=mapped(lambda w: laid_out(w, torch.channels_last), self.factors))
             outcome = fast._run(self.layers)
             if outcome.error is None:
                 return fast.factors, fast._passed_over(self.layers, called, outcome.called)
@@ -126,11 +123,6 @@ class Trial:
             keeps_layout = not reasons or fast._run(left).error is not None
             reasons |= self._passed_over(left, called, outcome.called)
             return (self if keeps_layout else fast).factors, reasons
-
-    def _with_channels_last(self) -> Trial:
-        if next(self.base.parameters()).device.type != "cpu":
-            return self
-        return replace(self, factors=mapped(lambda weight: laid_out(weight, torch.channels_last), self.factors))
 
     def _without_failing(self) -> tuple[list[Layer], dict[str, str], _Outcome]:
         """The layers with which the model runs when they are replaced, and why it does not with the others."""

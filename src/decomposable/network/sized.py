@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,11 +20,11 @@ from decomposable.checks import is_number
 from decomposable.core.tracing import call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, deep_copy, rewire
 from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
+from decomposable.fields import require
 from decomposable.models.origin import built_inside
-from decomposable.network.calibration.statistics import averaged, tracked_batch_norms
-from decomposable.network.file.container import as_json, write_container
-
-Statistics = dict[str, tuple[Tensor, Tensor]]  # mean and variance by the name of the normalisation layer
+from decomposable.network.calibration.statistics import Row, averaged, tracked_batch_norms
+from decomposable.network.file.container import FilePath, as_json, write_container
+from decomposable.network.file.parsing import naming
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class SizedNet(nn.Module):
         network: nn.Module,
         sizes: Sequence[Size],
         build: Build,
-        statistics: Mapping[float, Statistics] | None = None,
+        statistics: Mapping[float, Row] | None = None,
         structure: Mapping[str, Any] | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> None:
@@ -112,11 +112,10 @@ class SizedNet(nn.Module):
 
     def choose(self, *, macs: float | None = None, params: float | None = None) -> Size:
         """The largest size within a budget."""
-        if (macs is None) == (params is None):
+        given = {name: value for name, value in (("macs", macs), ("params", params)) if value is not None}
+        if len(given) != 1:
             raise InvalidArgumentError("resize_: give one of macs= and params=")
-        measure = "macs" if params is None else "params"
-        budget = macs if params is None else params
-        assert budget is not None
+        [(measure, budget)] = given.items()
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
             raise InvalidArgumentError(f"{measure}={budget!r}; allowed: a part in (0, 1], or a count above 1")
         if isinstance(budget, float) and budget > 1:
@@ -156,7 +155,7 @@ class SizedNet(nn.Module):
             parameter.requires_grad_(self._trainable[name])
         return module
 
-    def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: FilePath, info: Mapping[str, Any] | None = None) -> None:
         """Write all sizes to one file, which `load` reads; at once or not at all."""
         tensors = {f"state/{key}": tensor for key, tensor in self._network.state_dict().items()}
         for i, size in enumerate(self.sizes):
@@ -195,7 +194,7 @@ class SizedNet(nn.Module):
         return self
 
 
-def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Statistics:
+def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Row:
     """Mean and variance that every normalisation layer sees, averaged over the batches. The network stays as it is."""
     twin = rewire(network, {})
     clone_buffers_(twin)
@@ -204,11 +203,7 @@ def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Statistics:
 
 
 def restored(
-    path: str | os.PathLike[str],
-    description: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    network: nn.Module,
-    build: Build,
+    path: FilePath, description: Mapping[str, Any], tensors: Mapping[str, Tensor], network: nn.Module, build: Build
 ) -> SizedNet:
     """The `SizedNet` of a file, around a network that the method has made again; its weights are replaced."""
     sizes = sizes_of(path, description)
@@ -216,25 +211,23 @@ def restored(
     kinds = [{k: (t.shape, _kind(t)) for k, t in each.items()} for each in (state, network.state_dict())]
     if kinds[0] != kinds[1]:
         raise ArtifactError(f"{path}: its weights are not those of this model; allowed: the model that was trained")
-    for key, kind in (("method", str), ("structure", Mapping), ("info", Mapping), ("training", bool), ("size", int)):
-        if not isinstance(description.get(key), kind):
-            raise ArtifactError(f"{path}: its description is damaged: {key} is {description.get(key)!r:.40}")
-    if not 0 <= description["size"] < len(sizes):
-        raise ArtifactError(f"{path}: its description is damaged: size {description['size']} of {len(sizes)}")
-    _take_types_(network, state)
+    with naming(path):
+        for key, kind in (("method", str), ("structure", dict), ("info", dict), ("training", bool), ("size", int)):
+            require(isinstance(description.get(key), kind), f"{key} is {description.get(key)!r:.40}")
+        require(0 <= description["size"] < len(sizes), f"size {description['size']} of {len(sizes)}")
+    own = dict(itertools.chain(network.named_parameters(), network.named_buffers()))
+    for (
+        key,
+        tensor,
+    ) in state.items():  # each in the type of the file, such as bfloat16: the model's is not what was saved
+        if key in own and own[key].dtype != tensor.dtype:
+            own[key].data = own[key].data.to(tensor.dtype)
     network.load_state_dict(state)
     network.train(description["training"])
     statistics = _read_statistics(path, sizes, {k: t for k, t in tensors.items() if not k.startswith("state/")})
+    given = {key: description[key] for key in ("method", "structure", "info")}
     try:
-        net = SizedNet(
-            method=description["method"],
-            network=network,
-            sizes=sizes,
-            build=build,
-            statistics=statistics,
-            structure=description["structure"],
-            info=description["info"],
-        )
+        net = SizedNet(network=network, sizes=sizes, build=build, statistics=statistics, **given)
         net.set_plan_(sizes[description["size"]])
         return net
     except ArtifactError as error:
@@ -245,24 +238,17 @@ def _kind(tensor: Tensor) -> str:
     return "float" if tensor.is_floating_point() else str(tensor.dtype)
 
 
-def _take_types_(network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give every tensor the type that it has in the file, such as bfloat16: the model's own is not what was saved."""
-    own = dict(itertools.chain(network.named_parameters(), network.named_buffers()))
-    for key, tensor in state.items():
-        if key in own and own[key].dtype != tensor.dtype:
-            own[key].data = own[key].data.to(tensor.dtype)
-
-
-def sizes_of(path: str | os.PathLike[str], description: Mapping[str, Any]) -> list[Size]:
+def sizes_of(path: FilePath, description: Mapping[str, Any]) -> list[Size]:
     """The sizes that a file says it has; nothing in it is trusted."""
     entries = description.get("sizes")
-    sizes = [_checked_size(path, entry) for entry in entries] if isinstance(entries, list) else []
-    if not sizes or len({size.value for size in sizes}) < len(sizes):
-        raise ArtifactError(f"{path}: its description is damaged: no sizes, or two that are one")
+    with naming(path):
+        sizes = [_checked_size(entry) for entry in entries] if isinstance(entries, list) else []
+        is_right = 0 < len(sizes) == len({size.value for size in sizes})
+        require(is_right, "no sizes, or two that are one")
     return sizes
 
 
-def _checked_size(path: str | os.PathLike[str], entry: Any) -> Size:
+def _checked_size(entry: Any) -> Size:
     counts = ("macs", "params", "full_macs", "full_params")
     is_right = (
         isinstance(entry, Mapping)
@@ -273,26 +259,19 @@ def _checked_size(path: str | os.PathLike[str], entry: Any) -> Size:
         and 0 < entry["value"] <= 1
         and all(type(entry[key]) is int and 0 < entry[key] < 1 << 62 for key in counts)
     )
-    if not is_right:
-        raise ArtifactError(f"{path}: its description is damaged: a size is {entry!r:.80}")
+    require(is_right, f"a size is {entry!r:.80}")
     return Size(**entry)
 
 
-def _read_statistics(
-    path: str | os.PathLike[str], sizes: Sequence[Size], tensors: Mapping[str, Tensor]
-) -> dict[float, Statistics]:
+def _read_statistics(path: FilePath, sizes: Sequence[Size], tensors: Mapping[str, Tensor]) -> dict[float, Row]:
     """The statistics of every size, from tensors called statistics/NUMBER/LAYER/mean and …/var."""
-    found: dict[float, Statistics] = {}
+    found: dict[float, Row] = {}
     for key in tensors:
-        kind, _, rest = key.partition("/")
-        number, _, rest = rest.partition("/")
-        name, _, which = rest.rpartition("/")
-        other = tensors.get(f"{kind}/{number}/{name}/var")
-        is_right = kind == "statistics" and number.isdigit() and int(number) < len(sizes) and which in ("mean", "var")
-        if not is_right or other is None or f"{kind}/{number}/{name}/mean" not in tensors:
+        parts = re.fullmatch(r"(statistics/([0-9]{1,9})/(.*)/)(mean|var)", key, re.DOTALL)
+        mean, var = (tensors.get(f"{parts[1]}{kind}") if parts else None for kind in ("mean", "var"))
+        if parts is None or int(parts[2]) >= len(sizes) or mean is None or var is None:
             raise ArtifactError(f"{path}: it holds a tensor {key!r:.80} that it should not")
-        if which == "mean":
-            if not (other.is_floating_point() and tensors[key].is_floating_point() and (other >= 0).all()):
-                raise ArtifactError(f"{path}: the variance {key!r:.80} is not one")
-            found.setdefault(sizes[int(number)].value, {})[name] = (tensors[key], other)
+        if not (var.is_floating_point() and mean.is_floating_point() and (var >= 0).all()):
+            raise ArtifactError(f"{path}: the variance {key!r:.80} is not one")
+        found.setdefault(sizes[int(parts[2])].value, {})[parts[3]] = (mean, var)
     return found

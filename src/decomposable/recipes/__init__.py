@@ -92,21 +92,17 @@ def imported(address: str, option: str = "recipe") -> Recipe:
 
 def default_settings(recipe: Recipe) -> Settings:
     """The settings that a recipe has of its own."""
-    parameter = _parameters(recipe).get("settings")
-    if parameter is not None and isinstance(parameter.default, Settings):
-        return parameter.default
-    return Settings()
+    default = getattr(_parameters(recipe).get("settings"), "default", None)
+    return default if isinstance(default, Settings) else Settings()
 
 
 def make_task(recipe: Recipe, data: Path | None, settings: Settings) -> Task:
     """Call the recipe with those of the two arguments that it takes."""
     arguments = {"data": data, "settings": settings}
     parameters = _parameters(recipe)
-    unknown = [
-        n for n, p in parameters.items() if n not in arguments and p.default is p.empty and p.kind < p.VAR_KEYWORD
-    ]
-    if unknown:
-        raise InvalidArgumentError(f"recipe: it takes an argument {unknown[0]}; allowed: data, settings")
+    for name, parameter in parameters.items():
+        if name not in arguments and parameter.default is parameter.empty and parameter.kind < parameter.VAR_KEYWORD:
+            raise InvalidArgumentError(f"recipe: it takes an argument {name}; allowed: data, settings")
     if data is not None and "data" not in parameters:
         raise InvalidArgumentError(f"--data {data}: this recipe brings its own data; allowed: no --data")
     task = recipe(**{name: value for name, value in arguments.items() if name in parameters})

@@ -22,7 +22,6 @@ class DigitsSettings(Settings):
 DIGITS = DigitsSettings(
     epochs=20,
     batch_size=50,
-    learning_rate=0.1,
     fine_tune_learning_rate=0.02,
     schedule="cosine",
     warmup_epochs=2.0,
@@ -32,7 +31,6 @@ DIGITS = DigitsSettings(
 )
 FASHION_MNIST = Settings(
     epochs=8,
-    learning_rate=0.1,
     fine_tune_learning_rate=0.02,
     schedule="cosine",
     warmup_epochs=0.5,
@@ -44,7 +42,6 @@ FASHION_MNIST = Settings(
 )
 CIFAR10_RESNET20 = Settings(
     epochs=40,
-    learning_rate=0.1,
     fine_tune_learning_rate=0.1,  # as high: of three tried for one epoch, the best one for the small sizes
     schedule="cosine",
     warmup_epochs=0.5,

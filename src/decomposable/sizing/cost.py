@@ -3,8 +3,6 @@
 The convention is the paper's: a weight counts once for every output position it is applied to, per sample; biases,
 normalisation, activations, pooling and the products inside attention count nothing. For the spatial form the first
 factor runs before the vertical stride, so its positions are input height × output width.
-
-This file and `ranks.py` need no torch: a device that has none sizes networks with the same code.
 """
 
 from __future__ import annotations
@@ -13,12 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TWO_LAYER_LOSS = 1.15
-"""How much slower a multiply-accumulate is in the two thin layers than in the dense one."""
-
-TRAFFIC = 64
-"""Multiply-accumulates that a machine does in the time it moves one activation to or from memory, forward and backward
-together. Both constants were fitted to what `benchmarks/break_even.py` measured on a CPU."""
+# Both were fitted to what `benchmarks/break_even.py` measured on a CPU, forward and backward together.
+TWO_LAYER_LOSS = 1.15  # how much slower a multiply-accumulate is in the two thin layers than in the dense one
+TRAFFIC = 64  # multiply-accumulates that a machine does in the time it moves one activation to or from memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest, absolute_budget
 from decomposable.sizing.ranks import Measure, RankSelector
-from decomposable.sizing.request import SizeRequest, absolute_budget
 from decomposable.sizing.rounding import AUTO_PERCENT, AUTO_WIDE
 
 _ROUNDING = 1e-9  # distances that are closer to each other than this may be the same
@@ -36,8 +35,7 @@ NOT_CALIBRATED = (
 KEPT = 0.9  # of the budget: what stepping down to a calibrated size must keep
 
 
-@dataclass(frozen=True, eq=False)
-class Between:
+class Between(NamedTuple):
     """Two rows of calibrated sizes, and for every channel how far it is from the lower one to the upper one, 0 to 1.
 
     The row behind the last one is the original network.
@@ -72,14 +70,14 @@ class CalibratedSizes:
     @cached_property
     def _ranks(self) -> NDArray[np.int64]:
         """A row for every size, and the original's behind them."""
-        return np.array([self._ranks_of(plan) for plan in (*self.plans, self.full_plan)], dtype=np.int64)
+        return np.stack([self._ranks_of(plan) for plan in (*self.plans, self.full_plan)])
 
     def prepare(self) -> None:
         """Make now what the first look-up would: another thread may be copying this by then."""
         self._ranks  # noqa: B018
 
-    def _ranks_of(self, plan: RankPlan) -> list[int]:
-        return [plan.ranks[name] for name in self.full_plan.ranks]
+    def _ranks_of(self, plan: RankPlan) -> NDArray[np.int64]:
+        return np.array([plan.ranks[name] for name in self.full_plan.ranks], dtype=np.int64)
 
     def _row(self, index: int) -> tuple[Any, Any]:
         """Mean and variance of a calibrated size; behind the last one comes the original."""
@@ -97,8 +95,8 @@ class CalibratedSizes:
         if _rounding(plan) in self.grids or self._has(plan):
             return True
         found = self.between(plan)
-        if found is None:
-            return True  # the original
+        if found is None:  # the original
+            return True
         places = [*self.positions, position(self.full_plan)]
         below, above, here = places[found.lower], places[found.upper], position(plan)
         is_beside = min(abs(here - below), abs(here - above)) <= NEAR * here
@@ -106,7 +104,7 @@ class CalibratedSizes:
 
     def _has(self, plan: RankPlan) -> bool:
         """Whether this very size was calibrated; of "auto", one of which it rounds the ranks of wide layers."""
-        moved = np.abs(self._ranks - np.array(self._ranks_of(plan)))
+        moved = np.abs(self._ranks - self._ranks_of(plan))
         is_same = moved == 0
         if plan.align == "auto":
             is_same |= (self._ranks[-1] >= AUTO_WIDE) & (100 * moved <= AUTO_PERCENT * self._ranks)
@@ -129,17 +127,19 @@ class CalibratedSizes:
 
     def complaint(self, plan: RankPlan) -> str | None:
         """What to say where the statistics of this size may be far from its own; None where they are not."""
-        if plan.is_full:
+        is_made_for, align = self.is_made_for(plan), _rounding(plan)
+        if plan.is_full or (is_made_for and self.is_near(plan)):
             return None
-        if not self.is_made_for(plan):
-            return _not_made_for(plan)
-        return None if self.is_near(plan) else self._too_far(plan)
-
-    def _too_far(self, plan: RankPlan) -> str:
+        option, flag = ("", "") if align == 1 else (f", align={align}", f" --align {align}")
+        if not is_made_for:
+            kind = "rounded ranks only" if align == 1 else f"ranks that were not rounded to multiples of {align}"
+            return (
+                f"batch normalisation has statistics of {kind}, which may cost much accuracy; run "
+                f"calibrate_(loader{option}) once, or: decomposable calibrate FILE{flag}"
+            )
         unit = "parameters" if plan.macs_fraction is None else "MACs"
         sizes = [f"{place:.3g}x" for place in self.positions]
         some = sizes if len(sizes) <= 4 else [*sizes[:2], "…", sizes[-1]]
-        option, flag = _options(plan)
         return (
             f"batch normalisation was calibrated for {', '.join(some)} of the {unit}, too far from this size of "
             f"{position(plan):.3g}x to know its statistics, which may cost much accuracy; run "
@@ -151,7 +151,7 @@ class CalibratedSizes:
         if plan.is_full and not self.has_explicit_full:
             return None
         nowhere = np.zeros(sum(self.channels))
-        ranks = np.array(self._ranks_of(plan))
+        ranks = self._ranks_of(plan)
         same = np.flatnonzero((self._ranks[:-1] == ranks).all(axis=1))
         if same.size:
             return Between(int(same[0]), int(same[0]), nowhere)
@@ -171,7 +171,7 @@ class CalibratedSizes:
         `largest` is the largest position of all these sizes. Without the other rows, `between` finds the same for them.
         """
         first = int(np.searchsorted(self.positions, largest))  # from here on, rows are only ever the larger neighbour
-        most, full = np.array(self._ranks_of(plan)), self._ranks[-1]
+        most, full = self._ranks_of(plan), self._ranks[-1]
         nearest_first = np.argsort((np.abs(self._ranks[first:-1] - most) / full).sum(axis=1), kind="stable")
         kept = [len(self.plans)]  # the original is always there
         for row in (first + nearest_first).tolist():
@@ -222,17 +222,3 @@ def choose_calibrated(selector: RankSelector, calibrated: CalibratedSizes | None
 
 def _rounding(plan: RankPlan) -> int:
     return 1 if plan.align == "auto" else plan.align
-
-
-def _options(plan: RankPlan) -> tuple[str, str]:
-    """What calibrating for such ranks takes, in Python and on the command line."""
-    return ("", "") if _rounding(plan) == 1 else (f", align={plan.align}", f" --align {plan.align}")
-
-
-def _not_made_for(plan: RankPlan) -> str:
-    kind = "rounded ranks only" if _rounding(plan) == 1 else f"ranks that were not rounded to multiples of {plan.align}"
-    option, flag = _options(plan)
-    return (
-        f"batch normalisation has statistics of {kind}, which may cost much accuracy; run calibrate_(loader{option}) "
-        f"once, or: decomposable calibrate FILE{flag}"
-    )

@@ -21,17 +21,15 @@ from decomposable.files import write_atomically
 from decomposable.locks import changing
 from decomposable.machine import Machine
 from decomposable.sizing.interpolation import CalibratedSizes, choose_calibrated
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.profiles import RUNTIMES, Entry, Newer, Stored, TimedSize, timed_now
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import Align
 from decomposable.text import one_line
 
 __all__ = ["RUNTIMES", "Entry", "LatencyProfile", "TimedSize", "choose_timed", "fingerprint", "timed_now"]
 
-ENDING = ".latency.json"
-"""A file with such a name is a profile: where it is damaged, the next measurement takes its place."""
+ENDING = ".latency.json"  # such a file is a profile: where it is damaged, the next measurement takes its place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +83,16 @@ class LatencyProfile:
 
     def entry(self, *, runtime: str, batch: int | None = None, threads: int | None = None) -> Entry:
         """The one entry of this runtime, batch and number of threads; what is None may be anything."""
-        self._check_machine()
+        here = Machine.here()
+        if self.machine != here:
+            raise DecomposableError(
+                f"latency: it was measured on another machine ({one_line(self.machine, 150)}; this is {here}); "
+                f"{_MEASURE}, or use it all the same with profile.as_if_here()"
+            )
         if runtime not in RUNTIMES:
             raise InvalidArgumentError(f"runtime={runtime!r}; allowed: {', '.join(RUNTIMES)}")
-        fits = [
-            entry
-            for entry in self.entries
-            if entry.runtime == runtime and batch in (None, entry.batch) and threads in (None, entry.threads)
-        ]
+        fits = [e for e in self.entries if e.runtime == runtime and batch in (None, e.batch)]
+        fits = [e for e in fits if threads in (None, e.threads)]
         if len(fits) == 1:
             return fits[0]
         there = "; ".join(map(str, fits or self.entries)) or "nothing"
@@ -108,14 +108,6 @@ class LatencyProfile:
     def as_if_here(self) -> LatencyProfile:
         """The same figures, taken for this machine's: where two machines differ in name only."""
         return replace(self, machine=Machine.here())
-
-    def _check_machine(self) -> None:
-        here = Machine.here()
-        if self.machine != here:
-            raise DecomposableError(
-                f"latency: it was measured on another machine ({one_line(self.machine, 150)}; this is {here}); "
-                f"{_MEASURE}, or use it all the same with profile.as_if_here()"
-            )
 
     def check_network(self, selector: RankSelector) -> None:
         """Refuse to be used for another network than the one that was measured."""
@@ -162,7 +154,7 @@ class LatencyProfile:
         with changing(file):  # what another process writes between reading and writing would be lost
             found, damage = _found(file)
             older = found or Stored(self.network, {})
-            content = older.with_newer(Stored(self.network, {self.machine: self.entries})).to_json()
+            content = older.with_newer(self.network, self.machine, self.entries).to_json()
             try:
                 Stored.from_json(content)
             except Damaged as error:
@@ -172,17 +164,14 @@ class LatencyProfile:
             warnings.warn(f"{file}: it was damaged ({damage}); it now holds the new measurement alone", stacklevel=2)
 
     @staticmethod
-    def check_place(path: str | os.PathLike[str]) -> Stored | None:
-        """Refuse a path where `save` would fail or destroy something else; to be asked before a long measurement.
-
-        What the file holds so far comes back, if there is one that is not damaged.
-        """
+    def check_place(path: str | os.PathLike[str]) -> None:
+        """Refuse a path where `save` would fail or destroy something else; to be asked before a long measurement."""
         file = Path(path)
         if file.is_dir():
             raise InvalidArgumentError(f"{file}: it is a folder; allowed: the name of a file")
         if not file.parent.is_dir():
             raise InvalidArgumentError(f"{file}: there is no folder {file.parent}; allowed: one that exists")
-        return _found(file)[0]
+        _found(file)
 
 
 def _found(file: Path) -> tuple[Stored | None, Damaged | None]:
@@ -234,7 +223,9 @@ def choose_timed(
     if known is None:
         raise InvalidArgumentError(f"{asked}: there is no latency profile of this network; {_MEASURE}")
     known.check_network(selector)
-    entry = _entry_for(known, runtime, request.batch, threads)
+    batches = [entry.batch for entry in known.entries if (entry.runtime, entry.threads) == (runtime, threads)]
+    batch = min(batches) if request.batch is None and batches else request.batch
+    entry = known.entry(runtime=runtime, batch=batch, threads=threads)
     if align == "measured":
         best = known.alignment(runtime=runtime, batch=entry.batch, threads=entry.threads)
         if latency_ms is None:
@@ -246,12 +237,6 @@ def choose_timed(
         )
     size = {selector.measure: entry.size_for(latency_ms)}
     return choose_calibrated(selector, calibrated, SizeRequest(**size, align=entry.align))  # type: ignore[arg-type]
-
-
-def _entry_for(profile: LatencyProfile, runtime: str, batch: int | None, threads: int) -> Entry:
-    batches = [entry.batch for entry in profile.entries if (entry.runtime, entry.threads) == (runtime, threads)]
-    smallest = min(batches) if batch is None and batches else batch
-    return profile.entry(runtime=runtime, batch=smallest, threads=threads)
 
 
 def fingerprint(selector: RankSelector) -> str:

@@ -16,9 +16,11 @@ from __future__ import annotations
 import json
 import os
 import stat
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from decomposable.checks import is_number
 from decomposable.errors import BudgetError, InvalidArgumentError
@@ -26,17 +28,39 @@ from decomposable.fields import Damaged, Fields, require
 from decomposable.machine import Machine, timestamp
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.rounding import Align, described
-from decomposable.sizing.timing import Sample
 
 FORMAT = 1
 RUNTIMES = ("torch", "onnxruntime")
-MOST = 1 << 53
-"""Of a number in a file: readers of JSON keep whole numbers up to here."""
+MOST = 1 << 53  # of a number in a file: readers of JSON keep whole numbers up to here
 MOST_BYTES = 1_000_000  # of a file that is read
 
 
 class Newer(Damaged):
     """The file is of a later version of this package: it cannot be read, and is not broken."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How long every call of one function took, in seconds."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def repetitions(self) -> int:
+        """How often it was called."""
+        return len(self.seconds)
+
+    @property
+    def quartiles_ms(self) -> tuple[float, float, float]:
+        """Between which the middle half of the calls lies, and the median between them, in milliseconds.
+
+        >>> Sample((0.004, 0.001, 0.002, 0.003, 0.005)).quartiles_ms
+        (2.0, 3.0, 4.0)
+        """
+        if len(self.seconds) == 1:
+            return (1e3 * self.seconds[0],) * 3
+        low, median, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return 1e3 * low, 1e3 * median, 1e3 * high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +80,8 @@ class TimedSize:
     def of(cls, plan: RankPlan, sample: Sample) -> TimedSize:
         """A plan and the times of its network."""
         low, median, high = sample.quartiles_ms
-        return cls(
-            macs=plan.macs,
-            macs_fraction=plan.macs_fraction,
-            params=plan.params,
-            params_fraction=plan.params_fraction,
-            median_ms=median,
-            low_ms=low,
-            high_ms=high,
-            repetitions=sample.repetitions,
-        )
+        costs = {name: getattr(plan, name) for name in ("macs", "macs_fraction", "params", "params_fraction")}
+        return cls(**costs, median_ms=median, low_ms=low, high_ms=high, repetitions=sample.repetitions)
 
     @property
     def size(self) -> float:
@@ -75,22 +91,15 @@ class TimedSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What was measured with one runtime, batch and number of threads.
-
-    Attributes:
-        sizes: what was measured, smallest first; the last one is the original network where that was measured.
-        align: what the ranks of these sizes were rounded to, or "auto"; 1 is no rounding.
-        trials: the alignments that were tried and their times relative to no rounding, where they were.
-        measured: when.
-    """
+    """What was measured with one runtime, batch and number of threads."""
 
     runtime: str
     batch: int
     threads: int
-    sizes: tuple[TimedSize, ...]
-    align: Align = 1
-    trials: tuple[tuple[Align, float], ...] = ()
-    measured: str = ""
+    sizes: tuple[TimedSize, ...]  # smallest first; the last one is the original network where that was measured
+    align: Align = 1  # what the ranks of these sizes were rounded to, or "auto"; 1 is no rounding
+    trials: tuple[tuple[Align, float], ...] = ()  # alignments and their times relative to no rounding, where tried
+    measured: str = ""  # when
 
     @property
     def setting(self) -> tuple[str, int, int]:
@@ -130,27 +139,11 @@ class Entry:
         return f"{self.runtime}, batch {self.batch}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
 
-def timed_now(
-    *,
-    runtime: str,
-    batch: int,
-    threads: int,
-    sizes: Sequence[TimedSize],
-    align: Align = 1,
-    trials: Sequence[tuple[Align, float]] = (),
-) -> Entry:
+def timed_now(*, sizes: Sequence[TimedSize], trials: Sequence[tuple[Align, float]] = (), **setting: Any) -> Entry:
     """The entry of a measurement that has just ended; of sizes that are the same one, the first is kept."""
     by_size = {timed.size: timed for timed in reversed(sizes)}
     ordered = tuple(by_size[size] for size in sorted(by_size))
-    return Entry(
-        runtime=runtime,
-        batch=batch,
-        threads=threads,
-        sizes=ordered,
-        align=align,
-        trials=tuple(trials),
-        measured=timestamp(),
-    )
+    return Entry(**setting, sizes=ordered, trials=tuple(trials), measured=timestamp())
 
 
 @dataclass(frozen=True)
@@ -168,15 +161,12 @@ class Stored:
             return here
         return max(self.machines, key=lambda machine: max((e.measured for e in self.machines[machine]), default=""))
 
-    def with_newer(self, newer: Stored) -> Stored:
-        """What others measured since; of another network nothing is kept, of the same setting only the newer one."""
-        if newer.network != self.network:
-            return newer
-        machines = dict(self.machines)
-        for machine, entries in newer.machines.items():
-            by_setting = {entry.setting: entry for entry in (*machines.get(machine, ()), *entries)}
-            machines[machine] = tuple(by_setting[setting] for setting in sorted(by_setting))
-        return Stored(self.network, machines)
+    def with_newer(self, network: str, machine: Machine, entries: tuple[Entry, ...]) -> Stored:
+        """With newer entries; of another network nothing is kept, of the same setting only the newer one."""
+        if network != self.network:
+            return Stored(network, {machine: entries})
+        by_setting = {entry.setting: entry for entry in (*self.machines.get(machine, ()), *entries)}
+        return Stored(network, {**self.machines, machine: tuple(by_setting[each] for each in sorted(by_setting))})
 
     def to_json(self) -> bytes:
         """The content of a file."""
@@ -220,13 +210,12 @@ def _refuse(constant: str) -> None:
 
 
 def _entries(machine: Fields) -> tuple[Entry, ...]:
-    entries = tuple(entry_from(record) for record in machine.record_list("entries"))
+    entries = tuple(_entry(record) for record in machine.record_list("entries"))
     require(len({entry.setting for entry in entries}) == len(entries), "two entries are of the same setting")
     return entries
 
 
-def entry_from(fields: Fields) -> Entry:
-    """The entry that a file describes, every claim checked."""
+def _entry(fields: Fields) -> Entry:
     where = fields.where
     runtime, align, trials = fields.text("runtime"), fields.get("align"), fields.get("trials")
     require(runtime in RUNTIMES, f"'runtime' of {where} is {runtime!r:.40}, not one of {', '.join(RUNTIMES)}")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from decomposable.checks import check_count, check_ratio, is_integer
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.sizing.cost import LayerCost, LeftAlone
-from decomposable.sizing.plans import FrozenDict, RankPlan
-from decomposable.sizing.request import SizeRequest, absolute_budget
+from decomposable.sizing.plans import FrozenDict, RankPlan, SizeRequest, absolute_budget
 from decomposable.sizing.rounding import Align, Ints, check_align, rounded_ranks
 
 Measure = Literal["macs", "params"]
@@ -74,8 +73,7 @@ def rank_limits(
     return lower, upper
 
 
-@dataclass(frozen=True, eq=False)
-class _Table:
+class _Table(NamedTuple):
     """For one alignment: every layer's rank by how many of its bases are kept, and by measure what prefixes cost."""
 
     ranks: tuple[Ints, ...]
@@ -144,22 +142,24 @@ class RankSelector:
     def _cumulative(self, measure: str, ranks: Sequence[Ints]) -> Ints:
         """The network's cost after the first 0, 1, 2, … bases of the list; never decreasing."""
         dense, per_rank = self._prices(measure)
-        steps, start = [], self.fixed_params if measure == "params" else (self.fixed_macs or 0)
+        start, steps = self._fixed(measure), [np.zeros(0, np.int64)]
         for i, full in enumerate(self.full_ranks):
             cost = np.where(ranks[i] == full, dense[i], np.minimum(dense[i], ranks[i] * per_rank[i]))
             steps.append(np.diff(cost))
             start += int(cost[0])
-        ordered = np.concatenate(steps)[self.order] if steps else np.zeros(0, np.int64)
-        return start + np.concatenate([[0], np.cumsum(ordered)]).astype(np.int64)
+        return start + np.cumsum(np.concatenate([[0], np.concatenate(steps)[self.order]]), dtype=np.int64)
 
     def prepare(self) -> None:
         """Make the tables now, so that the first choice is as fast as the others."""
         self._table(1)
         self._layer_of  # noqa: B018
 
+    def _fixed(self, measure: str) -> int:
+        return self.fixed_params if measure == "params" else (self.fixed_macs or 0)
+
     def _prices(self, measure: str) -> tuple[Ints, Ints]:
-        dense = [cost.dense_macs if measure == "macs" else cost.dense_params for cost in self.costs]
-        per_rank = [cost.macs_per_rank if measure == "macs" else cost.params_per_rank for cost in self.costs]
+        dense = [getattr(cost, f"dense_{measure}") for cost in self.costs]
+        per_rank = [getattr(cost, f"{measure}_per_rank") for cost in self.costs]
         return np.array(dense, dtype=np.int64), np.array(per_rank, dtype=np.int64)
 
     @property
@@ -174,8 +174,7 @@ class RankSelector:
 
     def full_cost(self, measure: Measure) -> int:
         """The original network's MACs or parameters."""
-        fixed = self.fixed_params if measure == "params" else (self.fixed_macs or 0)
-        return fixed + int(self._prices(measure)[0].sum())
+        return self._fixed(measure) + int(self._prices(measure)[0].sum())
 
     def smallest_cost(self, measure: Measure, align: Align = 1) -> int:
         """The cost of the smallest size: every layer at its smallest rank."""
@@ -231,8 +230,7 @@ class RankSelector:
     def _prefix(self, length: int, align: Align) -> Ints:
         """The ranks that the first so many bases of the list come to."""
         kept = np.bincount(self._layer_of[:length], minlength=len(self.costs))
-        rounded = [ranks[k] for ranks, k in zip(self._table(align).ranks, kept.tolist(), strict=True)]
-        return np.array(rounded, dtype=np.int64)
+        return np.array([ranks[k] for ranks, k in zip(self._table(align).ranks, kept, strict=True)], dtype=np.int64)
 
     def _within(self, measure: Measure, value: float, align: Align) -> RankPlan:
         """The longest prefix of the list whose cost is within the budget."""
@@ -258,19 +256,18 @@ class RankSelector:
             return f"{rounded_up:.6f} of the original ({cost:,} of {total:,} {unit})"
 
         smallest, unaligned = self.smallest_cost(measure, align), self.smallest_cost(measure)
+        rounding, without = "", ""
+        if align != 1 and smallest != unaligned:
+            rounding, without = f" with align={align}", f"; without align, {stated(unaligned)}"
         parts = self.largest_left_alone(measure)
         blocking = f"; largest parts left alone: {parts}" if parts else ""
-        if align == 1 or smallest == unaligned:
-            return f"{measure}={value!r} is too small: the smallest possible is {stated(smallest)}{blocking}"
-        return (
-            f"{measure}={value!r} is too small with align={align}: the smallest possible is {stated(smallest)}; "
-            f"without align, {stated(unaligned)}{blocking}"
-        )
+        possible = f"the smallest possible is {stated(smallest)}{without}{blocking}"
+        return f"{measure}={value!r} is too small{rounding}: {possible}"
 
     def largest_left_alone(self, measure: Measure) -> str:
         """The largest parts that no size makes smaller, with their share of the whole; empty where there are none."""
         total = self.full_cost(measure)
-        parts = [(part.macs if measure == "macs" else part.params, part.name) for part in self.left_alone]
+        parts = [(getattr(part, measure), part.name) for part in self.left_alone]
         largest = sorted(parts, key=lambda part: -part[0])[:_MOST_BLOCKING]
         return ", ".join(f"'{name}' {cost / total:.1%}" for cost, name in largest if cost >= 0.001 * total)
 
@@ -307,16 +304,15 @@ class RankSelector:
 
     def plan_of(self, ranks: Ints, dense: NDArray[np.bool_]) -> RankPlan:
         """The plan with these ranks, and these layers dense."""
-        names = [cost.name for cost in self.costs]
         rows = list(zip(self.costs, ranks.tolist(), dense.tolist(), strict=True))
         known = self.fixed_macs is not None
         return RankPlan(
-            ranks=FrozenDict(zip(names, ranks.tolist(), strict=True)),
-            dense=frozenset(name for name, is_dense in zip(names, dense.tolist(), strict=True) if is_dense),
+            ranks=FrozenDict({cost.name: rank for cost, rank, _ in rows}),
+            dense=frozenset(cost.name for cost, _, is_dense in rows if is_dense),
             macs=(self.fixed_macs or 0) + sum(c.macs(r, d) for c, r, d in rows) if known else None,
             params=self.fixed_params + sum(c.params(r, d) for c, r, d in rows),
             ratio=float(ranks.sum() / max(1, self.full_ranks.sum())),
-            full_ranks=FrozenDict(zip(names, self.full_ranks.tolist(), strict=True)),
+            full_ranks=FrozenDict({cost.name: cost.full_rank for cost in self.costs}),
             full_macs=self.full_cost("macs") if known else None,
             full_params=self.full_cost("params"),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,9 +21,7 @@ from decomposable.sizing.interpolation import CalibratedSizes
 from decomposable.sizing.ranks import Ints, RankSelector
 from decomposable.text import one_line
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-"""The types that networks compute with."""
-
+FLOATS = ("float64", "float32", "float16", "bfloat16")  # the types that networks compute with
 _MOST_BASES = 1 << 26  # bases that are gone are only claimed, and tables are made for all
 _MOST_EXTENT = 1 << 31
 _MOST_ALIGNMENTS = 1000
@@ -31,18 +29,11 @@ _MOST_ALIGNMENTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What differs between the kinds of file.
+    """What differs between the kinds of file."""
 
-    Attributes:
-        scores: the array of all layers' scores, end to end; None where each layer has one, ``scores/<its name>``.
-        original: how the names of the arrays with the original's mean and variance begin.
-        states_channels: whether the description says how many channels the normalisation layers have, because the file
-            need not have their buffers.
-    """
-
-    scores: str | None
-    original: str
-    states_channels: bool
+    scores: str | None  # the array of all layers' scores, end to end; None where each layer has one, scores/<its name>
+    original: str  # how the names of the arrays with the original's mean and variance begin
+    states_channels: bool  # of the normalisation layers: where the file need not have their buffers
 
 
 NETWORK_FILE = Layout(scores=None, original="statistics/original_", states_channels=False)
@@ -135,7 +126,7 @@ def describe(
     fields: dict[str, Any] = {
         "fixed_macs": selector.fixed_macs if selector.full_cost("macs") else None,  # no size is a part of nothing
         "fixed_params": selector.fixed_params,
-        "left_alone": [{"name": part.name, "macs": part.macs, "params": part.params} for part in selector.left_alone],
+        "left_alone": [asdict(part) for part in selector.left_alone],
         "feeders": dict(feeders),
         "statistics": None,
     }
@@ -174,6 +165,7 @@ def read_selector(
     lower, upper = (arrays.values(f"limits/{end}", "int64", (len(costs),)) for end in ("lower", "upper"))
     are_right = bool(((lower >= 1) & (lower <= upper) & (upper <= stored)).all())
     require(are_right, "the limits of the ranks are wrong")
+    left_alone = top.record_list("left_alone") if top.has("left_alone") else []  # older versions do not say
     return RankSelector(
         costs=costs,
         scores=_read_scores(costs, arrays, layout),
@@ -181,7 +173,10 @@ def read_selector(
         fixed_params=fixed_params,
         lower=lower,
         upper=upper,
-        left_alone=_read_left_alone(top),
+        left_alone=tuple(
+            LeftAlone(name=one_line(part.text("name"), 200), macs=part.integer("macs"), params=part.integer("params"))
+            for part in left_alone
+        ),
         stored=stored,
     )
 
@@ -206,15 +201,6 @@ def _read_scores(costs: Sequence[LayerCost], arrays: Arrays, layout: Layout) -> 
         in_order = bool(np.isfinite(score).all() and (np.diff(score) <= 0).all())
         require(in_order, f"the scores of layer '{cost.name:.60}' are not in order")
     return tuple(scores)
-
-
-def _read_left_alone(top: Fields) -> tuple[LeftAlone, ...]:
-    """What the largest parts are that no size makes smaller; files of older versions do not say."""
-    records = top.record_list("left_alone") if top.has("left_alone") else []
-    return tuple(
-        LeftAlone(name=one_line(r.text("name"), 200), macs=r.integer("macs"), params=r.integer("params"))
-        for r in records
-    )
 
 
 Statistics = TypeVar("Statistics", bound=CalibratedSizes)
@@ -242,13 +228,17 @@ def read_statistics(
     channels = _read_channels(record, names, buffers, layout)
     rows, total = arrays.count("statistics/ranks") // count - 1, sum(channels)  # the last row is the end
     require(rows > 0 and (rows + 1) * count <= MOST_VALUES, f"statistics are of {max(rows, 0):,} sizes")
-    ranks, dense = _read_plans(selector.full_ranks, rows + 1, arrays)
+    shape, full = (rows + 1, count), selector.full_ranks
+    ranks, dense = arrays.values("statistics/ranks", "int64", shape), arrays.values("statistics/dense", "bool", shape)
+    require(bool(((ranks >= 1) & (ranks <= full)).all()), "statistics are of ranks that cannot be")
+    require(bool((dense | (ranks != full)).all()), "statistics are of a full rank that is not dense")
     places = arrays.values("statistics/positions", "float64", (rows,))
     require(bool(np.isfinite(places).all() and (np.diff(places) >= 0).all()), "statistics are not in order")
     plans = [selector.plan_of(r, d) for r, d in zip(ranks, dense, strict=True)]
     mean, var = (arrays.take_as(f"statistics/{each}", FLOATS, (rows, total)) for each in ("mean", "var"))
     original = tuple(arrays.take_as(f"{layout.original}{each}", FLOATS, (total,)) for each in ("mean", "var"))
     require(len({type_name(each) for each in (mean, var, *original)}) == 1, "statistics are of several types")
+    alignments, grids = _read_alignments(record)
     return kind(
         names=names,
         channels=channels,
@@ -259,8 +249,8 @@ def read_statistics(
         var_SC=var,
         has_explicit_full=record.flag("has_explicit_full"),
         full_plan=plans[-1],
-        alignments=_read_alignments(record),
-        grids=_read_grids(record),
+        alignments=alignments,
+        grids=grids,
         original=original,
     )
 
@@ -282,26 +272,11 @@ def _read_channels(
     return tuple(channels)
 
 
-def _read_plans(full_ranks: Ints, rows: int, arrays: Arrays) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The ranks of every size, and which layers are dense there."""
-    shape = rows, len(full_ranks)
-    ranks, dense = arrays.values("statistics/ranks", "int64", shape), arrays.values("statistics/dense", "bool", shape)
-    require(bool(((ranks >= 1) & (ranks <= full_ranks)).all()), "statistics are of ranks that cannot be")
-    require(bool((dense | (ranks != full_ranks)).all()), "statistics are of a full rank that is not dense")
-    return ranks, dense
-
-
-def _read_alignments(record: Fields) -> tuple[int, ...]:
-    """What the ranks of calibrated sizes were rounded to."""
+def _read_alignments(record: Fields) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the ranks of calibrated sizes were rounded to, and of which of these they are a grid."""
     found = record.integers("alignments")
-    is_right = 0 < len(found) <= _MOST_ALIGNMENTS and all(align >= 1 for align in found)
+    is_right = 0 < len(found) <= _MOST_ALIGNMENTS and min(found) >= 1
     require(is_right, f"'alignments' of {record.where} is {found!r:.60}, not a list of multiples")
-    return tuple(found)
-
-
-def _read_grids(record: Fields) -> tuple[int, ...]:
-    """Of which alignments the calibrated sizes are a grid; files of before grids were refined say nothing of it."""
-    found = tuple(record.integers("grids")) if record.has("grids") else ()
-    is_right = set(found) <= set(_read_alignments(record))
-    require(is_right, f"'grids' of {record.where} is {found!r:.60}, not calibrated")
-    return found
+    grids = tuple(record.integers("grids")) if record.has("grids") else ()  # files of before they were refined
+    require(set(grids) <= set(found), f"'grids' of {record.where} is {grids!r:.60}, not calibrated")
+    return tuple(found), grids

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -11,24 +13,15 @@ from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.machine import check_threads
 from decomposable.sizing.interpolation import position
 from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.profiles import RUNTIMES, Entry, TimedSize, timed_now
+from decomposable.sizing.profiles import RUNTIMES, Entry, Sample, TimedSize, timed_now
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.rounding import Align
-from decomposable.sizing.timing import Sample, interleaved
 
-SIZES = (0.95, 0.85, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
-"""What is measured besides the original network, as far as the network can be so small."""
-
-ALIGNMENTS: tuple[Align, ...] = (1, "auto", 4, 8, 16, 32)
-"""What is tried to find the best; those that move ranks least come first."""
-
-TRIALS = (0.5, 0.25)
-"""The sizes that alignments are tried at; where others are given, the smallest and the largest of those."""
-
-TIE = 1.01
-"""Alignments whose times differ by less than this factor are equally fast: the one that moves ranks less is taken."""
-
-LEAST, MOST = 5, 1000  # repetitions
+SIZES = (0.95, 0.85, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)  # besides the original, as far as the network can be so small
+ALIGNMENTS: tuple[Align, ...] = (1, "auto", 4, 8, 16, 32)  # that are tried; those that move ranks least come first
+TRIALS = (0.5, 0.25)  # where alignments are tried; of sizes that are given, it is the smallest and the largest
+TIE = 1.01  # times that differ by less than this factor are equal: the alignment that moves ranks less is taken
+WARM_UP = 2  # calls of every function that do not count: the first ones choose kernels and take memory
 
 Runs = Mapping[str, Callable[[], object]]
 Making = Callable[[Mapping[str, RankPlan]], AbstractContextManager[Runs]]
@@ -72,7 +65,7 @@ def sweep(
 
 def _times(making: Making, plans: Mapping[str, RankPlan], seconds: float) -> dict[str, Sample]:
     with making(plans) as runs:
-        return interleaved(runs, seconds=seconds, least=LEAST, most=MOST)
+        return interleaved(runs, seconds=seconds)
 
 
 def _possible(
@@ -132,3 +125,40 @@ def fastest(trials: Sequence[tuple[Align, float]]) -> Align:
     """
     best = min(time for _, time in trials)
     return next(align for align, time in trials if time <= TIE * best)
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float,
+    least: int = 5,
+    most: int = 1000,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Sample]:
+    """Time every function, all of them once in every round, so that a slow moment of the machine slows all alike.
+
+    Rounds go on until `seconds` have passed, but there are at least `least` and at most `most` of them. The order
+    changes from round to round, because a function may leave the caches in a state that suits the next one.
+
+    >>> samples = interleaved({"a": lambda: None, "b": lambda: None}, seconds=0, least=3)
+    >>> {name: sample.repetitions for name, sample in samples.items()}
+    {'a': 3, 'b': 3}
+    """
+    if not (0 <= seconds < float("inf") and 1 <= least <= most):
+        raise InvalidArgumentError(
+            f"seconds={seconds!r}, least={least!r}, most={most!r}; allowed: seconds from 0, and 1 <= least <= most"
+        )
+    for run in runs.values():
+        for _ in range(WARM_UP):
+            run()
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    order, shuffle = list(runs), random.Random(0).shuffle
+    end, rounds = clock() + seconds, 0
+    while rounds < least or (rounds < most and clock() < end):
+        shuffle(order)
+        for name in order:
+            start = clock()
+            runs[name]()
+            taken[name].append(clock() - start)
+        rounds += 1
+    return {name: Sample(tuple(values)) for name, values in taken.items()}

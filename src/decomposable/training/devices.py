@@ -1,10 +1,14 @@
-"""Which device computes, and what its results depend on."""
+"""Which device computes, and what its results depend on: versions, threads, and the global generators."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from decomposable.errors import InvalidArgumentError
 
@@ -40,3 +44,35 @@ def bits_depend_on(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if on_gpu else torch.device(device).type,
         "threads": torch.get_num_threads(),
     }
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every global generator that a model, a loss or a transform may draw from."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Put all of them back."""
+    kind, keys, place, *rest = state["numpy"]
+    is_keys = isinstance(keys, Tensor) and keys.shape == (624,) and keys.dtype == torch.int64
+    if kind != "MT19937" or not is_keys or type(place) is not int or not 0 <= place <= 624:
+        raise ValueError("the state of numpy's generator is not one")  # it takes any place, and then reads there
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), place, *rest))  # noqa: NPY002
+
+
+def seed_everything(seed: int) -> None:
+    """Start all of them from one seed."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002

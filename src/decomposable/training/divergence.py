@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,12 @@ class WatchedLoss:
 
 
 def check_finite(
-    model: nn.Module,
-    values: Mapping[str, float],
-    gradient_norm: float,
-    watched: WatchedLoss,
-    step: int,
-    checkpoint: Path,
+    model: nn.Module, values: Mapping[str, float], norm: float, watched: WatchedLoss, step: int, checkpoint: Path
 ) -> None:
     """Stop before the weights are spoilt, and say where it began."""
     losses = [(name, value) for name, value in values.items() if name.startswith("loss")]
     bad = next(((i, name, value) for i, (name, value) in enumerate(losses) if not math.isfinite(value)), None)
-    if bad is None and math.isfinite(gradient_norm):
+    if bad is None and math.isfinite(norm):
         return
     if bad is not None:
         index, name, value = bad
@@ -61,7 +57,7 @@ def check_finite(
         what = f"{'the low-rank loss' if name == 'loss_low' else 'the loss'} is {value}"
         where = _first_non_finite_layer(network, watched)
     else:
-        what = f"the gradient's norm is {gradient_norm}"
+        what = f"the gradient's norm is {norm}"
         names = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
         where = f"first in the gradient of '{names[0]}'" if names else "every entry is finite, their squares are not"
     raise DivergedError(f"step {step + 1:,}: {what}, {where}; {_way_out(checkpoint)}")
@@ -101,15 +97,12 @@ def _first_non_finite_layer(network: nn.Module, watched: WatchedLoss) -> str:
             return f"the weight '{name}' is not finite"
     found: list[str] = []
 
-    def look(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not found and isinstance(output, Tensor) and not output.isfinite().all():
-                found.append(name)
-
-        return hook
+    def look(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if not found and isinstance(output, Tensor) and not output.isfinite().all():
+            found.append(name)
 
     leaves = [(name, m) for name, m in network.named_modules() if not any(m.children())]
-    hooks = [module.register_forward_hook(look(name)) for name, module in leaves]
+    hooks = [module.register_forward_hook(partial(look, name)) for name, module in leaves]
     try:
         watched.on(network)
     finally:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from decomposable.data.base import Data, TestBatches
 from decomposable.errors import DecomposableError
 from decomposable.methods.base import Sized
+from decomposable.methods.settings import Settings
 from decomposable.network.sized import Size, SizedNet
-from decomposable.progress import Report, Tracker, quiet
+from decomposable.progress import Report, Tracker
 from decomposable.sizing.plans import RankPlan
 
 
@@ -38,16 +39,9 @@ class Row:
     def of(cls, size: float, plan: RankPlan | Size, accuracy: float | None, curve: str = "") -> Row:
         """The row of a plan."""
         ranks = plan.ranks.values() if isinstance(plan, RankPlan) else ()
-        return cls(
-            curve=curve,
-            size=size,
-            macs=plan.macs,
-            params=plan.params,
-            macs_fraction=plan.macs_fraction,
-            params_fraction=plan.params_fraction,
-            ranks=(min(ranks), max(ranks)) if ranks else None,
-            accuracy=accuracy,
-        )
+        extremes = (min(ranks), max(ranks)) if ranks else None
+        costs = {name: getattr(plan, name) for name in ("macs", "params", "macs_fraction", "params_fraction")}
+        return cls(size=size, **costs, ranks=extremes, accuracy=accuracy, curve=curve)
 
 
 @torch.no_grad()
@@ -55,8 +49,7 @@ def accuracy(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int 
     """Percent of the test images whose class has the highest output (top-1)."""
     was_training = net.training
     net.eval()
-    parameter = next(net.parameters(), None)
-    device = torch.device("cpu") if parameter is None else parameter.device
+    device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
     right = 0
     for x, y in TestBatches(data, batch_size=batch_size).loader(workers=workers):
         outputs = net(x.to(device))
@@ -78,30 +71,22 @@ def check_outputs(outputs: Any, classes: int) -> None:
         raise WrongDataError(f"the network has {came}, the data has {classes}; allowed: the same number")
 
 
-def measure(
-    net: Sized,
-    data: Data,
-    sizes: Iterable[float],
-    *,
-    curve: str = "",
-    batch_size: int = 250,
-    workers: int = 0,
-    report: Report = quiet,
-) -> list[Row]:
+def measure(net: Sized, data: Data, settings: Settings, *, curve: str, report: Report) -> list[Row]:
     """The accuracy at every size that the network has, with no retraining; it keeps the size it had."""
     before: Any = net.plan
     rows = []
-    wanted = offered(net, sizes)
+    wanted = _offered(net, settings.sizes)
     tracker = Tracker(report, "measuring", total=len(wanted), unit="sizes")
     for i, (size, plan) in enumerate(wanted):
         tracker.update(i, f"now {size:.4g}")
         net.set_plan_(plan)
-        rows.append(Row.of(size, plan, accuracy(net, data, batch_size=batch_size, workers=workers), curve))
+        percent = accuracy(net, data, batch_size=settings.batch_size, workers=settings.workers)
+        rows.append(Row.of(size, plan, percent, curve))
     net.set_plan_(before)
     return rows
 
 
-def offered(net: Sized, sizes: Iterable[float]) -> list[tuple[float, Any]]:
+def _offered(net: Sized, sizes: Iterable[float]) -> list[tuple[float, Any]]:
     """Of a decomposed network these sizes, as far as it can be so small; of any other all that it has."""
     if isinstance(net, SizedNet):
         return [(round(size.macs_fraction, 4), size) for size in net.sizes]

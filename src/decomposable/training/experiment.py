@@ -16,18 +16,14 @@ from decomposable.machine import timestamp
 from decomposable.methods.settings import Settings
 from decomposable.progress import Report, quiet, shown
 from decomposable.text import first_line, one_line
+from decomposable.training import finishing, records
 from decomposable.training import loop as training
-from decomposable.training import records
-from decomposable.training.checkpoint import Checkpoints, seed_everything
-from decomposable.training.devices import bits_depend_on, make_deterministic
+from decomposable.training.checkpoint import Checkpoints, position_in
+from decomposable.training.devices import bits_depend_on, make_deterministic, seed_everything
 from decomposable.training.evaluation import WrongDataError, accuracy, check_outputs
-from decomposable.training.finishing import at_its_sizes, counts, keep, record_of, stopping, warn_of_statistics
-from decomposable.training.job import Job, finished, prepare
 from decomposable.training.loop import Say, Watchers
 from decomposable.training.metrics import MetricsLog
-from decomposable.training.recalibration import calibrate_anew, changed_calibration
-from decomposable.training.restoring import position_in
-from decomposable.training.runs import check_same_run
+from decomposable.training.runs import Job, check_same_run, finished, prepare
 from decomposable.training.weights import load_weights_
 
 
@@ -82,9 +78,8 @@ def run(job: Job, *, progress: Report = quiet, say: Say = quiet) -> dict[str, An
     if record is None:
         return _trained(job, progress, say)
     job.folder.checkpoint.unlink(missing_ok=True)  # where the run was killed in its very last moment
-    changed = changed_calibration(job, record)
-    if changed:
-        return calibrate_anew(job, record, changed, progress=progress, say=say)
+    if changed := finishing.changed_calibration(job, record):
+        return finishing.calibrate_anew(job, record, changed, progress=progress, say=say)
     say("this run is complete; nothing to do")
     return record
 
@@ -99,7 +94,7 @@ def _trained(job: Job, progress: Report, say: Say) -> dict[str, Any]:
     code = records.commit()  # before the run: it may end after the next commit
     data = job.task.load_data()
     batches = TrainBatches(data, batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
-    identity = {**job.identity, "data": counts(data)}
+    identity = {**job.identity, "data": finishing.counts(data)}
     checkpoints = Checkpoints(job.folder.checkpoint, every_seconds=job.checkpoint_seconds)
     saved = checkpoints.read()
     if saved is not None:
@@ -111,12 +106,7 @@ def _trained(job: Job, progress: Report, say: Say) -> dict[str, Any]:
     say(_opening(job, batches))
     if saved is not None:
         say(f"resuming at step {steps_made:,} of {len(batches):,}{_differences(saved, job)}")
-    with (
-        stop_signals() as stop,
-        job.folder.locked(job.found),
-        MetricsLog(job.folder.metrics, after_step=steps_made) as log,
-    ):
-        watchers = Watchers(log=log, progress=progress, say=say)
+    with stop_signals() as stop, job.folder.locked(), MetricsLog(job.folder.metrics, after_step=steps_made) as log:
         position = training.train(
             network,
             batches,
@@ -126,17 +116,17 @@ def _trained(job: Job, progress: Report, say: Say) -> dict[str, Any]:
             evaluate=lambda net: accuracy(net, data, batch_size=settings.batch_size, workers=settings.workers),
             checkpoints=checkpoints,
             saved=saved,
-            watchers=watchers,
+            watchers=Watchers(log=log, progress=progress, say=say),
             stop=stop,
             identity=identity,
             peak_learning_rate=settings.learning_rate if job.init is None else settings.fine_tune_learning_rate,
             commit=code,
         )
-        net, rows = at_its_sizes(job, method, network, data, stopping(progress, stop))
-        warn_of_statistics(net, settings, say)
-        origin = {"commit": code, "started": started, "identity": identity}
-        record = {**record_of(job, position, rows), **origin}
-        keep(net, record, job.folder, data, log)
+        net, rows = finishing.at_its_sizes(job, method, network, data, finishing.stopping(progress, stop))
+        finishing.warn_of_statistics(net, settings, say)
+        record = finishing.record_of(job, position, rows)
+        record |= {"commit": code, "started": started, "identity": identity}
+        finishing.keep(net, record, job.folder, data, log)
         checkpoints.path.unlink(missing_ok=True)
     return record
 
@@ -171,9 +161,8 @@ def _first_pass(model: nn.Module, batches: TrainBatches, settings: Settings, dev
         with torch.no_grad():  # not inference mode: what a model keeps from a pass must be fit for training
             outputs = model.eval()(x)
     except Exception as error:  # whatever a model of somebody else raises
-        reason = first_line(error)
-        hint = "; channels_last=false may help" if settings.channels_last else ""
-        raise WrongDataError(f"the model cannot run a batch of shape {tuple(x.shape)}: {reason}{hint}") from error
+        reason = first_line(error) + ("; channels_last=false may help" if settings.channels_last else "")
+        raise WrongDataError(f"the model cannot run a batch of shape {tuple(x.shape)}: {reason}") from error
     check_outputs(outputs, data.classes)
     return x
 

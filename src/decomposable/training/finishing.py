@@ -1,10 +1,13 @@
-"""After training: the network at its sizes, measured, in one file, and the record of the run beside it."""
+"""After training: the network at its sizes, measured, in one file, and the record of the run beside it.
+
+A finished run whose settings of the calibration have changed gets other statistics, and no training.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,43 +16,37 @@ from torch import nn
 
 from decomposable import methods
 from decomposable.data.base import Batch, Data, TrainBatches
+from decomposable.errors import InvalidArgumentError
 from decomposable.files import write_atomically
-from decomposable.interrupts import Interrupted
+from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.machine import timestamp
-from decomposable.methods.settings import Settings, with_overrides
+from decomposable.methods import decomposing
+from decomposable.methods.loading import load
+from decomposable.methods.settings import Settings, from_plain, with_overrides
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.progress import InTurn, Progress, Report
 from decomposable.training import records
+from decomposable.training.checkpoint import Position
+from decomposable.training.devices import make_deterministic
 from decomposable.training.divergence import Loss
 from decomposable.training.evaluation import Row, measure
-from decomposable.training.job import Job, plain_settings
 from decomposable.training.loop import Say
 from decomposable.training.metrics import MetricsLog, read_metrics
-from decomposable.training.restoring import Position
-from decomposable.training.runs import RunFolder
+from decomposable.training.runs import OF_THE_CALIBRATION, OF_THE_SIZES, Job, RunFolder, check_same_run, plain_settings
 
 
 def at_its_sizes(
     job: Job, method: methods.Method, network: nn.Module, data: Data, report: Report
 ) -> tuple[methods.Sized, list[Row]]:
     """After training: the network at its sizes, and their accuracies; of several variants the first one is kept."""
-    settings, first, rows = job.settings, None, []
+    first, rows = None, []
     variants = job.variants or {job.curve: {}}
     in_turn = InTurn(report, count=len(variants))
-    material = material_for(data, settings, job.task.loss, in_turn)
+    material = material_for(data, job.settings, job.task.loss, in_turn)
     for curve, overrides in variants.items():
-        chosen = with_overrides(settings, overrides)
-        net: Any = method.sized(network, material, chosen)
+        net = method.sized(network, material, with_overrides(job.settings, overrides))
         first = first or net
-        rows += measure(
-            net,
-            data,
-            settings.sizes,
-            curve=curve,
-            batch_size=settings.batch_size,
-            workers=settings.workers,
-            report=in_turn,
-        )
+        rows += measure(net, data, job.settings, curve=curve, report=in_turn)
         in_turn.next()
     assert first is not None
     return first, rows
@@ -82,8 +79,7 @@ def material_for(data: Data, settings: Settings, loss: Loss, progress: Report) -
     x, _ = data.test_batch(torch.arange(1))
     count = min(settings.calibration_images, data.train_count)
     images = TrainBatches(data, batch_size=min(125, count), epochs=1, seed=settings.seed + 2**31)
-    calibration = _FirstBatches(images, count)
-    return methods.Material(example_input=x, calibration=calibration, loss=loss, progress=progress)
+    return methods.Material(example_input=x, calibration=_FirstBatches(images, count), loss=loss, progress=progress)
 
 
 class _FirstBatches:
@@ -143,3 +139,50 @@ def keep(net: methods.Sized, record: Mapping[str, Any], folder: RunFolder, data:
 def counts(data: Data) -> dict[str, int]:
     """How much data there is: a run that goes on has to have as much."""
     return {"train_images": data.train_count, "test_images": data.test_count, "classes": data.classes}
+
+
+def changed_calibration(job: Job, record: Mapping[str, Any]) -> list[str]:
+    """What of the calibration is other now than it was in a finished run, in words."""
+    settings = record.get("settings")
+    before: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
+    now = plain_settings(job.settings)
+    changed = [key for key in OF_THE_CALIBRATION if before.get(key, now[key]) != now[key]]
+    return [f"{key}={now[key]} (was {before[key]})" for key in changed]
+
+
+def calibrate_anew(
+    job: Job, record: Mapping[str, Any], changed: Sequence[str], *, progress: Report, say: Say
+) -> dict[str, Any]:
+    """A finished run with other statistics: its network is calibrated and measured again, and trained no further."""
+    make_deterministic()
+    settings, started, code = job.settings, timestamp(), records.commit()
+    net = load(job.folder.network, model=job.task.build_model())
+    if not isinstance(net, DecomposedNet) or len(job.variants) > 1:
+        raise InvalidArgumentError(
+            f"{job.folder.record}: the run is complete, and with method={settings.method} its sizes cannot be "
+            f"calibrated anew with {changed[0]}; allowed: the same, or another folder"
+        )
+    data = job.task.load_data()
+    check_same_run(job.folder.record, record["identity"].get("data") or {}, counts(data))
+    before = from_plain(settings, record["settings"])
+    say(f"this run is complete; calibrating its network anew with {', '.join(changed)}")
+    with stop_signals() as stop, job.folder.locked(), MetricsLog(job.folder.metrics, after_step=record["steps"]) as log:
+        report = stopping(progress, stop)
+        material = material_for(data, settings, job.task.loss, report)
+        decomposing.calibrate_anew_(net.to(job.device), material, settings, before)
+        rows = measure(net, data, settings, curve=job.curve, report=report)
+        now = plain_settings(settings)
+        record = {
+            **record,
+            "settings": {**record["settings"], **{key: now[key] for key in OF_THE_SIZES}},
+            "sizes": [asdict(row) for row in rows],
+            "calibrated_anew": {
+                "command": records.command_without_folders(job.command),
+                "commit": code,
+                "started": started,
+                "finished": timestamp(),
+                "machine": records.machine(),
+            },
+        }
+        keep(net, record, job.folder, data, log)
+    return record

@@ -24,11 +24,10 @@ from decomposable.interrupts import Interrupted
 from decomposable.methods.base import Step
 from decomposable.methods.settings import Settings
 from decomposable.progress import Progress, Report, as_duration, quiet
-from decomposable.training.checkpoint import Checkpoints
+from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
 from decomposable.training.devices import bits_depend_on
 from decomposable.training.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
 from decomposable.training.metrics import MetricsLog
-from decomposable.training.restoring import Position, position_in, restore_
 
 Say = Callable[[str], None]  # told a line that stays
 STEPS_PER_LINE = 50  # how often a step gets a line of its own in the metrics
@@ -93,7 +92,9 @@ def train(
     clock = _Clock(total=len(batches))
     for batch in batches.loader(position.step, workers=settings.workers) if position.step < len(batches) else ():
         model.train()
-        set_learning_rate_(optimizer, peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch))
+        rate = peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch)
+        for group in optimizer.param_groups:  # a function of the step's number needs no scheduler, and no state of one
+            group["lr"] = rate
         optimizer.zero_grad()
         watched = WatchedLoss(loss, moved(batch, device, settings), settings.precision)
         with naming_step(position.step, checkpoints.path):
@@ -106,10 +107,9 @@ def train(
         position.seconds += clock.lap()
         watchers.progress(clock.line(position, batches.per_epoch, values))
         if position.step % STEPS_PER_LINE == 0:
-            rate = optimizer.param_groups[0]["lr"]
             watchers.log.write("step", position.step, {**values, "gradient_norm": norm, "learning_rate": rate})
         if position.step % batches.per_epoch == 0:
-            _end_epoch(model, position, batches, settings, evaluate, watchers)
+            _end_epoch(position, batches, settings, watchers, lambda: evaluate(model))
             position.seconds += clock.lap()
         if checkpoints.is_due:
             checkpoint()
@@ -124,18 +124,13 @@ def train(
 
 
 def _end_epoch(
-    model: nn.Module,
-    position: Position,
-    batches: TrainBatches,
-    settings: Settings,
-    evaluate: Callable[[nn.Module], float],
-    watchers: Watchers,
+    position: Position, batches: TrainBatches, settings: Settings, watchers: Watchers, evaluate: Callable[[], float]
 ) -> None:
     epoch = position.step // batches.per_epoch
     values: dict[str, Any] = {"epoch": epoch, **position.means()}
     if epoch % settings.evaluate_every == 0 or epoch == batches.epochs:
         watchers.progress(Progress("training", f"testing after epoch {epoch}"))
-        values["accuracy"] = evaluate(model)
+        values["accuracy"] = evaluate()
     values["seconds"] = round(position.seconds, 2)
     watchers.log.write("epoch", position.step, values)
     parts = [f"epoch {epoch:{len(str(batches.epochs))}}/{batches.epochs}", f"loss {values['loss']:.4f}"]
@@ -181,17 +176,8 @@ def rate_factor(settings: Settings, step: int, steps_per_epoch: int) -> float:
     return 1.0
 
 
-def set_learning_rate_(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """For all groups; a function of the step's number needs no scheduler, and no state of one."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
 def _gradient_norm(model: nn.Module, limit: float) -> float:
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    if not gradients:
-        return 0.0
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     if limit > 0:
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
     return float(norm)

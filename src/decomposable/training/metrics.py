@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from decomposable.files import write_atomically
@@ -32,7 +30,13 @@ class MetricsLog:
         kept = [line for line in lines if line.get("kind") != "sizes"]  # measured again, after training
         if self.path.exists():
             write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self._board = _tensorboard(self.path.parent / "tensorboard", self.after_step)
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            pass
+        else:
+            purged = self.after_step + 1 if self.after_step else None
+            self._board = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=purged)
         return self.path.open("a", encoding="utf-8")
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
@@ -49,9 +53,7 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
         if self._board is not None:
@@ -69,12 +71,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             lines.append(entry)
     return lines
-
-
-def _tensorboard(folder: Path, after_step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    make: Callable[..., Any] = SummaryWriter
-    return make(str(folder), purge_step=after_step + 1 if after_step else None)

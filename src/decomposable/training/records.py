@@ -23,9 +23,7 @@ def commit() -> str | None:
     """The commit of this package's code, with "+changes" where it differs; None where it is not a checkout of git."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return subprocess.check_output(["git", *arguments], cwd=PACKAGE, stderr=subprocess.DEVNULL, text=True).strip()
 
     try:
         # An installed copy may lie in another project's checkout, whose commit says nothing of it.

@@ -1,4 +1,5 @@
-"""The folder of a run: its files, one run at a time in it, and whether a run is the one that was begun there.
+"""A run as it was asked for, with everything that can be checked before anything is written, and its folder: one run
+at a time in it, which is the one that was begun there.
 
 RUN/checkpoint.pt          to go on from; removed when all is done
 RUN/metrics.jsonl          a line per epoch, and per 50 steps
@@ -11,13 +12,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from decomposable import methods, recipes
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import sweep
 from decomposable.locks import lock_file, unlock_file
+from decomposable.methods.registry import of_other_guests
+from decomposable.methods.settings import Settings, flat, with_overrides
+from decomposable.training.devices import choose_device
+from decomposable.training.weights import sha256
+
+OF_THE_CALIBRATION = ("calibrated_sizes", "calibrated_alignments", "calibration_images", "calibration_passes")
+"""Settings of the statistics: where they have changed, a finished run is calibrated anew, and not trained."""
+OF_THE_SIZES = ("sizes", *OF_THE_CALIBRATION)
+"""Settings that change what is measured at the end, and nothing of the training."""
+WITHOUT_EFFECT = ("workers", "evaluate_every", *OF_THE_SIZES)
+"""Settings that do not change the weights, so that a run may be resumed with others."""
+_OF_COMPARISONS = ("compare_", "tuning_")  # how settings begin that say which trainings there are, and nothing of one
 
 
 class RunError(DecomposableError):
@@ -36,45 +50,26 @@ class OtherRunError(InvalidArgumentError):
         self.what = what
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Where the files of a run are."""
 
-    path: Path
-
-    @property
-    def checkpoint(self) -> Path:
-        """To go on from."""
-        return self.path / "checkpoint.pt"
-
-    @property
-    def metrics(self) -> Path:
-        """What was seen on the way."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def network(self) -> Path:
-        """Every size."""
-        return self.path / "network.safetensors"
-
-    @property
-    def record(self) -> Path:
-        """What was run and what came out; written last, so that a run with a record is complete."""
-        return self.path / "record.json"
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All of them."""
-        return self.checkpoint, self.metrics, self.network, self.record
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoint.pt"
+        self.metrics = path / "metrics.jsonl"
+        self.network = path / "network.safetensors"
+        self.record = path / "record.json"  # written last, so that a run with a record is complete
+        self._found: tuple[Any, ...] = ()  # the state when it was checked
 
     def check(self, *, resume: bool) -> None:
-        """Refuse a folder that is none, or that holds a run which is not to be resumed."""
+        """Refuse a folder that is none, or that holds a run which is not to be resumed; it must then stay as it is."""
         if self.path.exists() and not self.path.is_dir():
             raise InvalidArgumentError(f"--out {self.path}: it is a file; allowed: a folder")
-        if not resume and any(file.exists() for file in self.files):
+        if not resume and any(file.exists() for file in (self.checkpoint, self.metrics, self.network, self.record)):
             raise InvalidArgumentError(
                 f"--out {self.path}: there is a run in it; allowed: --resume to go on, or another folder"
             )
+        self._found = self._state
 
     def finished(self) -> dict[str, Any] | None:
         """The record, if the run is complete."""
@@ -94,20 +89,20 @@ class RunFolder:
         return record
 
     @property
-    def state(self) -> tuple[Any, ...]:
+    def _state(self) -> tuple[Any, ...]:
         """Something that changes when a run begins, goes on or ends here."""
         files = [file.stat() if file.exists() else None for file in (self.checkpoint, self.network, self.record)]
         return tuple(None if file is None else (file.st_mtime_ns, file.st_ino) for file in files)
 
     @contextmanager
-    def locked(self, found: tuple[Any, ...]) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Make the folder and hold it: a second run in it would mix its files with the first one's.
 
-        `found` is the state in which it was looked at; what was decided then must still be true.
+        It was checked, and what was decided then must still be true.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with held(self.path):
-            if self.state != found:
+            if self._state != self._found:
                 raise RunError(f"--out {self.path}: another process has just been running in it", "start again")
             sweep(self.path)
             yield
@@ -137,3 +132,91 @@ def check_same_run(where: Path, theirs: Mapping[str, Any], ours: Mapping[str, An
                 f"{where}: the run has {key}={old}, now it is {new}",
                 "the same, or another folder (with --init one can go on from this one's weights)",
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training: a recipe, its settings, and where things are."""
+
+    recipe: str
+    settings: Settings
+    task: recipes.Task
+    folder: RunFolder
+    init: Path | None = None
+    init_sha256: str | None = None
+    device: str = "cpu"
+    checkpoint_seconds: float = 60.0
+    command: str = ""
+    curve: str = ""  # the name of what comes out, where there is something to tell it from
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # several ways to make sizes of it
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on must have in common with the one that was cut off."""
+        without_effect = {*WITHOUT_EFFECT, *of_other_guests(self.settings.method)}
+        settings = {
+            key: value
+            for key, value in plain_settings(self.settings).items()
+            if key not in without_effect and not key.startswith(_OF_COMPARISONS)
+        }
+        return {"recipe": self.recipe, "init": self.init_sha256, "settings": settings}
+
+
+def plain_settings(settings: Settings) -> dict[str, Any]:
+    """The settings as JSON gives them back, so that those of a record and of a checkpoint are the same."""
+    try:
+        return json.loads(json.dumps(flat(settings), default=str, allow_nan=False))
+    except ValueError as error:
+        raise InvalidArgumentError(f"settings: they cannot be stored ({error}); allowed: numbers and text") from error
+
+
+def prepare(
+    recipe: str | recipes.Recipe,
+    *,
+    out: Path,
+    data: Path | None = None,
+    settings: Settings | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    init: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    checkpoint_seconds: float = 60.0,
+    command: str = "",
+    curve: str = "",
+    variants: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Job:
+    """Check everything that can be checked before anything is written."""
+    function, name = recipes.resolved(recipe)
+    chosen = with_overrides(settings or recipes.default_settings(function), overrides or {})
+    methods.find(chosen.method).check(chosen, has_init=init is not None)
+    check_seconds(checkpoint_seconds)
+    folder = RunFolder(out)
+    folder.check(resume=resume)
+    plain_settings(chosen)  # what cannot be stored is refused
+    return Job(
+        recipe=name,
+        settings=chosen,
+        task=recipes.make_task(function, data, chosen),
+        folder=folder,
+        init=init,
+        init_sha256=None if init is None else sha256(init),  # now: the file may be gone or another when the run ends
+        device=choose_device(device),
+        checkpoint_seconds=checkpoint_seconds,
+        command=command,
+        curve=curve,
+        variants=dict(variants or {}),
+    )
+
+
+def check_seconds(checkpoint_seconds: float) -> None:
+    """Refuse a time between checkpoints that is none."""
+    if not checkpoint_seconds >= 0:
+        raise InvalidArgumentError(f"--checkpoint-seconds {checkpoint_seconds:g}; allowed: a number of at least 0")
+
+
+def finished(job: Job) -> dict[str, Any] | None:
+    """The record, if the run is complete; refuse one of another run."""
+    record = job.folder.finished()
+    if record is not None:
+        check_same_run(job.folder.record, record["identity"], {**job.identity, "data": record["identity"].get("data")})
+    return record

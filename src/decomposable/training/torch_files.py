@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from decomposable.data.pickling import Machine, Refused, Token, in_brief, shown
-from decomposable.network.file.digests import as_bytes
-from decomposable.training.torch_zip import Entry, entries_of, read_entry
+from decomposable.training.torch_zip import entries_of, read_entry
 
 _STORAGES = {
     "DoubleStorage": torch.float64,
@@ -63,38 +62,28 @@ class Claim:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def of(self, content: Tensor) -> Tensor:
-        """The tensor in the storage's bytes."""
-        return content.view(self.dtype).as_strided(self.shape, self.strides, self.offset)
 
-
-class TorchFile(Protocol):
-    """A file of `torch.save`: `content` is what it holds, with a `Claim` in place of every tensor."""
-
-    content: Any
-
-    def storage(self, storage: Storage) -> Tensor:
-        """Its bytes."""
-
-
-def read_tensors(file: TorchFile, claims: Mapping[str, Claim]) -> dict[str, Tensor]:
+def read_tensors(file: _ZipFile | _OldFile, claims: Mapping[str, Claim]) -> dict[str, Tensor]:
     """These tensors of a file; those that share a storage there share it here."""
-    contents: dict[Storage, Tensor] = {}
     with _in_one_line():
-        for claim in claims.values():
-            if claim.storage not in contents:
-                contents[claim.storage] = file.storage(claim.storage)
-        return {name: claim.of(contents[claim.storage]) for name, claim in claims.items()}
+        contents = {each: file.storage(each) for each in dict.fromkeys(claim.storage for claim in claims.values())}
+        return {
+            name: contents[claim.storage].view(claim.dtype).as_strided(claim.shape, claim.strides, claim.offset)
+            for name, claim in claims.items()
+        }
 
 
 @contextmanager
-def open_torch_file(path: Path) -> Iterator[TorchFile]:
-    """What the file holds; raises `ValueError` in one line where it is damaged, or more than tensors and values."""
+def open_torch_file(path: Path) -> Iterator[_ZipFile | _OldFile]:
+    """A file whose `content` is what it holds, with a `Claim` in place of every tensor.
+
+    Raises `ValueError` in one line where it is damaged, or holds more than tensors and values.
+    """
     with path.open("rb") as stream:
         with _in_one_line():
             is_zip = stream.read(2) == b"PK"
             stream.seek(0)
-            file: TorchFile = _ZipFile(stream) if is_zip else _OldFile(stream.read())
+            file = _ZipFile(stream) if is_zip else _OldFile(stream.read())
         yield file
 
 
@@ -120,9 +109,9 @@ class _ZipFile:
             raise Refused("no pickle data.pkl, or a program (TorchScript)")
         self._folder = tops[0].removesuffix("data.pkl")
         order = self._entries.get(f"{self._folder}byteorder")
-        if order is not None and self._read(order).tobytes() != b"little":
+        if order is not None and read_entry(stream, order).numpy().tobytes() != b"little":
             raise Refused("numbers in another order of bytes")
-        pickled = self._read(self._entries[tops[0]]).tobytes()
+        pickled = read_entry(stream, self._entries[tops[0]]).numpy().tobytes()
         self.content, end = _Tensors(len(pickled)).run(pickled)
         if end != len(pickled):
             raise Refused("bytes after the end of the pickle")
@@ -134,15 +123,7 @@ class _ZipFile:
         if entry is None or entry.size != nbytes:
             there = "none" if entry is None else f"{entry.size:,}"
             raise Refused(f"a storage {storage.key[:40]!r} of {nbytes:,} bytes, of which there are {there}")
-        content = torch.empty(nbytes, dtype=torch.uint8)
-        if nbytes:
-            read_entry(self._stream, entry, as_bytes(content))
-        return content
-
-    def _read(self, entry: Entry) -> memoryview:
-        content = bytearray(entry.size)
-        read_entry(self._stream, entry, memoryview(content))
-        return memoryview(content)
+        return read_entry(self._stream, entry)
 
 
 class _OldFile:
@@ -173,8 +154,7 @@ class _OldFile:
     def storage(self, storage: Storage) -> Tensor:
         """A copy of its part of the file."""
         content = torch.empty(len(self._places[storage]), dtype=torch.uint8)
-        if content.numel():
-            as_bytes(content)[:] = self._places[storage]
+        content.numpy()[:] = self._places[storage]
         return content
 
 
@@ -201,8 +181,7 @@ class _Tensors(Machine):
         match identity:
             case ("storage", Token(name=kind), str(key), str(), int(numel), *rest) if rest in ([], [None]):
                 storage = Storage(key, _STORAGES[kind], numel)
-                is_sane = 0 <= numel < _MOST_STORAGE and self.storages.setdefault(key, storage) == storage
-                if is_sane:
+                if 0 <= numel < _MOST_STORAGE and self.storages.setdefault(key, storage) == storage:
                     return storage
         raise Refused(f"a storage {shown(identity)}")
 
@@ -214,14 +193,8 @@ class _Tensors(Machine):
             case "_rebuild_tensor", (Storage() as storage, int(offset), tuple(shape), tuple(strides)):
                 return _claim(storage, storage.dtype, offset, shape, strides)
             case "_rebuild_tensor_v2", (
-                Storage() as storage,
-                int(offset),
-                tuple(shape),
-                tuple(strides),
-                bool(),
-                {},
-                *rest,
-            ) if not any(rest):  # else: the numbers stand for their conjugates
+                Storage() as storage, int(offset), tuple(shape), tuple(strides), bool(), {}, *rest
+            ) if not any(rest):  # else: the numbers stand for their conjugates  # fmt: skip
                 return _claim(storage, storage.dtype, offset, shape, strides)
             case "_rebuild_tensor_v3", (
                 Storage() as storage, int(offset), tuple(shape), tuple(strides), bool(), {}, Token(name=name), *rest
@@ -248,9 +221,7 @@ def _claim(
 ) -> Claim:
     """A tensor whose numbers are all there: none of them is claimed twice, and none lies outside of the storage."""
     numbers = (offset, *shape, *strides)
-    is_sane = len(shape) == len(strides) <= _MOST_AXES
-    is_sane = is_sane and all(type(n) is int and 0 <= n < _MOST_STORAGE for n in numbers)
-    if is_sane:
+    if len(shape) == len(strides) <= _MOST_AXES and all(type(n) is int and 0 <= n < _MOST_STORAGE for n in numbers):
         held = storage.numel * storage.dtype.itemsize // dtype.itemsize
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         if 0 in shape or (last < held and math.prod(shape) <= held):

@@ -13,6 +13,9 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+import torch
+from torch import Tensor
+
 from decomposable.data.pickling import Refused
 
 MOST_DIRECTORY = 8_000_000
@@ -55,12 +58,14 @@ def entries_of(stream: BinaryIO) -> dict[str, Entry]:
     return entries
 
 
-def read_entry(stream: BinaryIO, entry: Entry, content: memoryview) -> None:
-    """Fill the content with the bytes of an entry, whose checksum has to be right."""
+def read_entry(stream: BinaryIO, entry: Entry) -> Tensor:
+    """The bytes of an entry, whose checksum has to be right."""
+    content = torch.empty(entry.size, dtype=torch.uint8)
     stream.seek(entry.start)
-    count = stream.readinto(content)  # type: ignore[attr-defined]
-    if count != entry.size or zlib.crc32(content) != entry.crc:
+    count = stream.readinto(content.numpy())  # type: ignore[attr-defined]
+    if count != entry.size or zlib.crc32(content.numpy().data) != entry.crc:
         raise ValueError("a checksum in it is wrong")
+    return content
 
 
 def _directory_size(stream: BinaryIO, size: int) -> int:

@@ -44,14 +44,9 @@ def load_weights_(model: nn.Module, path: Path) -> None:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The state dict in a file."""
     _require_file(path)
-    if path.suffix == ".safetensors" or _is_safetensors(path):  # a checkpoint of ours is one, too
-        return _read_safetensors(path)
-    return _read_torch(path)
-
-
-def _is_safetensors(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(9)[8:] == b"{"
+        is_safetensors = path.suffix == ".safetensors" or file.read(9)[8:] == b"{"  # a checkpoint of ours is one, too
+    return _read_safetensors(path) if is_safetensors else _read_torch(path)
 
 
 def _without_prefixes(state: dict[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,10 +65,10 @@ def _require_file(path: Path) -> None:
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        _check_header(path)
+        with FileIO(path, "rb") as header:  # safetensors takes one that needs far more memory than the file
+            parse_header(read_header(header), os.fstat(header.fileno()).st_size)
         with safe_open(path, framework="pt") as file:
-            is_ours = "decomposable" in (file.metadata() or {})
-            if not is_ours:
+            if "decomposable" not in (file.metadata() or {}):
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Damaged as error:
         raise WeightsError(f"{path}: {one_line(error)}") from error
@@ -83,12 +78,6 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         model = read_checkpoint(path)["model"]
         return {name: value for name, value in model.items() if isinstance(value, Tensor)}
     return dict(artifact.read(path).state)
-
-
-def _check_header(path: Path) -> None:
-    """Refuse one that would take far more memory than the file, which the package safetensors does not."""
-    with FileIO(path, "rb") as file:
-        parse_header(read_header(file), os.fstat(file.fileno()).st_size)
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
@@ -115,11 +104,11 @@ def _state_in(path: Path, content: Any) -> dict[str, Claim]:
 def _check(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Say what is different in one line; torch would list every key."""
     ours = model.state_dict()
-    shared = [name for name in ours if name in state]
-    for name in shared:
-        if ours[name].shape != state[name].shape:
-            theirs, wanted = tuple(state[name].shape), tuple(ours[name].shape)
-            classes = " (another number of classes?)" if name == _last_weight(model) else ""
+    for name, value in ours.items():
+        if name in state and state[name].shape != value.shape:
+            theirs, wanted = tuple(state[name].shape), tuple(value.shape)
+            last = [n for n, p in model.named_parameters() if p.dim() == 2][-1:]
+            classes = " (another number of classes?)" if [name] == last else ""
             raise WeightsError(f"{path}: '{name}' has shape {theirs}, the model's {wanted}{classes}")
     missing = [name for name in ours if name not in state and not name.endswith("num_batches_tracked")]
     extra = [name for name in state if name not in ours]
@@ -127,11 +116,6 @@ def _check(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
         parts = [f"{len(missing)} weights are missing, such as '{missing[0]}'"] if missing else []
         parts += [f"{len(extra)} are not the model's, such as '{extra[0]}'"] if extra else []
         raise WeightsError(f"{path} is of another model: {'; '.join(parts)}")
-
-
-def _last_weight(model: nn.Module) -> str | None:
-    names = [name for name, p in model.named_parameters() if p.dim() == 2]
-    return names[-1] if names else None
 
 
 def sha256(path: Path) -> str:

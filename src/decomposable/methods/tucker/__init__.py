@@ -10,7 +10,6 @@ C. Tai, T. Xiao, Y. Zhang, X. Wang, W. E: Convolutional neural networks with low
 The grids that the paper searched for the fine-tuning are `CIFAR_GRID` and `IMAGENET_GRID`, as settings.
 """
 
-from decomposable.methods.tucker.method import METHOD
-from decomposable.methods.tucker.settings import CIFAR_GRID, IMAGENET_GRID
+from decomposable.methods.tucker.method import CIFAR_GRID, IMAGENET_GRID, METHOD
 
 __all__ = ["CIFAR_GRID", "IMAGENET_GRID", "METHOD"]

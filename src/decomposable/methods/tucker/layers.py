@@ -16,22 +16,21 @@ Shape suffixes as in `forms.py` and `tensors.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_factors, to_matrix
+from decomposable.core.forms import first_weight, form_for, matrix_shape, second_weight, to_factors, to_matrix
 from decomposable.core.layers import Decomposable, TwoFactors
 from decomposable.core.svd import svd
-from decomposable.methods.tucker.tensors import ModeRanks, Tucker2, decomposed_again, tucker2
+from decomposable.methods.tucker.tensors import Kept, Tucker2, decomposed_again, tucker2
 
 FactorForm = Literal["tucker", "channel", "spatial"]
-Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
 
-Kept = tuple[int | None, ...]
-"""The ranks of a layer: (R, S) for Tucker, (R,) for two factors. None leaves a mode whole; all None is dense."""
+form_of = cast(Callable[[Sequence[int], FactorForm], FactorForm], form_for)
+"""The form that a weight of this shape takes: 1×1 kernels and linear layers have no core, so they are a matrix."""
 
 
 class Pair(NamedTuple):
@@ -47,7 +46,7 @@ Factors = Tucker2 | Pair
 def decompose(w_OIHW: Tensor, form: FactorForm, kept: Kept) -> Factors:
     """The factors of a weight: Tucker-2, or U√S and √S Vᵀ of the form's matrix. In float64."""
     if form == "tucker":
-        return tucker2(w_OIHW, _modes(kept))
+        return tucker2(w_OIHW, kept)
     return _split(to_matrix(w_OIHW.detach().double(), form), kept)
 
 
@@ -58,17 +57,12 @@ def decompose_again(factors: Factors, kept: Kept) -> Factors:
     between them: as small as the rank.
     """
     if isinstance(factors, Tucker2):
-        return decomposed_again(factors, _modes(kept))
+        return decomposed_again(factors, kept)
     with torch.no_grad():
         left_MR, a_RR = torch.linalg.qr(factors.p.double())
         right_NR, b_RR = torch.linalg.qr(factors.q.double().mT)
         p, q = _split(a_RR @ b_RR.mT, kept)
         return Pair(left_MR @ p, q @ right_NR.mT)
-
-
-def _modes(kept: Kept) -> ModeRanks:
-    out_rank, in_rank = kept
-    return out_rank, in_rank
 
 
 def _split(w_MN: Tensor, kept: Kept) -> Pair:
@@ -106,25 +100,20 @@ def stand_in(module: Decomposable, form: FactorForm, kept: Kept, weights: Sequen
     """The plain layers, with these weights, that stand in for a dense one."""
     if form == "tucker":
         assert isinstance(module, nn.Conv2d)
-        layers = _tucker_layers(module, kept, weights, module._parameters["bias"])
-    else:
-        layers = TwoFactors(module, form).build(*weights)
-    return layers.train(module.training)
+        return _tucker_layers(module, kept, weights, module._parameters["bias"]).train(module.training)
+    return TwoFactors(module, form).build(*weights)
 
 
 def smaller_stand_in(
     layers: nn.Sequential, form: FactorForm, before: Kept, kept: Kept, weights: Sequence[nn.Parameter]
 ) -> nn.Sequential:
     """The plain layers at other ranks, with these weights, in place of those that `stand_in` made."""
-    bias = layers[-1].bias
-    assert bias is None or isinstance(bias, nn.Parameter)
+    bias = layers[-1]._parameters["bias"]
     if form == "tucker":
-        core = layers[0 if before[1] is None else 1]
-        assert isinstance(core, nn.Conv2d)
-        smaller = _tucker_layers(core, kept, weights, bias)
+        smaller = _tucker_layers(layers[0 if before[1] is None else 1], kept, weights, bias)
     else:
         first, second = layers
-        smaller = nn.Sequential(_like(first, weights[0], None), _like(second, weights[1], bias))
+        smaller = nn.Sequential(_layer(weights[0], None, first), _layer(weights[1], bias, second))
     return smaller.train(layers.training)
 
 
@@ -140,52 +129,25 @@ def factors_in(layers: nn.Sequential, form: FactorForm, kept: Kept) -> Factors:
 
 
 def _tucker_layers(
-    conv: nn.Conv2d, kept: Kept, weights: Sequence[nn.Parameter], bias: nn.Parameter | None
+    conv: nn.Module, kept: Kept, weights: Sequence[nn.Parameter], bias: nn.Parameter | None
 ) -> nn.Sequential:
     """1×1, the core with the geometry of `conv`, 1×1; the last of them has the bias."""
-    place = 0 if kept[1] is None else 1
-    biases = [None] * (len(weights) - 1) + [bias]
-    pairs = enumerate(zip(weights, biases, strict=True))
-    return nn.Sequential(*(_like(conv, w, b) if i == place else _pointwise(w, b) for i, (w, b) in pairs))
-
-
-def _pointwise(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Conv2d:
-    return _filled(nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=False, device="meta"), weight, bias)
-
-
-def _like(layer: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Conv2d | nn.Linear:
-    """A layer with the geometry of another one and the numbers of channels that the weight has."""
-    if isinstance(layer, nn.Linear):
-        return _filled(nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta"), weight, bias)
-    assert isinstance(layer, nn.Conv2d)
-    conv = nn.Conv2d(
-        weight.shape[1],
-        weight.shape[0],
-        kernel_size=(weight.shape[2], weight.shape[3]),
-        stride=_two(layer.stride),
-        padding=layer.padding if isinstance(layer.padding, str) else _two(layer.padding),
-        dilation=_two(layer.dilation),
-        bias=False,
-        padding_mode=layer.padding_mode,
-        device="meta",
+    place, last = (0 if kept[1] is None else 1), len(weights) - 1
+    return nn.Sequential(
+        *(_layer(w, bias if i == last else None, conv if i == place else None) for i, w in enumerate(weights))
     )
-    return _filled(conv, weight, bias)
 
 
-def _two(values: Sequence[int]) -> tuple[int, int]:
-    y, x = values
-    return y, x
-
-
-def _filled(layer: Layer, weight: nn.Parameter, bias: nn.Parameter | None) -> Layer:
+def _layer(weight: nn.Parameter, bias: nn.Parameter | None, like: nn.Module | None) -> nn.Module:
+    """A layer with this weight, and the geometry of another one."""
+    outputs, inputs, *kernel = weight.shape
+    layer: nn.Module
+    if kernel:
+        geometry: dict[str, Any] = {"kernel_size": tuple(kernel)}
+        if like is not None:
+            geometry |= {name: getattr(like, name) for name in ("stride", "padding", "dilation", "padding_mode")}
+        layer = nn.Conv2d(inputs, outputs, bias=False, device="meta", **geometry)
+    else:
+        layer = nn.Linear(inputs, outputs, bias=False, device="meta")
     layer._parameters.update(weight=weight, bias=bias)
     return layer
-
-
-def form_of(shape: Sequence[int], form: FactorForm) -> FactorForm:
-    """The form that a weight of this shape takes: 1×1 kernels and linear layers have no core, so they are a matrix.
-
-    >>> form_of((8, 4, 1, 1), "tucker"), form_of((8, 4, 3, 3), "tucker")
-    ('channel', 'tucker')
-    """
-    return "channel" if all(size == 1 for size in shape[2:]) else form

@@ -24,8 +24,8 @@ from decomposable.core.svd import check_finite, svd
 from decomposable.core.tracing import Trace, on_device_of, other_macs, trace
 from decomposable.core.tree import plain_name
 from decomposable.errors import ArtifactError
-from decomposable.methods.tucker.layers import FactorForm, Kept, form_of
-from decomposable.methods.tucker.tensors import possible_ranks, unfold
+from decomposable.methods.tucker.layers import FactorForm, form_of
+from decomposable.methods.tucker.tensors import Kept, possible_ranks, unfold
 from decomposable.methods.tucker.vbmf import vbmf_rank
 from decomposable.network.sized import Size
 from decomposable.sizing.cost import dense_size, factor_sizes
@@ -70,43 +70,30 @@ class LayerRanks:
         """The ranks of the cheapest layers at a part of the VBMF ranks; of equally cheap ones the fewest layers."""
         # 1e-9: a part m/r was divided, and must give m again.
         scaled = [None if r is None else max(1, math.floor(part * r + 1e-9)) for r in self.ranks]
-        options = (self._possible(option) for option in itertools.product(*((rank, None) for rank in scaled)))
+        options: Iterable[Kept] = itertools.product(*((rank, None) for rank in scaled))
+        if self.form == "tucker":
+            options = [possible_ranks(self.shape, option) for option in options]
         return min(options, key=lambda kept: (self.macs(kept), -kept.count(None)))
-
-    def _possible(self, kept: Kept) -> Kept:
-        if self.form != "tucker":
-            return kept
-        out_rank, in_rank = kept
-        return possible_ranks(self.shape, (out_rank, in_rank))
 
     def macs(self, kept: Kept) -> int:
         """MACs for one sample: each weight at each position where it is applied."""
-        weights = self._weights(kept)
-        return sum(count * positions for count, positions in zip(weights, self._positions(kept), strict=True))
+        return sum(weights * positions for weights, positions in self._layers(kept))
 
     def params(self, kept: Kept) -> int:
         """Weights of the layers, biases not included."""
-        return sum(self._weights(kept))
+        return sum(weights for weights, _ in self._layers(kept))
 
-    def _weights(self, kept: Kept) -> tuple[int, ...]:
-        """Of each layer in order: Tucker's are I·S, S·R·H·W and R·O."""
-        if is_dense(kept):
-            return (dense_size(self.shape),)
-        if self.form != "tucker":
-            first, second = factor_sizes(self.shape, self.form)
-            rank = kept[0] or 0
-            return rank * first, rank * second
-        (out_rank, in_rank), (out_channels, in_channels, height, width) = kept, self.shape
-        core = (out_rank or out_channels) * (in_rank or in_channels) * height * width
-        return (in_rank or 0) * in_channels, core, (out_rank or 0) * out_channels
-
-    def _positions(self, kept: Kept) -> tuple[int, ...]:
+    def _layers(self, kept: Kept) -> list[tuple[int, int]]:
+        """The weights of each layer in order, of Tucker's I·S, S·R·H·W and R·O, and at how many positions they act."""
         inputs, between, outputs = self.positions
         if is_dense(kept):
-            return (outputs,)
+            return [(dense_size(self.shape), outputs)]
         if self.form == "tucker":
-            return inputs, outputs, outputs
-        return (between if self.form == "spatial" else outputs), outputs
+            (out_rank, in_rank), (out_channels, in_channels, height, width) = kept, self.shape
+            core = (out_rank or out_channels) * (in_rank or in_channels) * height * width
+            return [((in_rank or 0) * in_channels, inputs), (core, outputs), ((out_rank or 0) * out_channels, outputs)]
+        (first, second), rank = factor_sizes(self.shape, self.form), kept[0] or 0
+        return [(rank * first, between if self.form == "spatial" else outputs), (rank * second, outputs)]
 
 
 def is_dense(kept: Kept) -> bool:
@@ -161,30 +148,20 @@ class Structure:
     def from_json(cls, stored: Mapping[str, Any]) -> Structure:
         """What `as_json` gave."""
         try:
-            layers = tuple(
-                _checked(
-                    LayerRanks(
-                        name=entry["name"],
-                        modules=tuple(entry["modules"]),
-                        shape=tuple(entry["shape"]),
-                        form=entry["form"],
-                        ranks=tuple(entry["ranks"]),
-                        positions=Positions(*entry["positions"]),
-                    )
-                )
-                for entry in stored["layers"]
-            )
+            layers = tuple(_layer_from_json(entry) for entry in stored["layers"])
             modules = [module for layer in layers for module in layer.modules]
-            fixed = stored["fixed_macs"], stored["fixed_params"]
-            if len(set(modules)) < len(modules) or not all(is_integer(count) and count >= 0 for count in fixed):
+            fixed = {name: stored[name] for name in ("fixed_macs", "fixed_params")}
+            if len(set(modules)) < len(modules) or not all(is_integer(n) and n >= 0 for n in fixed.values()):
                 raise ArtifactError("structure: it is damaged (a layer twice, or a cost that is none)")
-            return cls(layers=layers, fixed_macs=stored["fixed_macs"], fixed_params=stored["fixed_params"])
+            return cls(layers=layers, **fixed)
         except (KeyError, TypeError) as error:
             raise ArtifactError(f"structure: it is damaged ({type(error).__name__}: {error})") from error
 
 
-def _checked(layer: LayerRanks) -> LayerRanks:
+def _layer_from_json(entry: Mapping[str, Any]) -> LayerRanks:
     """Nothing in a file is trusted: no rank that the layer cannot have, no cost below zero."""
+    tuples = {name: tuple(entry[name]) for name in ("modules", "shape", "ranks")}
+    layer = LayerRanks(name=entry["name"], form=entry["form"], positions=Positions(*entry["positions"]), **tuples)
     shape = layer.shape
     is_right = len(shape) in (2, 4) and all(is_integer(n) and n > 0 for n in shape) and bool(layer.modules)
     is_right = is_right and layer.form in ("tucker", "channel", "spatial")
@@ -219,10 +196,8 @@ def vbmf_ranks(layers: Sequence[Layer], form: FactorForm) -> dict[str, Kept]:
         else:
             matrices[layer.name] = [to_matrix(weight, layer_form)]
     flat = {f"{name}:{i}": m for name, entries in matrices.items() for i, m in enumerate(entries) if m is not None}
-    found = {
-        key: vbmf_rank(decomposition.s.double().cpu().numpy(), flat[key].shape) or None
-        for key, decomposition in svd(flat).items()
-    }
+    sigmas = {key: decomposition.s.double().cpu().numpy() for key, decomposition in svd(flat).items()}
+    found = {key: vbmf_rank(sigma, flat[key].shape) or None for key, sigma in sigmas.items()}
     return {name: tuple(found.get(f"{name}:{i}") for i in range(len(entries))) for name, entries in matrices.items()}
 
 
@@ -242,12 +217,10 @@ def structure_of(
     layers, skipped = find_layers(model, "spatial" if form == "spatial" else "channel")
     seen, inputs = _seen(model, layers, example_input)
     last = next(reversed(seen.outputs), None)
-    classifier = next(
-        (layer for layer in layers if last in layer.modules and form_of(layer.shape, "tucker") == "channel"), None
-    )
-    if classifier is not None:
-        layers = tuple(layer for layer in layers if layer is not classifier)
-        skipped[classifier.name] = "the last layer"
+    for layer in layers:
+        if last in layer.modules and form_of(layer.shape, "tucker") == "channel":
+            skipped[layer.name] = "the last layer"
+    layers = tuple(layer for layer in layers if layer.name not in skipped)
     require_layers(layers, skipped)
     counts = (inputs, seen.between, seen.outputs)
     paths: dict[nn.Module, str] = {module: plain_name(name) for name, module in model.named_modules()}

@@ -12,6 +12,7 @@ larger before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,8 +25,9 @@ TOLERANCE = 1e-6
 
 MAX_ITERATIONS = 50
 
-ModeRanks = tuple[int | None, int | None]
-"""Of the output and of the input mode; None leaves a mode whole, with no matrix of its own."""
+Kept = tuple[int | None, ...]
+"""The ranks of a layer: (R, S), of the output and the input mode, for Tucker, (R,) for two factors. None leaves a mode
+whole, with no matrix of its own; all None is dense."""
 
 
 class Tucker2(NamedTuple):
@@ -51,7 +53,7 @@ def unfold(w_OIHW: Tensor, mode: int) -> Tensor:
 
 @torch.no_grad()
 def tucker2(
-    w_OIHW: Tensor, ranks: ModeRanks, *, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS
+    w_OIHW: Tensor, ranks: Kept, *, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS
 ) -> Tucker2:
     """The Tucker-2 decomposition of a weight at these ranks, in float64.
 
@@ -66,7 +68,7 @@ def tucker2(
     (torch.Size([4, 2, 3, 3]), torch.Size([6, 4]), torch.Size([5, 2]))
     """
     w_OIHW = w_OIHW.double()
-    out_rank, in_rank = possible_ranks(tuple(w_OIHW.shape), ranks)
+    out_rank, in_rank = possible_ranks(w_OIHW.shape, ranks)
     if out_rank is None or in_rank is None:  # one SVD is all
         u = None if out_rank is None else _leading(w_OIHW, 0, out_rank)
         v = None if in_rank is None else _leading(w_OIHW, 1, in_rank)
@@ -85,7 +87,7 @@ def tucker2(
     return Tucker2(core_RSHW, u_OR, v_IS)
 
 
-def possible_ranks(shape: tuple[int, ...], ranks: ModeRanks) -> ModeRanks:
+def possible_ranks(shape: Sequence[int], ranks: Kept) -> Kept:
     """The ranks cut to what can be used: at most the channels, and at most the other rank times H·W.
 
     >>> possible_ranks((64, 16, 3, 3), (80, 2)), possible_ranks((64, 16, 3, 3), (20, None))
@@ -101,7 +103,7 @@ def possible_ranks(shape: tuple[int, ...], ranks: ModeRanks) -> ModeRanks:
 
 
 @torch.no_grad()
-def decomposed_again(tucker: Tucker2, ranks: ModeRanks) -> Tucker2:
+def decomposed_again(tucker: Tucker2, ranks: Kept) -> Tucker2:
     """The Tucker-2 decomposition, at smaller ranks, of the weight that another one stands for after training.
 
     Training leaves U and V with columns that are no longer orthonormal. With U = Q_U A and V = Q_V B, Q orthonormal,

@@ -34,18 +34,15 @@ class Kept:
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loader:
             self.count += 1
-            self._check(batch)
+            for tensor in tensors_in(self._inputs_of(batch)):
+                if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+                    raise InvalidArgumentError(f"calibrate_: batch {self.count} has NaN in it; allowed: numbers only")
             self._bytes += sum(t.numel() * t.element_size() for t in tensors_in(batch))
             if self._bytes <= MOST_KEPT or not self._first:
                 self._first.append(batch)
             yield batch
         if not self.count:
             raise InvalidArgumentError("calibrate_: the loader yielded no batch; allowed: at least one")
-
-    def _check(self, batch: Any) -> None:
-        for tensor in tensors_in(self._inputs_of(batch)):
-            if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
-                raise InvalidArgumentError(f"calibrate_: batch {self.count} has NaN in it; allowed: numbers only")
 
     @property
     def expected(self) -> int:
@@ -66,10 +63,9 @@ class Kept:
 
     def head(self, samples: int) -> tuple[Any, float]:
         """So many samples of the first batch where they can be told apart, else all; and which part of it they are."""
-        inputs = self._inputs_of(self._first[0])
-        if self._inputs_of is not first_entry or not isinstance(inputs, Tensor) or not 0 < samples < self._samples:
+        if self._inputs_of is not first_entry or not 0 < samples < self._samples:
             return self._first[0], 1.0
-        return inputs[:samples], samples / self._samples
+        return first_entry(self._first[0])[:samples], samples / self._samples
 
     @property
     def _samples(self) -> int:
@@ -100,9 +96,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
+    elif isinstance(value, Mapping | tuple | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(part)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
+from decomposable.checks import is_number
 from decomposable.core.tracing import call_with_first, first_entry, on_device_of
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.batches import Kept
-from decomposable.network.calibration.grid import calibrated_grid, check_passes
+from decomposable.network.calibration.grid import calibrated_grid
 from decomposable.network.calibration.statistics import (
     CalibrationReport,
-    Ran,
     Statistics,
     Subject,
     measured,
@@ -32,7 +31,8 @@ def checked_plans(
     selector: RankSelector, sizes: Sequence[float] | None, *, align: int | None, passes: float, exact: bool
 ) -> list[RankPlan] | None:
     """The sizes that were asked for, each of them once; None for a grid. What cannot be asked for is refused."""
-    check_passes(passes)
+    if not (is_number(passes) and 3 <= passes < math.inf):  # a coarse grid takes a few at least
+        raise InvalidArgumentError(f"calibrate_: passes={passes!r}; allowed: a number of at least 3")
     if align == "auto":  # type: ignore[comparison-overlap]
         raise InvalidArgumentError(f"calibrate_: align='auto': {AUTO_NEEDS_NONE}")
     if sizes is None:
@@ -60,19 +60,21 @@ def calibrated(
 ) -> tuple[Statistics, CalibrationReport]:
     """The statistics of these sizes, or of a grid, and what they cost."""
     start = time.perf_counter()
-    batches, subject = _seen(subject, loader)
-    spent: float | None = None
-    is_settled = True
+    forward = subject.forward
+    # Of other ways to run a network nobody knows what they use of a batch.
+    batches = Kept(loader, first_entry if forward is call_with_first else lambda batch: batch)
+    subject = replace(subject, forward=lambda net, batch: forward(net, on_device_of(net, batch)))
+    spent, is_settled = None, True
     if plans is None:
         statistics, spent, is_settled = calibrated_grid(
             subject, selector, batches, align=align, passes=float(passes), report=report
         )
-    elif exact:
-        statistics = measured_exactly(subject, plans, batches.again(), report)
     else:
-        spent = sum(map(position, plans))
-        statistics = measured(subject, plans, batches, _counter(batches, loader, spent, report))
-    if plans is not None:
+        if exact:
+            statistics = measured_exactly(subject, plans, batches.again(), report)
+        else:
+            spent = sum(map(position, plans))
+            statistics = measured(subject, plans, batches, _counter(batches, spent, report))
         statistics = replace(statistics, has_explicit_full=any(plan.is_full for plan in plans))
     return statistics, CalibrationReport(
         sizes=len(statistics.plans),
@@ -84,21 +86,9 @@ def calibrated(
     )
 
 
-def _seen(subject: Subject, loader: Iterable[Any]) -> tuple[Kept, Subject]:
-    """The loader's batches, and the subject with a forward that takes them to the network's device."""
-    forward = subject.forward
-
-    def on_its_device(net: nn.Module, batch: Any) -> Any:
-        return forward(net, on_device_of(net, batch))
-
-    # Of other ways to run a network nobody knows what they use of a batch.
-    inputs_of = first_entry if forward is call_with_first else lambda batch: batch
-    return Kept(loader, inputs_of), replace(subject, forward=on_its_device)
-
-
-def _counter(batches: Kept, loader: Iterable[Any], passes: float, report: Report) -> Ran:
+def _counter(batches: Kept, passes: float, report: Report) -> Callable[[RankPlan], None]:
     """Tells how far one pass over the loader is, where the loader says how many batches there will be."""
-    total = len(loader) if isinstance(loader, Sized) else 0
+    total = batches.expected
     tracker = Tracker(report, "calibrating", total=total, unit="batches")
     ran = 0.0
 

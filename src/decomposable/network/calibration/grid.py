@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -25,10 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decomposable.checks import is_number
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.batches import Kept, tensors_in
-from decomposable.network.calibration.statistics import Statistics, Subject, measured
+from decomposable.network.calibration.statistics import Row, Statistics, Subject, measured
 from decomposable.progress import Report, Tracker
 from decomposable.sizing.interpolation import position
 from decomposable.sizing.plans import RankPlan
@@ -42,25 +39,10 @@ _PART = 0.2  # of the batches, that refined sizes are measured on
 _TOLERANCE = 0.045  # of the outputs' spread: what interpolation may change
 _COMPARED = 32  # samples that outputs are compared on
 
-Named = Mapping[str, tuple[Tensor, Tensor]]
-
-
-def check_passes(passes: float) -> float:
-    """The effort allowed: a coarse grid takes a few passes at least."""
-    if is_number(passes) and 3 <= passes < math.inf:
-        return float(passes)
-    raise InvalidArgumentError(f"calibrate_: passes={passes!r}; allowed: a number of at least 3")
-
 
 @torch.no_grad()
 def calibrated_grid(
-    subject: Subject,
-    selector: RankSelector,
-    batches: Kept,
-    *,
-    align: int,
-    passes: float,
-    report: Report,
+    subject: Subject, selector: RankSelector, batches: Kept, *, align: int, passes: float, report: Report
 ) -> tuple[Statistics, float, bool]:
     """Statistics from the smallest size to the largest one, for `passes` passes of the full network at most; how many
     it took, and whether the grid is as dense as it has to be.
@@ -119,7 +101,7 @@ def _middle(costs: Ints, low: int, high: int) -> int:
     return min(max(found, low + 1), high - 1)
 
 
-def _at(statistics: Statistics, plan: RankPlan) -> Named:
+def _at(statistics: Statistics, plan: RankPlan) -> Row:
     found = statistics.at(plan)
     assert found is not None  # the full size lies between no others
     return found
@@ -127,14 +109,11 @@ def _at(statistics: Statistics, plan: RankPlan) -> Named:
 
 def _corrected(whole: Statistics, some: Statistics, newer: Statistics, plan: RankPlan) -> Statistics:
     """What interpolation gives on all batches, changed as measuring changes it on a part of them."""
-    (all_mean, all_var), (part_mean, part_var) = (_laid_end_to_end(_at(each, plan)) for each in (whole, some))
+    (all_mean, all_var), (part_mean, part_var) = (
+        map(torch.cat, zip(*_at(each, plan).values(), strict=True)) for each in (whole, some)
+    )
     scale = all_var / part_var.clamp_min(torch.finfo(part_var.dtype).tiny)
     return replace(newer, mean_SC=newer.mean_SC + all_mean - part_mean, var_SC=newer.var_SC * scale)
-
-
-def _laid_end_to_end(named: Named) -> tuple[Tensor, Tensor]:
-    means, variances = zip(*named.values(), strict=True)
-    return torch.cat(means), torch.cat(variances)
 
 
 class _Judge:
@@ -144,16 +123,17 @@ class _Judge:
         self._subject, self._batch = subject, batch
         self._full = self._outputs(subject.build(subject.full_plan).eval(), {})
 
-    def __call__(self, plan: RankPlan, one: Named, other: Named) -> float:
+    def __call__(self, plan: RankPlan, one: Row, other: Row) -> float:
         """As a part of the outputs' spread, and the less the less they have in common with the full network's.
 
         A size that is so small that its outputs are noise is not worth the effort: no statistics would mend it.
         """
         network = self._subject.build(plan).eval()
         pairs = zip(self._outputs(network, one), self._outputs(network, other), self._full, strict=True)
-        return max((_distance(a, b) * math.sqrt(_likeness(b, full)) for a, b, full in pairs), default=0.0)
+        apart = [_quotient((a - b).norm(), _spread(b).norm()) * math.sqrt(_likeness(b, full)) for a, b, full in pairs]
+        return max(apart, default=0.0)
 
-    def _outputs(self, network: nn.Module, statistics: Named) -> list[Tensor]:
+    def _outputs(self, network: nn.Module, statistics: Row) -> list[Tensor]:
         for name, (mean, var) in statistics.items():
             network.get_submodule(name)._buffers.update(running_mean=mean, running_var=var)
         found = tensors_in(self._subject.forward(network, self._batch))
@@ -165,18 +145,16 @@ def _spread(outputs: Tensor) -> Tensor:
     return outputs - outputs.mean(dim=0) if outputs.dim() > 1 and len(outputs) > 1 else outputs
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    scale = float(_spread(other).norm())
-    found = float((one - other).norm()) / scale if scale > 0 else 0.0
-    return found if math.isfinite(found) else 0.0
-
-
 def _likeness(outputs: Tensor, full: Tensor) -> float:
     """The correlation of two networks' outputs, 0 to 1."""
     a, b = _spread(outputs), _spread(full)
-    scale = float(a.norm() * b.norm())
-    found = float((a * b).sum()) / scale if scale > 0 else 0.0
-    return max(0.0, found) if math.isfinite(found) else 0.0
+    return max(0.0, _quotient((a * b).sum(), a.norm() * b.norm()))
+
+
+def _quotient(part: Tensor, whole: Tensor) -> float:
+    """0 where there is none that is a finite number."""
+    found = float(part) / float(whole) if whole > 0 else 0.0
+    return found if math.isfinite(found) else 0.0
 
 
 class _Effort:

@@ -11,6 +11,7 @@ own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -27,6 +28,8 @@ from decomposable.sizing.plans import RankPlan
 
 Build = Callable[[RankPlan], nn.Module]
 Ran = Callable[[RankPlan], None]  # told of every batch that the network of a plan has run
+Row = dict[str, tuple[Tensor, Tensor]]  # mean and variance by the name of the normalisation layer
+Buffers = dict[str, dict[str, Tensor | None]]  # of every normalisation layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +80,17 @@ class Statistics(CalibratedSizes):
     @property
     def bytes(self) -> int:
         """What they take in memory."""
-        return sum(t.numel() * t.element_size() for t in (self.mean_SC, self.var_SC))
+        return self.mean_SC.nbytes + self.var_SC.nbytes
 
-    def at(self, plan: RankPlan) -> dict[str, tuple[Tensor, Tensor]] | None:
+    def at(self, plan: RankPlan) -> Row | None:
         """Mean and variance of every layer for this size; None for a full size that keeps the original's."""
         found = self.between(plan)
         if found is None:
             return None
-        below, above = self._row(found.lower), self._row(found.upper)
+        ends = zip(self._row(found.lower), self._row(found.upper), strict=True)
         place_C = torch.from_numpy(found.place_C).to(self.mean_SC)
-        return self._named(*(torch.lerp(low, high, place_C) for low, high in zip(below, above, strict=True)))
-
-    def _named(self, mean_C: Tensor, var_C: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        pairs = zip(mean_C.split(self.channels), var_C.split(self.channels), strict=True)
-        return dict(zip(self.names, pairs, strict=True))
+        mean, var = (torch.lerp(low, high, place_C).split(self.channels) for low, high in ends)
+        return dict(zip(self.names, zip(mean, var, strict=True), strict=True))
 
     def merged(self, newer: Statistics) -> Statistics:
         """These sizes and newer ones; of a size that both have, the newer one counts."""
@@ -113,9 +113,8 @@ class Statistics(CalibratedSizes):
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Statistics:
         """The same with `function` applied to the tensors, such as a move to another device."""
-        mean, var = self.original
-        moved = function(self.mean_SC), function(self.var_SC)
-        return replace(self, mean_SC=moved[0], var_SC=moved[1], original=(function(mean), function(var)))
+        mean_SC, var_SC, mean_C, var_C = map(function, (self.mean_SC, self.var_SC, *self.original))
+        return replace(self, mean_SC=mean_SC, var_SC=var_SC, original=(mean_C, var_C))
 
 
 def tracked_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
@@ -132,44 +131,35 @@ def measured(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any]
     plans = sorted(plans, key=position)
 
     def seen(index: int, number: int, buffers: Buffers) -> None:
-        _check_finite(buffers, number)
+        for name, tensors in buffers.items():
+            if not all(bool(torch.isfinite(tensors[kind]).all()) for kind in ("running_mean", "running_var")):  # type: ignore[arg-type]
+                raise InvalidArgumentError(  # every later result would be none
+                    f"calibrate_: batch {number} gives '{name}' statistics that are NaN or infinite; allowed: finite "
+                    "inputs"
+                )
         ran(plans[index])
 
     rows = averaged([partial(subject.build, plan) for plan in plans], subject.forward, batches, seen)
     return _as_statistics(subject, plans, rows)
 
 
-def measured_exactly(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report) -> Statistics:
-    """The same in the authors' way: each layer from a pass over all the data, those before it fixed."""
-    plans = sorted(plans, key=position)
-    return _as_statistics(subject, plans, _layer_by_layer(subject, plans, batches, report))
-
-
 def _as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[Row]) -> Statistics:
     names = tuple(rows[0])
-    original = subject.original
+    mean, var = (torch.stack([torch.cat([row[name][i] for name in names]) for row in rows]) for i in (0, 1))
+    buffers = [subject.original[name] for name in names]
     return Statistics(
         names=names,
         channels=tuple(len(rows[0][name][0]) for name in names),
         feeders=tuple(map(subject.feeders.get, names)),
         positions=tuple(map(position, plans)),
         plans=tuple(plans),
-        mean_SC=torch.stack([torch.cat([row[name][0] for name in names]) for row in rows]),
-        var_SC=torch.stack([torch.cat([row[name][1] for name in names]) for row in rows]),
+        mean_SC=mean,
+        var_SC=var,
         has_explicit_full=False,
         full_plan=subject.full_plan,
         alignments=tuple(sorted({plan.align for plan in plans if plan.align != "auto"})),
-        original=(
-            torch.cat([original[name].running_mean for name in names]),  # type: ignore[misc]
-            torch.cat([original[name].running_var for name in names]),  # type: ignore[misc]
-        ),
+        original=(torch.cat([b.running_mean for b in buffers]), torch.cat([b.running_var for b in buffers])),  # type: ignore[misc]
     )
-
-
-Row = dict[str, tuple[Tensor, Tensor]]
-
-
-Buffers = dict[str, dict[str, Tensor | None]]  # of every normalisation layer
 
 
 @torch.no_grad()
@@ -206,15 +196,6 @@ def averaged(
     return [{n: (b["running_mean"], b["running_var"]) for n, b in buffers.items()} for buffers in kept]  # type: ignore[misc]
 
 
-def _check_finite(buffers: Buffers, number: int) -> None:
-    """Refuse a batch that makes statistics which are no numbers: every later result would be none."""
-    for name, tensors in buffers.items():
-        if not all(bool(torch.isfinite(tensors[kind]).all()) for kind in ("running_mean", "running_var")):  # type: ignore[arg-type]
-            raise InvalidArgumentError(
-                f"calibrate_: batch {number} gives '{name}' statistics that are NaN or infinite; allowed: finite inputs"
-            )
-
-
 def _run_for_statistics(forward: Forward, network: nn.Module, batch: Any) -> None:
     try:
         forward(network, batch)
@@ -226,13 +207,10 @@ def _run_for_statistics(forward: Forward, network: nn.Module, batch: Any) -> Non
         raise
 
 
-class _Reached(Exception):
-    """Raised to end a forward pass at the layer that it was run for."""
-
-
 @torch.no_grad()
-def _layer_by_layer(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report) -> list[Row]:
-    """The authors' way: each layer from a pass over all the data, those before it fixed; biased variance."""
+def measured_exactly(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report) -> Statistics:
+    """The same in the authors' way: each layer from a pass over all the data, those before it fixed."""
+    plans = sorted(plans, key=position)
     rows: list[Row] = []
     tracker = Tracker(report, "calibrating", total=len(plans), unit="sizes")
     for plan in plans:
@@ -244,26 +222,28 @@ def _layer_by_layer(subject: Subject, plans: Sequence[RankPlan], batches: Iterab
             mean, var = _data_statistics(network, norms[name], batches, subject.forward)
             norms[name].running_mean, norms[name].running_var = mean, var
         rows.append({name: (norm.running_mean, norm.running_var) for name, norm in norms.items()})  # type: ignore[misc]
-    return rows
+    return _as_statistics(subject, plans, rows)
 
 
 def _in_order_of_use(
-    network: nn.Module, norms: Mapping[str, _BatchNorm], loader: Iterable[Any], forward: Forward
+    network: nn.Module, norms: Mapping[str, _BatchNorm], batches: Iterable[Any], forward: Forward
 ) -> list[str]:
     used: dict[str, None] = {}
     hooks = [
         norm.register_forward_pre_hook(lambda *_, name=name: used.setdefault(name)) for name, norm in norms.items()
     ]
-    for batch in loader:
-        forward(network, batch)
-        break
+    forward(network, next(iter(batches)))
     for hook in hooks:
         hook.remove()
     return list(used)
 
 
+class _Reached(Exception):
+    """Raised to end a forward pass at the layer that it was run for."""
+
+
 def _data_statistics(
-    network: nn.Module, norm: _BatchNorm, loader: Iterable[Any], forward: Forward
+    network: nn.Module, norm: _BatchNorm, batches: Iterable[Any], forward: Forward
 ) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel of what enters one layer, over all the data."""
     assert norm.running_mean is not None
@@ -284,11 +264,9 @@ def _data_statistics(
 
     hook = norm.register_forward_pre_hook(see)
     try:
-        for batch in loader:
-            try:
+        for batch in batches:
+            with suppress(_Reached):
                 forward(network, batch)
-            except _Reached:
-                continue
     finally:
         hook.remove()
     mean = total / max(1, count)

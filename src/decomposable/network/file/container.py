@@ -39,8 +39,7 @@ FORMAT = 2
 """The version of the format that is written and read. (Version 1, with one checksum over the whole file, was never
 released.)"""
 
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""The types that networks compute with."""
+FilePath = str | os.PathLike[str]
 
 _ENTRY = "decomposable"
 _OWN_FIELDS = ("sha256", "format", "strides", "blocks")
@@ -61,9 +60,7 @@ def as_json(option: str, value: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def write_container(
-    path: str | os.PathLike[str], description: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> None:
+def write_container(path: FilePath, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write the file at once or not at all; `description` is JSON-able."""
     strides = {name: list(tensor.stride()) for name, tensor in tensors.items() if _lies_otherwise(tensor)}
     stored = _each_in_memory_of_its_own(tensors)
@@ -150,7 +147,7 @@ class Container:
 
     def expect_all(self) -> None:
         """Say that all of it is going to be read, so that the system may read ahead; at first it is told not to."""
-        expect(self._file, "all")
+        expect(self._file, "NORMAL")
 
     def read_all(self) -> dict[str, Tensor]:
         """Every tensor."""
@@ -159,13 +156,13 @@ class Container:
 
 
 @contextmanager
-def open_container(path: str | os.PathLike[str]) -> Iterator[Container]:
+def open_container(path: FilePath) -> Iterator[Container]:
     """The file, to be read from; whatever is found to be damaged meanwhile is an `ArtifactError` with its name."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for, a device read without end
         raise ArtifactError.of(path, "not an ordinary file")
     try:
         with FileIO(path, "rb") as file:
-            expect(file, "parts")
+            expect(file, "RANDOM")
             header = read_header(file)
             entries, metadata = parse_header(header, os.fstat(file.fileno()).st_size)
             description = _checked_description(metadata)
@@ -176,7 +173,7 @@ def open_container(path: str | os.PathLike[str]) -> Iterator[Container]:
         raise ArtifactError.of(path, one_line(error)) from error
 
 
-def read_container(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_container(path: FilePath) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and all the tensors of a file whose checksums are right; raise `ArtifactError` otherwise."""
     with open_container(path) as container:
         return container.description, container.read_all()
@@ -197,10 +194,9 @@ def _checked_description(metadata: Mapping[str, str]) -> dict[str, Any]:
     version = description.get("format") if isinstance(description, dict) else None
     if type(version) is not int or version < 1:
         raise Damaged("its description has no format version")
-    if version > FORMAT:
-        raise Damaged(f"its format is version {version}, this package reads version {FORMAT}; install a newer one")
-    if version < FORMAT:
-        raise Damaged(f"its format is version {version}, this package reads version {FORMAT}; save the network again")
+    if version != FORMAT:
+        advice = "install a newer one" if version > FORMAT else "save the network again"
+        raise Damaged(f"its format is version {version}, this package reads version {FORMAT}; {advice}")
     digest = description.get("sha256")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise Damaged("its description has no checksum")

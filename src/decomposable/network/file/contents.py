@@ -5,7 +5,6 @@ Where a number follows from another one (a full rank from a shape, a rank from a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,15 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decomposable.network.file.container import as_json, write_container
+from decomposable.network.file.container import FilePath, as_json, write_container
 from decomposable.network.file.inputs import call_entries
 from decomposable.network.file.skeleton import Skeleton, name_in_size
-from decomposable.network.parts import Parts, mapped
+from decomposable.network.parts import Parts
 from decomposable.sizing.interpolation import NOT_CALIBRATED, choose_calibrated
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import Measure
 from decomposable.sizing.record import NETWORK_FILE, describe, layer_entry
-from decomposable.sizing.request import SizeRequest
 from decomposable.sizing.rounding import Align
 
 
@@ -47,24 +45,16 @@ class Artifact(Parts):
         has_norms = any(key.endswith("running_mean") for key in self.state)
         return NOT_CALIBRATED if has_norms and not plan.is_full else None
 
-    def save(self, path: str | os.PathLike[str], info: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: FilePath, info: Mapping[str, Any] | None = None) -> None:
         """Write the file, at once or not at all; `info`, if given, takes the place of the artifact's own."""
         artifact = self if info is None else replace(self, info=info)
         write_container(path, *_describe_network(artifact))
 
     def to(self, device: torch.device) -> Artifact:
         """The same on another device."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device)
-
         moved: dict[int, Tensor] = {}  # what is one tensor stays one
-        return replace(
-            self,
-            factors=mapped(move, self.factors),
-            statistics=None if self.statistics is None else self.statistics.map(move),
-            state={key: moved.setdefault(id(t), move(t)) for key, t in self.state.items()},
-        )
+        state = {key: moved.setdefault(id(t), t.to(device)) for key, t in self.state.items()}
+        return replace(self.map(lambda tensor: tensor.to(device)), state=state)
 
 
 def state_name(key: str) -> str:

@@ -7,7 +7,6 @@ short meanwhile ends the process. What is refused here is at least all that safe
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -33,6 +32,8 @@ DTYPES = {
 }
 """What can be stored, by its name in the file."""
 
+DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+
 MOST_BYTES = 32_000_000
 """Of a header; safetensors itself reads up to 100 million. (A ResNet-50 has 0.7 million.)"""
 
@@ -42,11 +43,12 @@ _MOST_AXES = 64
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file: its type, its shape, and the place of its first byte."""
+    """One tensor of a file: its type, its shape, and where its bytes begin and end."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
+    end: int
 
 
 def read_header(file: FileIO) -> bytes:
@@ -73,60 +75,48 @@ def read_at(file: FileIO, place: int, content: bytearray | memoryview) -> bytear
 
 def parse_header(header: bytes, file_size: int) -> tuple[dict[str, Entry], dict[str, str]]:
     """The tensors by name, in the order of their names, and the metadata; raises `Damaged` where any of it is wrong."""
-    text = _text_of(header)
-    require(values_in(text) <= MOST_VALUES, f"its header has more than {MOST_VALUES:,} values")
-    values: dict[str, Any] = _object_in(text)
-    del text
+    values = _object_in(header)
     metadata = values.pop("__metadata__", {})
     is_text = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     require(is_text, _not_whole("its metadata are not text"))
-    ends: dict[str, tuple[int, int]] = {}
-    entries: dict[str, Entry] = {}
-    for name in sorted(values):
-        entries[name], ends[name] = _entry(name, values[name], len(header))
+    entries = {name: _entry(name, values[name], len(header)) for name in sorted(values)}
     end = len(header)
-    for name, (start, stop) in sorted(ends.items(), key=lambda item: item[1]):
-        require(start == end, _not_whole(f"tensor '{name:.80}' does not begin where the one before ends"))
-        end = stop
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+        require(entry.start == end, _not_whole(f"tensor '{name:.80}' does not begin where the one before ends"))
+        end = entry.end
     require(end == file_size, _not_whole(f"its tensors end at byte {end:,} of {file_size:,}"))
     return entries, metadata
 
 
-def _text_of(header: bytes) -> str:
+def _object_in(header: bytes) -> dict[str, Any]:
+    not_json = _not_whole("its header is not JSON")
     try:
-        return header[_LENGTH_BYTES:].decode()
-    except UnicodeDecodeError as error:
-        raise Damaged(_not_whole("its header is not JSON")) from error
+        text = header[_LENGTH_BYTES:].decode()
+        is_small, is_object = values_in(text) <= MOST_VALUES, text.startswith("{")
+        values: dict[str, Any] = parse_json(text) if is_small and is_object else {}
+    except ValueError as error:  # of the bytes, or `Damaged`
+        raise Damaged(not_json) from error
+    require(is_small, f"its header has more than {MOST_VALUES:,} values")
+    require(is_object, not_json)
+    return values
 
 
-def _object_in(text: str) -> dict[str, Any]:
-    try:
-        require(text.startswith("{"), "it is not an object")
-        values: dict[str, Any] = parse_json(text)
-        return values
-    except Damaged as error:
-        raise Damaged(_not_whole("its header is not JSON")) from error
-
-
-def _entry(name: str, value: object, data: int) -> tuple[Entry, tuple[int, int]]:
-    """A tensor and where its bytes begin and end; `data` is where those of the first tensor begin."""
+def _entry(name: str, value: object, data: int) -> Entry:
+    """A tensor; `data` is where the bytes of the first one begin."""
     is_entry = isinstance(value, dict) and value.keys() == {"dtype", "shape", "data_offsets"}
     require(is_entry, _not_whole(f"tensor '{name:.80}' is not described"))
     assert isinstance(value, dict)
     shape, offsets, dtype = value["shape"], value["data_offsets"], value["dtype"]
-    is_known = isinstance(dtype, str) and dtype in DTYPES
-    require(is_known, f"tensor '{name:.80}' has type {dtype!r:.40}")
+    require(isinstance(dtype, str) and dtype in DTYPES, f"tensor '{name:.80}' has type {dtype!r:.40}")
     require(_are_counts(shape) and len(shape) <= _MOST_AXES, f"tensor '{name:.80}' has the shape {shape!r:.80}")
     claimed = 1
     for size in shape:
         claimed *= max(1, size)  # one that is empty may claim any other extent
         require(claimed < MOST, f"tensor '{name:.80}' has the shape {shape!r:.80}")
-    is_range = _are_counts(offsets) and len(offsets) == 2
     nbytes = 0 if 0 in shape else claimed * DTYPES[dtype].itemsize
-    is_right = is_range and offsets[1] - offsets[0] == nbytes
+    is_right = _are_counts(offsets) and len(offsets) == 2 and offsets[1] - offsets[0] == nbytes
     require(is_right, _not_whole(f"tensor '{name:.80}' of shape {shape!r:.80} has the bytes {offsets!r:.80}"))
-    start, end = (data + offset for offset in offsets)
-    return Entry(DTYPES[dtype], tuple(shape), start), (start, end)
+    return Entry(DTYPES[dtype], tuple(shape), data + offsets[0], data + offsets[1])
 
 
 def _are_counts(values: object) -> bool:
@@ -137,9 +127,8 @@ def _not_whole(reason: str) -> str:
     return f"not a whole safetensors file ({reason})"
 
 
-def expect(file: FileIO, what: Literal["parts", "all"]) -> None:
-    """Tell the system what will be read, where it can be told: for parts, it need not read ahead."""
-    advice: Mapping[str, str] = {"parts": "POSIX_FADV_RANDOM", "all": "POSIX_FADV_NORMAL"}
+def expect(file: FileIO, advice: Literal["RANDOM", "NORMAL"]) -> None:
+    """Tell the system what will be read, where it can be told: for parts, at random, it need not read ahead."""
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError):  # it is advice
-            os.posix_fadvise(file.fileno(), 0, 0, getattr(os, advice[what]))
+            os.posix_fadvise(file.fileno(), 0, 0, getattr(os, f"POSIX_FADV_{advice}"))

@@ -10,11 +10,10 @@ from typing import Any
 
 from decomposable.fields import MOST, Damaged, Fields, require
 from decomposable.network.calls import INPUT, Call, Entry, InputSpec, Slot
-from decomposable.network.file.header import DTYPES
+from decomposable.network.file.header import DTYPE_NAMES
 
 _MOST_NUMBERS = 1 << 28  # of one sample: nobody is made to take memory for a claim
 _MOST_INPUTS, _MOST_DEPTH = 1000, 20
-_DTYPE_NAMES = {str(dtype).removeprefix("torch.") for dtype in DTYPES.values()}
 _SINGLE = (bool, int, float, str)
 
 
@@ -80,12 +79,10 @@ def read_call(top: Fields) -> Call | None:
 
 def _read_spec(record: Fields) -> InputSpec:
     shape, dtype = record.integers("shape"), record.text("dtype")
-    require(dtype in _DTYPE_NAMES, f"'dtype' of {record.where} is {dtype!r:.60}, not a type that can be stored")
+    require(dtype in DTYPE_NAMES, f"'dtype' of {record.where} is {dtype!r:.60}, not a type that can be stored")
     is_right = 0 < math.prod(shape) <= _MOST_NUMBERS
     require(is_right, f"'shape' of {record.where} is {shape!r:.60}, not that of one sample")
-    if not record.has("values"):
-        return InputSpec(shape=tuple(shape), dtype=dtype)
-    values = record.get("values")
+    values = record.get("values") if record.has("values") else [0, 1]
     is_pair = isinstance(values, list) and len(values) == 2 and all(type(v) is int and -MOST < v < MOST for v in values)
     require(is_pair and values[0] <= values[1], f"'values' of {record.where} is {values!r:.60}, not two whole numbers")
     return InputSpec(shape=tuple(shape), dtype=dtype, values=(values[0], values[1]))

@@ -5,7 +5,6 @@ Whatever is wrong is raised as `Damaged`; `naming` adds the file's name.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ from decomposable.core.forms import Form
 from decomposable.errors import ArtifactError
 from decomposable.fields import Corrupt, Damaged, Fields, require
 from decomposable.network.calibration.statistics import Statistics
-from decomposable.network.file.container import Container
+from decomposable.network.file.container import Container, FilePath
 from decomposable.network.file.contents import Artifact, factor_names, state_name
-from decomposable.network.file.header import DTYPES
+from decomposable.network.file.header import DTYPE_NAMES
 from decomposable.network.file.inputs import read_call
 from decomposable.network.file.skeleton import Skeleton, StoredLayer, join, name_in_size
-from decomposable.network.parts import stored_ranks
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import Ints, RankSelector
 from decomposable.sizing.record import NETWORK_FILE, Arrays, check_factors, read_layer, read_selector, read_statistics
@@ -33,11 +31,10 @@ from decomposable.text import one_line
 
 Tensors = dict[str, Tensor]
 StateTensor = TypeVar("StateTensor", Tensor, Tensor | None)
-_DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
 @contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming(path: FilePath) -> Iterator[None]:
     """Whatever is found to be damaged inside is an `ArtifactError` with the file's name."""
     try:
         yield
@@ -47,12 +44,12 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise ArtifactError(f"{path}: its description is damaged: {one_line(error)}") from error
 
 
-def kind_of(path: str | os.PathLike[str], description: dict[str, Any]) -> Literal["network", "size", "sized"]:
+def kind_of(path: FilePath, description: dict[str, Any]) -> Literal["network", "size", "sized"]:
     """Whether the file holds a decomposed network, one size of it, or the sizes that another method makes."""
-    kind = description.get("kind")
+    kind: Any = description.get("kind")
     if kind not in ("network", "size", "sized"):
         raise ArtifactError(f"{path}: holds {kind!r:.40}; allowed: a network or a size")
-    return cast(Literal["network", "size", "sized"], kind)
+    return kind
 
 
 def network_from(container: Container) -> Artifact:
@@ -67,7 +64,8 @@ def network_from(container: Container) -> Artifact:
     state = {key: state[key] if key in state else _same(key, entry, state) for key, entry in entries.items()}
     layers = _read_layers(top)
     factors = {layer.name: _read_factors(layer, state, tensors) for layer in layers}
-    stored, shapes = stored_ranks(factors), {key: tuple(tensor.shape) for key, tensor in state.items()}
+    stored = np.array([len(pair.first) for pair in factors.values()], dtype=np.int64)
+    shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}
     selector = read_selector(top, layers, stored, tensors, NETWORK_FILE)
     statistics = read_statistics(top, selector, shapes, tensors, NETWORK_FILE, Statistics)
     tensors.require_all_taken()
@@ -162,13 +160,13 @@ def _read_skeleton(
         require(tensor is None or tensor.is_floating_point() or not flag, f"'{key}' cannot be trained")
     dtypes = top.texts_by_name("dtypes")
     for key, name in dtypes.items():
-        require(name in _DTYPE_NAMES, f"'{key}' has type {name!r:.40}")
+        require(name in DTYPE_NAMES, f"'{key}' has type {name!r:.40}")
     return Skeleton(
         layers=layers,
         trainable=trainable,
         training=top.flag("training"),
         other_mode=tuple(top.texts("other_mode")),
-        dtypes={key: _DTYPE_NAMES[name] for key, name in dtypes.items()},
+        dtypes={key: DTYPE_NAMES[name] for key, name in dtypes.items()},
         built_by=read_built_by(top),
     )
 
@@ -186,15 +184,13 @@ def read_built_by(top: Fields) -> dict[str, Any] | None:
 
 
 def _read_factors(layer: StoredLayer, state: Mapping[str, Tensor], tensors: Arrays) -> Factors:
-    weight = state.get(layer.key)
-    is_right = weight is not None and tuple(weight.shape) == layer.shape
-    require(is_right, f"layer '{layer.name}' has no weight of its shape")
+    weight = state.get(layer.key, torch.empty(0))
+    require(tuple(weight.shape) == layer.shape, f"layer '{layer.name}' has no weight of its shape")
     for path in layer.paths:
         require(state.get(join(path, "weight")) is weight, f"layer '{path}' has not the weight of '{layer.name}'")
     first, second = (tensors.take(name) for name in factor_names(layer.name))
     require(second.dim() == len(layer.shape), f"the second factor of layer '{layer.name}' has another shape")
     factors = Factors(first, second.movedim(0, 1))
     check_factors(layer, factors.first, factors.second, len(first) if first.dim() else 0)
-    is_right = weight is not None and first.dtype == weight.dtype
-    require(is_right, f"the factors of layer '{layer.name}' are {first.dtype}")
+    require(first.dtype == weight.dtype, f"the factors of layer '{layer.name}' are {first.dtype}")
     return factors

@@ -6,7 +6,6 @@ are on the meta device), which takes milliseconds; what is left then says what t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -22,11 +21,10 @@ from decomposable.network.file.parsing import network_from
 from decomposable.network.file.skeleton import StoredLayer, join
 from decomposable.network.parts import sliced, truncated
 from decomposable.sizing.cost import LayerCost
-from decomposable.sizing.latency import LatencyProfile, choose_timed
-from decomposable.sizing.plans import RankPlan
+from decomposable.sizing.latency import LatencyProfile
+from decomposable.sizing.plans import RankPlan, RunsAs, SizeRequest
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.record import NETWORK_FILE
-from decomposable.sizing.request import SizeRequest
 
 
 @torch.no_grad()
@@ -39,26 +37,26 @@ def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
     artifact.selector.check_plan(plan)
     if plan.is_full:
         return replace(artifact, plan=plan)
-    factors = {
-        layer.name: _first_bases(artifact.factors[layer.name], plan.ranks[layer.name])
-        for layer in artifact.skeleton.layers
-    }
+    factors: dict[str, Factors] = {}
     state = {**artifact.state, **statistics_at(artifact, plan)}
     for layer in artifact.skeleton.layers:
-        if _is_replaced(artifact, layer, plan):
-            weight, whole = artifact.state[layer.key], artifact.factors[layer.name]
-            state.update(_weights_at(layer, plan, weight, whole, factors[layer.name]))
+        whole, rank, runs_as = artifact.factors[layer.name], plan.ranks[layer.name], plan.runs_as(layer.name)
+        part = factors[layer.name] = _first_bases(whole, rank)
+        # The weight of a pair is the product of what is kept, whatever it was before.
+        if runs_as == "factors" or rank < len(whole.first):
+            state.update(_weights_at(layer, runs_as, artifact.state[layer.key], whole, part))
     statistics = artifact.statistics
     if statistics is not None:
-        statistics = _rows_of(statistics, _rows_needed(artifact, plan), statistics.mean_SC, statistics.var_SC)
-    return replace(
-        artifact,
-        state=state,
-        factors=factors,
-        selector=_selector_up_to(artifact, plan),
-        plan=plan,
-        statistics=statistics,
-    )
+        rows = _rows_needed(statistics, artifact.selector, plan)
+        statistics = replace(
+            statistics,
+            positions=tuple(statistics.positions[i] for i in rows),
+            plans=tuple(statistics.plans[i] for i in rows),
+            mean_SC=statistics.mean_SC[rows],
+            var_SC=statistics.var_SC[rows],
+        )
+    selector = _selector_up_to(artifact.selector, plan)
+    return replace(artifact, state=state, factors=factors, selector=selector, plan=plan, statistics=statistics)
 
 
 def read_network(container: Container, request: SizeRequest | None = None) -> Artifact:
@@ -68,99 +66,48 @@ def read_network(container: Container, request: SizeRequest | None = None) -> Ar
     """
     outline = network_from(container)
     if request is None:
-        return _filled(container, outline)
-    plan = choose_timed(
-        outline.selector,
-        lambda: LatencyProfile.load_beside(container.path),
-        request,
-        calibrated=outline.statistics,
-        runtime="torch",
-        threads=torch.get_num_threads(),
-    )
-    if plan.is_full:
-        return _filled(container, replace(outline, plan=plan))
-    return _filled_at(container, outline, plan)
-
-
-def _filled(container: Container, outline: Artifact) -> Artifact:
-    """The same with all its tensors."""
-    container.expect_all()
-    names = _names_in_file(outline)
-    statistics = outline.statistics
-    if statistics is not None:
-        mean, var = (container.read(f"statistics/{kind}") for kind in ("mean", "var"))
-        statistics = replace(statistics, mean_SC=mean, var_SC=var, original=_original(container))
-    return replace(
-        outline,
-        factors={name: _read_factors(container, name) for name in outline.factors},
-        state=_read_state(container, outline.state, names, {}),
-        statistics=statistics,
-    )
+        return _filled(container, outline, outline)
+    plan = outline.plan_for(request, lambda: LatencyProfile.load_beside(container.path))
+    return shrink(_filled(container, outline, shrink(outline, plan)), plan)
 
 
 @torch.no_grad()
-def _filled_at(container: Container, outline: Artifact, plan: RankPlan) -> Artifact:
-    """What `shrink` makes of the whole network, without reading the whole."""
-    names, smaller = _names_in_file(outline), shrink(outline, plan)
-    factors: dict[str, Factors] = {}
-    changed: dict[str, Tensor] = {}
-    for layer in outline.skeleton.layers:
-        part, rank = smaller.factors[layer.name], plan.ranks[layer.name]
-        if plan.runs_as(layer.name) != "factors" and _is_replaced(outline, layer, plan):
-            # A dense W̃ is the weight less what is dropped, or a sum in the order of the whole: all of it is needed.
-            whole, weight = _read_factors(container, layer.name), container.read(names[id(outline.state[layer.key])])
-            factors[layer.name] = _first_bases(whole, rank)
-            changed.update(_weights_at(layer, plan, weight, whole, factors[layer.name]))
-            continue
-        factors[layer.name] = _read_factors(container, layer.name, part)
-        if _is_replaced(outline, layer, plan):
-            changed.update(_weights_at(layer, plan, outline.state[layer.key], part, factors[layer.name]))
-    statistics = None
-    if outline.statistics is not None:
-        statistics = _read_statistics(container, outline.statistics, _rows_needed(outline, plan))
-        changed.update(statistics_at(replace(outline, statistics=statistics), plan))
-    state = _read_state(container, outline.state, names, changed)
-    return replace(smaller, factors=factors, state=state, statistics=statistics)
-
-
-def _names_in_file(outline: Artifact) -> dict[int, str]:
-    """What every tensor of the state is called in the file, by its identity: one that is shared is there once."""
-    names: dict[int, str] = {}
+def _filled(container: Container, outline: Artifact, smaller: Artifact) -> Artifact:
+    """The outline with the content that `smaller`, which it becomes, has of it; what that makes anew has none."""
+    is_whole, plan = smaller.state is outline.state, smaller.plan
+    if is_whole:
+        container.expect_all()
+    names: dict[int, str] = {}  # in the file; what is one tensor is there once
     for key, tensor in outline.state.items():
         names.setdefault(id(tensor), state_name(key))
-    return names
+    kept = {id(tensor) for key, tensor in outline.state.items() if smaller.state[key] is tensor}
+    read = {place: container.read(name) for place, name in names.items() if place in kept}
+    factors: dict[str, Factors] = {}
+    made: dict[str, Tensor] = {}
+    for layer in outline.skeleton.layers:
+        part, weight, runs_as = smaller.factors[layer.name], outline.state[layer.key], plan.runs_as(layer.name)
+        if runs_as == "factors" or smaller.state[layer.key] is weight:
+            factors[layer.name] = _read_factors(container, layer.name, part)
+            continue
+        # A dense W̃ is the weight less what is dropped, or a sum in the order of the whole: all of it is needed.
+        whole = _read_factors(container, layer.name, outline.factors[layer.name])
+        factors[layer.name] = _first_bases(whole, len(part.first))
+        made.update(_weights_at(layer, runs_as, container.read(names[id(weight)]), whole, factors[layer.name]))
+    statistics = outline.statistics
+    if statistics is not None:  # they lie in the order of the sizes, the small ones first
+        stop = None if is_whole else max(_rows_needed(statistics, outline.selector, plan)) + 1
+        mean, var = (container.read(f"statistics/{kind}", stop) for kind in ("mean", "var"))
+        positions, plans = statistics.positions[:stop], statistics.plans[:stop]
+        original = container.read(f"{NETWORK_FILE.original}mean"), container.read(f"{NETWORK_FILE.original}var")
+        statistics = replace(statistics, positions=positions, plans=plans, mean_SC=mean, var_SC=var, original=original)
+    state = {key: made[key] if key in made else read.get(id(t), t) for key, t in outline.state.items()}
+    return replace(outline, factors=factors, state=state, statistics=statistics)
 
 
-def _read_state(
-    container: Container, state: Mapping[str, Tensor], names: Mapping[int, str], changed: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The state with its content, but for what has changed, which is not read; what is one tensor stays one."""
-    read: dict[int, Tensor] = {}
-    for key, tensor in state.items():
-        if key not in changed and id(tensor) not in read:
-            read[id(tensor)] = container.read(names[id(tensor)])
-    return {key: changed[key] if key in changed else read[id(tensor)] for key, tensor in state.items()}
-
-
-def _read_factors(container: Container, name: str, part: Factors | None = None) -> Factors:
-    """A layer's factors, or as many bases of them as `part` has, laid out as it is."""
-    first, second = factor_names(name)
-    if part is None:
-        return Factors(container.read(first), container.read(second).movedim(0, 1))
-    rank = len(part.first)
-    pair = container.read(first, rank), container.read(second, rank).movedim(0, 1)
-    return Factors(like(part.first, pair[0]), like(part.second, pair[1]))
-
-
-def _read_statistics(container: Container, outline: Statistics, rows: list[int]) -> Statistics:
-    """The statistics that are left in the end; they lie in the order of the sizes, the small ones first."""
-    mean, var = (container.read(f"statistics/{kind}", max(rows) + 1) for kind in ("mean", "var"))
-    return _rows_of(replace(outline, original=_original(container)), rows, mean, var)
-
-
-def _original(container: Container) -> tuple[Tensor, Tensor]:
-    mean, var = (container.read(f"{NETWORK_FILE.original}{kind}") for kind in ("mean", "var"))
-    return mean, var
+def _read_factors(container: Container, name: str, part: Factors) -> Factors:
+    """As many bases of a layer's factors as `part` has, laid out as it is."""
+    first, second = (container.read(each, len(part.first)) for each in factor_names(name))
+    return Factors(like(part.first, first), like(part.second, second.movedim(0, 1)))
 
 
 def _first_bases(whole: Factors, rank: int) -> Factors:
@@ -170,48 +117,37 @@ def _first_bases(whole: Factors, rank: int) -> Factors:
     return Factors(part.first.clone(), part.second.clone())  # lets go of the rest
 
 
-def _is_replaced(artifact: Artifact, layer: StoredLayer, plan: RankPlan) -> bool:
-    """Whether the weight becomes another one: that of a pair is the product of what is kept, whatever it was before."""
-    stored = len(artifact.factors[layer.name].first)
-    return plan.runs_as(layer.name) == "factors" or plan.ranks[layer.name] < stored
-
-
-def _weights_at(layer: StoredLayer, plan: RankPlan, weight: Tensor, whole: Factors, part: Factors) -> dict[str, Tensor]:
+def _weights_at(
+    layer: StoredLayer, runs_as: RunsAs, weight: Tensor, whole: Factors, part: Factors
+) -> dict[str, Tensor]:
     """W̃ under all the names that the weight has. Of a pair it is used where a smaller size becomes dense.
 
     `weight` and `whole` count only where the layer is dense; otherwise their shapes do.
     """
-    if plan.runs_as(layer.name) == "factors":
+    if runs_as == "factors":
         p_MR, q_RN = to_factors(part.first, part.second, layer.form)
         made = to_weight(p_MR @ q_RN, layer.shape, layer.form).contiguous(memory_format=memory_format_of(weight))
     else:
-        made = truncated(weight, whole, layer.form, plan.ranks[layer.name], layer.full_rank)
+        made = truncated(weight, whole, layer.form, len(part.first), layer.full_rank)
     return {join(path, "weight"): made for path in layer.paths}
 
 
-def _selector_up_to(artifact: Artifact, plan: RankPlan) -> RankSelector:
-    selector = artifact.selector
+def _selector_up_to(selector: RankSelector, plan: RankPlan) -> RankSelector:
     ranks = np.array([plan.ranks[cost.name] for cost in selector.costs], dtype=np.int64)
     upper = np.where(ranks < selector.full_ranks, ranks, selector.upper)
     return replace(selector, lower=np.minimum(selector.lower, upper), upper=upper, stored=ranks)
 
 
-def _rows_needed(artifact: Artifact, plan: RankPlan) -> list[int]:
-    """Which calibrated sizes the statistics of this size and of those within it are made from."""
-    assert artifact.statistics is not None
-    return artifact.statistics.rows_within(plan, _largest_position(artifact.selector, plan))
+def _rows_needed(statistics: Statistics, selector: RankSelector, plan: RankPlan) -> list[int]:
+    """Which calibrated sizes the statistics of this size and of those within it are made from.
 
-
-def _largest_position(selector: RankSelector, plan: RankPlan) -> float:
-    """The largest part of the original that a size with no rank above the plan's can be.
-
-    That is not always the plan itself: which layers are dense depends on what the size was asked for in, and a budget
-    of parameters may make one dense that has fewer MACs as two factors.
+    The largest size with no rank above the plan's is not always the plan itself: which layers are dense depends on what
+    the size was asked for in, and a budget of parameters may make one dense that has fewer MACs as two factors.
     """
     in_macs = bool(plan.full_macs)  # as `interpolation.position`
     fixed, full = (selector.fixed_macs or 0, plan.full_macs) if in_macs else (selector.fixed_params, plan.full_params)
     cost = sum(_largest_cost(c, plan.ranks[c.name], c.name in plan.dense, in_macs) for c in selector.costs)
-    return (fixed + cost) / (full or 1)
+    return statistics.rows_within(plan, (fixed + cost) / (full or 1))
 
 
 def _largest_cost(layer: LayerCost, rank: int, is_dense: bool, in_macs: bool) -> int:
@@ -227,16 +163,6 @@ def _largest_cost(layer: LayerCost, rank: int, is_dense: bool, in_macs: bool) ->
         if largest_pair < rank:
             costs.append(dense)
     return max(costs)
-
-
-def _rows_of(statistics: Statistics, rows: list[int], mean_SC: Tensor, var_SC: Tensor) -> Statistics:
-    return replace(
-        statistics,
-        positions=tuple(statistics.positions[i] for i in rows),
-        plans=tuple(statistics.plans[i] for i in rows),
-        mean_SC=mean_SC[rows],
-        var_SC=var_SC[rows],
-    )
 
 
 def statistics_at(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from decomposable.core.forms import Form
 from decomposable.core.layers import Layer
 from decomposable.errors import InvalidArgumentError
-from decomposable.models.rebuilding import noted
+from decomposable.models import noted
 from decomposable.network.file.header import DTYPES
 from decomposable.sizing.cost import LayerShape
 
@@ -49,28 +49,57 @@ class Skeleton:
     built_by: Mapping[str, Any] | None = None
 
 
+class TensorSlot(NamedTuple):
+    """A place in the module tree that holds a parameter or a buffer."""
+
+    module: nn.Module
+    name: str
+    is_parameter: bool
+
+    @property
+    def tensor(self) -> Tensor:
+        """What it holds."""
+        tensor = (self.module._parameters if self.is_parameter else self.module._buffers)[self.name]
+        assert tensor is not None
+        return tensor
+
+    def put(self, tensor: Tensor) -> None:
+        """Give the tensor there another content; it stays the same object, because modules may refer to it elsewhere
+        (an LSTM does), unless its kind of memory forbids that.
+        """
+        if torch._has_compatible_shallow_copy_type(self.tensor, tensor):
+            self.tensor.data = tensor
+        elif self.is_parameter:
+            setattr(self.module, self.name, nn.Parameter(tensor, requires_grad=False))
+        else:
+            setattr(self.module, self.name, tensor)
+
+
+def slots_of(model: nn.Module, *, persistent: bool) -> dict[str, TensorSlot]:
+    """The places of all parameters and persistent buffers by name, or of the other buffers."""
+    return {
+        join(path, name): TensorSlot(module, name, held is module._parameters)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for held in (module._parameters, module._buffers)
+        for name, tensor in held.items()
+        if tensor is not None and persistent == (name not in module._non_persistent_buffers_set)
+    }
+
+
 def skeleton_of(base: nn.Module, layers: Sequence[Layer], trainable: Mapping[str, bool]) -> Skeleton:
     """That of a model."""
     modules = list(base.named_modules(remove_duplicate=False))
+
+    def stored(layer: Layer) -> StoredLayer:
+        paths = tuple(path for path, module in modules if module in layer.modules)
+        return StoredLayer(name=layer.name, paths=paths, form=layer.form, shape=layer.shape)
+
     return Skeleton(
-        layers=tuple(
-            StoredLayer(
-                name=layer.name,
-                paths=tuple(path for path, module in modules if module in layer.modules),
-                form=layer.form,
-                shape=layer.shape,
-            )
-            for layer in layers
-        ),
+        layers=tuple(map(stored, layers)),
         trainable=trainable,
         training=base.training,
         other_mode=tuple(name for name, module in base.named_modules() if module.training != base.training),
-        dtypes={
-            join(path, name): buffer.dtype
-            for path, module in modules
-            for name, buffer in module._buffers.items()
-            if buffer is not None and name in module._non_persistent_buffers_set
-        },
+        dtypes={key: slot.tensor.dtype for key, slot in slots_of(base, persistent=False).items()},
         built_by=noted(base),
     )
 
@@ -78,12 +107,7 @@ def skeleton_of(base: nn.Module, layers: Sequence[Layer], trainable: Mapping[str
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and persistent buffers by name; refuse a model whose state is more than these."""
     state = model.state_dict(keep_vars=True)
-    own = {
-        join(path, name): tensor
-        for path, module in model.named_modules(remove_duplicate=False)
-        for name, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None and name not in module._non_persistent_buffers_set
-    }
+    own = {key: slot.tensor for key, slot in slots_of(model, persistent=True).items()}
     for key in [*state, *own]:
         if state.get(key) is not own.get(key):
             raise InvalidArgumentError(

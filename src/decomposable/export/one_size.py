@@ -1,4 +1,4 @@
-"""One size of a network as one ONNX file: `export_onnx`."""
+"""One size of a network as one file: `export_onnx` and `export_torch`."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import torch
 from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from decomposable import __version__
 from decomposable.core.tracing import Forward
 from decomposable.errors import InvalidArgumentError
 from decomposable.export.checking import (
+    Run,
+    Trials,
+    as_numpy,
     check_tolerance,
     largest_difference,
     onnx_runner,
     require_close,
     rounding,
     torch_runner,
+    trials_of,
 )
 from decomposable.export.graph import require_onnx, to_onnx
-from decomposable.export.interface import Interface, check_batch, interface_of
+from decomposable.export.interface import Feeds, Interface, check_batch, interface_of
+from decomposable.export.program import ExportError, output_names, tensors_of, to_program
+from decomposable.export.quiet import quiet, reason, refusing
 from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
-from decomposable.export.trials import Trials, trials_of
-from decomposable.files import write_atomically
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.request import SizeRequest
-
-if TYPE_CHECKING:
-    import onnx
+from decomposable.files import replacing, write_atomically
+from decomposable.sizing.plans import RankPlan, SizeRequest
 
 
 def export_onnx(
@@ -92,7 +96,8 @@ def export_onnx(
     found = largest_difference(torch_runner(subject.module, subject.call), onnx_runner(model), trials.all)
     if found > tolerance:
         require_close(found, tolerance, rounding(subject.module, subject.call, trials.all))
-    _describe_(model, subject)
+    for key, value in _description(subject).items():
+        model.metadata_props.add(key=key, value=value)
     content = model.SerializeToString()
     write_atomically(target, content)
     return ExportReport(
@@ -101,6 +106,61 @@ def export_onnx(
         format="onnx",
         bytes=len(content),
         outputs=tuple(output.name for output in model.graph.output),
+        largest_difference=found,
+    )
+
+
+def export_torch(
+    net: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    macs: float | None = None,
+    params: float | None = None,
+    ratio: float | None = None,
+    ranks: Mapping[str, int] | None = None,
+    latency_ms: float | None = None,
+    align: int | Literal["auto", "measured"] | None = None,
+    batch: int | None = None,
+    example_input: Any = None,
+    forward: Forward | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    tolerance: float = 1e-4,
+) -> ExportReport:
+    """Write one size of a network as a `.pt2` file, which ``torch.export.load(path).module()`` runs without its code.
+
+    The arguments are those of `export_onnx`. The file is read again and compared with the network before it gets its
+    name. It is of the network in eval mode; its weights can be trained no further. Inputs that have names of their own
+    are given by name, as in ``module(input_ids=ids, attention_mask=mask)``.
+    """
+    target = check_ending(path, ".pt2")
+    tolerance, batch = check_tolerance(tolerance), check_batch(batch)
+    request = SizeRequest(
+        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
+    )
+    subject = subject_of(net, request, example_input, forward, runtime="torch")
+    interface = interface_of(subject.call, dynamic, batch)
+    outputs = output_names(subject.module, interface, interface.rows(subject.rows, batch or 1))
+    program, interface = to_program(subject.module, interface, subject.rows)
+    program = _without_traces(program)
+    trials = trials_of(subject.module, interface, subject.rows)
+    with replacing(target) as unfinished:
+        try:
+            with quiet(), unfinished.open("wb") as file:
+                torch.export.save(program, file, extra_files=_description(subject))
+        except OSError:
+            raise
+        except Exception as error:  # in whatever words it refuses a program
+            raise ExportError(f"export: torch.export cannot save the model ({reason(error)})") from error
+        reference = torch_runner(subject.module, subject.call)
+        found = largest_difference(reference, _runner(unfinished, interface), trials.all)
+        require_close(found, tolerance)
+        written = unfinished.stat().st_size
+    return ExportReport(
+        **reported(subject, interface, trials),
+        path=target,
+        format="torch-export",
+        bytes=written,
+        outputs=outputs,
         largest_difference=found,
     )
 
@@ -120,11 +180,7 @@ def check_ending(path: str | os.PathLike[str], ending: str) -> Path:
 def reported(size: Subject | RankPlan, interface: Interface, trials: Trials) -> dict[str, Any]:
     """What a report says of a size, of the inputs, and of what they were tried with."""
     return {
-        "macs": size.macs,
-        "params": size.params,
-        "full_macs": size.full_macs,
-        "full_params": size.full_params,
-        "ranks": None if size.ranks is None else dict(size.ranks),
+        **_counts(size),
         "inputs": {name: interface.call.inputs[name] for name in interface.names},
         "left_out": interface.left_out,
         "unvaried": trials.unvaried,
@@ -134,24 +190,35 @@ def reported(size: Subject | RankPlan, interface: Interface, trials: Trials) -> 
     }
 
 
-def description(subject: Subject) -> dict[str, str]:
+def _counts(size: Subject | RankPlan) -> dict[str, Any]:
+    counts = {name: getattr(size, name) for name in ("macs", "params", "full_macs", "full_params")}
+    return counts | {"ranks": None if size.ranks is None else dict(size.ranks)}
+
+
+def _description(subject: Subject) -> dict[str, str]:
     """What a file says of its size, for whoever looks into it."""
-    facts = {
-        "version": __version__,
-        "macs": subject.macs,
-        "params": subject.params,
-        "full_macs": subject.full_macs,
-        "full_params": subject.full_params,
-        "ranks": None if subject.ranks is None else dict(subject.ranks),
-    }
-    return {f"decomposable.{key}": _as_text(value) for key, value in facts.items() if value is not None}
+    facts = {name: json.dumps(value) for name, value in _counts(subject).items() if value is not None}
+    return {f"decomposable.{name}": text for name, text in {"version": __version__, **facts}.items()}
 
 
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _without_traces(program: ExportedProgram) -> ExportedProgram:
+    """The program without the stack traces of its nodes, which hold the paths of source files."""
+    for module in program.graph_module.modules():  # the branches of a condition are modules of their own
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+    return program
 
 
-def _describe_(model: onnx.ModelProto, subject: Subject) -> None:
-    for key, value in description(subject).items():
-        entry = model.metadata_props.add()
-        entry.key, entry.value = key, value
+def _runner(path: Path, interface: Interface) -> Run:
+    """What was written, read again."""
+    with refusing(ExportError, "export: what was written cannot be read again"), quiet(), path.open("rb") as file:
+        module = torch.export.load(file).module()
+
+    @torch.no_grad()
+    def run_module(batch: Feeds) -> list[Any]:
+        inputs = {name: batch[name] for name in interface.names}
+        with refusing(ExportError, "export: what was written cannot run the batch"):
+            returned = module(*inputs.values()) if interface.call.is_default else module(**inputs)
+        return [as_numpy(y) for y in tensors_of(returned)]
+
+    return run_module

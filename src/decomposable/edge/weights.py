@@ -1,4 +1,7 @@
-"""The weights of a layer at a size, in numpy: slices of its factors, or one dense weight; `forms.py` has the forms."""
+"""The weights of a size, in numpy: slices of factors or one dense weight, statistics, and what normalisation becomes.
+
+`core/forms.py` has the forms, `network/calibration` the statistics where there is PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from decomposable.edge.arrays import Array
-from decomposable.edge.source import Stored
+from decomposable.edge.source import Array, Stored
 from decomposable.locks import ForkLock
 from decomposable.sizing.cost import LayerShape
+from decomposable.sizing.interpolation import CalibratedSizes
+from decomposable.sizing.plans import RankPlan
 
 
 def dense_weight(first: Array, second: Array, form: str) -> Array:
@@ -67,3 +71,48 @@ class LayerWeights(LayerShape):
                 self._kept.clear()  # one per layer: memory is scarce where this runs
                 self._kept[rank] = weight
             return weight
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Statistics(CalibratedSizes):
+    """Mean and variance of all batch normalisation channels for calibrated sizes."""
+
+    mean_SC: Array | Stored  # a row of each is needed at a time
+    var_SC: Array | Stored
+    original: tuple[Array, Array]
+
+    def at(self, plan: RankPlan) -> dict[str, Array]:
+        """The statistics of a size by the names of their tensors; empty for a full size that keeps the original's."""
+        found = self.between(plan)
+        if found is None:
+            return {}
+        ends = [self._row(row) for row in (found.lower, found.upper)]
+        cuts = np.cumsum(self.channels)[:-1]
+        tensors = {}
+        for kind, low, high in zip(("running_mean", "running_var"), *ends, strict=True):
+            values_C = low + (high.astype(np.float64) - low) * found.place_C
+            for name, values in zip(self.names, np.split(values_C.astype(low.dtype), cuts), strict=True):
+                tensors[f"{name}.{kind}" if name else kind] = values
+        return tensors
+
+
+def folded(
+    weight: Array, bias: Array | None, gamma: Array, beta: Array, mean: Array, var: Array, *, epsilon: float
+) -> tuple[Array, Array]:
+    """Weight and bias of a layer that takes in the batch normalisation behind it, whose numbers are one per channel.
+
+    BN(Wx + b) = s·(Wx + b − mean) + β = (s·W)x + (s·(b − mean) + β),  s = γ/√(var + ε); output channels lie along the
+    weight's first axis.
+
+    >>> norm = {"gamma": np.ones(1), "beta": np.ones(1), "mean": np.full(1, 2.0), "var": np.full(1, 0.25)}
+    >>> weight, bias = folded(np.array([[3.0]]), None, **norm, epsilon=0.0)  # 3x → (3x − 2) / 0.5 + 1
+    >>> weight.tolist(), bias.tolist()
+    ([[6.0]], [-3.0])
+    """
+    with np.errstate(all="ignore"):  # what is no number stays none, as in the network itself
+        scale = gamma / np.sqrt(var.astype(np.float64) + epsilon)
+        shift = beta - mean * scale
+        if bias is not None:
+            shift = shift + bias * scale
+        along_outputs = scale.astype(weight.dtype).reshape(-1, *(1,) * (weight.ndim - 1))
+        return np.ascontiguousarray(weight * along_outputs), shift.astype(weight.dtype)
