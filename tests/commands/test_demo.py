@@ -11,7 +11,7 @@ from decomposable.data import digits
 from decomposable.errors import InvalidArgumentError, how_to_install
 
 QUICK = demonstration.Settings(
-    seed=3, runs=2, train_images=200, widths=(16, 24, 24), epochs=10, batch_size=50, curve_sizes=(0.2,)
+    seed=3, runs=2, train_images=200, widths=(16, 24, 24), epochs=20, batch_size=50, curve_sizes=(0.2,)
 )
 
 
@@ -67,8 +67,8 @@ def test_all_networks_learn_and_are_the_mean_of_the_runs(record):
 
 
 def test_progress_is_told(told, record):
-    assert told[0].startswith("run 1/2, elastic: training: 1 of 10 epochs, loss ")
-    assert any(text.startswith("run 2/2, plain: training: 10 of 10 epochs") for text in told)
+    assert told[0].startswith("run 1/2, elastic: training: 1 of 20 epochs, loss ")
+    assert any(text.startswith("run 2/2, plain: training: 20 of 20 epochs") for text in told)
 
 
 def test_all_trainings_see_the_same_batches(monkeypatch):
