@@ -15,9 +15,11 @@ from torch import nn
 import decomposable as dn
 from decomposable.console import as_table
 from decomposable.core.forms import FORMS
-from decomposable.export.checking import BATCHES, rounding
+from decomposable.export.checking import rounding, trials_of
+from decomposable.export.interface import interface_of
 from decomposable.export.subject import subject_of
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.sizing.plans import SizeRequest
 
 SIZES = (1.0, 0.5, 0.25, None)  # None: the smallest
 IMAGE = {"resnet50": 64}  # pixels; the others take 32, as on CIFAR
@@ -64,8 +66,9 @@ def network(name: str, form: str) -> DecomposedNet:
 
 def own_rounding(net: DecomposedNet, part: float) -> float:
     """How far PyTorch is from the exact numbers at this size, on the batches that the export is tried with."""
-    subject = subject_of(net, {"macs": part}, None, runtime="onnxruntime")
-    return rounding(subject.module, [subject.batch(count) for count in BATCHES])
+    subject = subject_of(net, SizeRequest(macs=part), None, runtime="onnxruntime")
+    trials = trials_of(subject.module, interface_of(subject.call, None, None), subject.rows)
+    return rounding(subject.module, subject.call, trials.all)
 
 
 def main() -> None:

@@ -3,13 +3,13 @@
 What is random in a step is set to the middles of equal parts of its range, so that every run averages over the same
 sizes: Z of Decomposable-Net over eight values, the two random widths of US-Nets over eight pairs. Decomposable-Net's
 step is measured with an SVD and, between two SVDs, without one; `refresh=N` is the latter and an Nth of the difference.
+Of `elastic`, a round is both turns at a budget out of eight, in which one of eight has an SVD, and a step half of that.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -29,7 +29,7 @@ def middles(low: float, high: float) -> list[float]:
 
 
 class Stepper:
-    """One method around a ResNet-34 of its own; calling it makes an optimiser step of round `i`."""
+    """One method around a ResNet-34 of its own; calling it makes an optimiser step, or both turns, of round `i`."""
 
     def __init__(self, method: str, batch: tuple[torch.Tensor, torch.Tensor], settings: Settings) -> None:
         torch.manual_seed(0)
@@ -41,18 +41,25 @@ class Stepper:
         network = self.method.network(model, self.x[:1], settings, is_trained=method == "tucker")
         self.network = network.train()
         self.step = self.method.step(network, settings)
+        self.turns = 2 if method == "elastic" else 1
+        self.budgets = self.step.joint.sizes.range if method == "elastic" else None
         self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
     def __call__(self, i: int) -> None:
-        if hasattr(self.step, "joint"):
+        if self.method.name == "decomposable":
             z = middles(*self.settings.ratio)[i]
-            self.step.joint.ratio = (z, z)
+            self.step.joint.sizes.range = (z, z)
+        if self.method.name == "elastic":
+            low, high = self.budgets
+            budget = low * (high / low) ** middles(0, 1)[i]
+            self.step.joint.sizes.range = (budget, budget)
         if hasattr(self.step, "draw"):
             low, widths = self.settings.width_range[0], middles(*self.settings.width_range)
             self.step.draw = lambda: {"smallest": low, "random1": widths[i], "random2": widths[-1 - i]}
-        self.optimizer.zero_grad()
-        self.step.backward(lambda net: nn.functional.cross_entropy(net(self.x), self.y))
-        self.optimizer.step()
+        for _ in range(self.turns):
+            self.optimizer.zero_grad()
+            self.step.backward(lambda net: nn.functional.cross_entropy(net(self.x), self.y))
+            self.optimizer.step()
 
 
 @torch.no_grad()
@@ -84,6 +91,7 @@ def settings_of_all() -> dict[str, tuple[str, Settings]]:
         "us-net": ("us-net", CIFAR100),
         "with SVD": ("decomposable", CIFAR100),
         "without SVD": ("decomposable", replace(CIFAR100, refresh=10**6)),
+        "elastic": ("elastic", CIFAR100),
     }
 
 
@@ -100,14 +108,16 @@ def main() -> None:
     chosen = settings_of_all()
     if args.only:
         chosen = {name: one for name, one in chosen.items() if name in ("plain", *args.only.split(","))}
-    steppers: dict[str, Callable[[int], None]] = {n: Stepper(m, batch, s) for n, (m, s) in chosen.items()}
+    steppers = {n: Stepper(m, batch, s) for n, (m, s) in chosen.items()}
     times: dict[str, list[float]] = {name: [] for name in steppers}
     for stepper in steppers.values():
         stepper(ROUNDS // 2)  # warm up; the one without SVD makes its first and last here
     for i in range(ROUNDS):
         functions = {n: (lambda s=s: s(i)) for n, s in steppers.items()}
         for name, seconds in interleave(functions, args.repeats, 0).items():
-            times[name].append(min(seconds))  # whatever else the machine does can only make a step longer
+            # Whatever else the machine does can only make a step longer; of elastic, each has other bases.
+            once = statistics.fmean(seconds) if name == "elastic" else min(seconds)
+            times[name].append(once / steppers[name].turns)
         print(
             f"round {i + 1} of {ROUNDS}",
             {n: round(t[-1] / times["plain"][-1], 2) for n, t in times.items()},

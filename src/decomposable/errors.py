@@ -37,7 +37,16 @@ class ExampleNeededError(InvalidArgumentError):
 
 
 class BudgetError(InvalidArgumentError):
-    """A size was asked for that the network cannot have."""
+    """A size was asked for that the network cannot have; `smallest` is the smallest part that it can, where known."""
+
+    smallest: float | None = None
+
+    @classmethod
+    def of(cls, text: str, smallest: float) -> BudgetError:
+        """The error, with the size that there could be."""
+        error = cls(text)
+        error.smallest = smallest
+        return error
 
 
 class NonFiniteError(DecomposableError, ValueError):

@@ -11,7 +11,7 @@ from decomposable.data import digits
 from decomposable.errors import InvalidArgumentError, how_to_install
 
 QUICK = demonstration.Settings(
-    seed=3, runs=2, train_images=200, widths=(16, 24, 24), epochs=10, batch_size=50, curve_sizes=(0.2,)
+    seed=3, runs=2, train_images=200, widths=(16, 24, 24), epochs=20, batch_size=50, curve_sizes=(0.2,)
 )
 
 
@@ -46,20 +46,20 @@ def test_no_split_leaves_a_part_without_images():
         digits.load(train_images=1797)
 
 
-def test_the_table_has_all_sizes_and_both_networks_within_the_budget(record):
+def test_the_table_has_all_sizes_and_all_networks_within_the_budget(record):
     assert [row["size"] for row in record["table"]] == [1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1]
     full = record["table"][0]["joint"]
     for row in record["table"]:
-        for method in ("joint", "plain"):
+        for method in demonstration.METHODS:
             assert row[method]["macs"] <= row["size"] * full["macs"]
             assert 0 <= row[method]["accuracy"] <= 100
     params = [row["joint"]["params"] for row in record["table"]]
     assert params == sorted(params, reverse=True)
 
 
-def test_both_networks_learn_and_are_the_mean_of_the_runs(record):
+def test_all_networks_learn_and_are_the_mean_of_the_runs(record):
     full, smallest = record["table"][0], record["table"][-1]
-    for method in ("joint", "plain"):
+    for method in demonstration.METHODS:
         assert full[method]["accuracy"] > 80
         runs = [next(r for r in run[method]["rows"] if r["size"] == 0.1) for run in record["runs"]]
         assert math.isclose(smallest[method]["accuracy"], sum(r["accuracy"] for r in runs) / 2)
@@ -67,26 +67,28 @@ def test_both_networks_learn_and_are_the_mean_of_the_runs(record):
 
 
 def test_progress_is_told(told, record):
-    assert told[0].startswith("run 1/2, joint: training: 1 of 10 epochs, loss ")
-    assert any(text.startswith("run 2/2, plain: training: 10 of 10 epochs") for text in told)
+    assert told[0].startswith("run 1/2, elastic: training: 1 of 20 epochs, loss ")
+    assert any(text.startswith("run 2/2, plain: training: 20 of 20 epochs") for text in told)
 
 
-def test_plain_and_joint_training_see_the_same_batches(monkeypatch):
+def test_all_trainings_see_the_same_batches(monkeypatch):
     seen = []
 
     def note(model, joint, x, y):
-        seen.append((joint is not None, y))
+        seen.append((joint, y))
         return 0.0
 
     monkeypatch.setattr(demonstration, "add_gradient", note)
     data = digits.load(train_images=100)
-    settings = demonstration.Settings(train_images=100, epochs=2)
-    for jointly in (True, False):
+    settings = demonstration.Settings(train_images=100, epochs=2, macs=(0.5, 0.7))
+    for method in demonstration.METHODS:
         demonstration.train(
-            models.small_cnn((4,)), data.train, settings, seed=5, jointly=jointly, report=lambda text: None
+            models.small_cnn((4,)), data.train, settings, seed=5, method=method, report=lambda text: None
         )
-    assert [jointly for jointly, _ in seen] == [True] * 4 + [False] * 4
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(seen[:4], seen[4:], strict=True))
+    assert [joint is not None for joint, _ in seen] == [True] * 8 + [False] * 4
+    assert [joint.turns for joint, _ in seen[:8]] == [True] * 4 + [False] * 4
+    for others in (seen[4:8], seen[8:]):
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(seen[:4], others, strict=True))
     assert not torch.equal(seen[0][1], seen[2][1])
 
 

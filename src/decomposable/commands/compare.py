@@ -167,11 +167,12 @@ VERB = Verb(
         "         slimmable     four widths, a batch normalisation for each\n"
         "         us-net        universally slimmable: any width\n"
         "         decomposable  Decomposable-Net\n"
+        "         elastic       the same at random budgets, taught by the full network, in turns\n"
         "         tucker starts from plain's network, scratch from decomposable's ranks: these are trained as well\n\n"
         + arguments.RECIPES
     ),
     example=(
-        "decomposable compare digits --methods plain,us-net,decomposable --seeds 0,1 --out runs/digits-comparison\n"
+        "decomposable compare digits --methods plain,us-net,elastic --seeds 0,1 --out runs/digits-comparison\n"
         "  decomposable compare cifar10-resnet20 --data DIR --methods all --out runs/comparison --dry-run"
     ),
     add_options=_options,

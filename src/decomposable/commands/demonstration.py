@@ -1,10 +1,11 @@
-"""The demonstration: one small network trained twice, jointly and plainly, then cut to the same sizes.
+"""The demonstration: one small network trained in three ways, then cut to the same sizes.
 
-    digits ──▶ the same initial network ──┬─ joint training ──▶ decompose ──▶ calibrate_ ──▶ resize_ ──▶ accuracy
-                                          └─ plain training ──▶ decompose ──▶ calibrate_ ──▶ resize_ ──▶ accuracy
+    digits ──▶ the same initial network ──┬─ elastic training ─┐
+                                          ├─ joint training ───┼──▶ decompose ──▶ calibrate_ ──▶ resize_ ──▶ accuracy
+                                          └─ plain training ───┘
 
-Both see the same batches in the same order, for the same number of steps. `train` and `accuracy_at_sizes` are the whole
-use of the library; the rest of this file runs them for both, and `demo.py` shows what came out.
+All see the same batches in the same order, for the same number of steps. `train` and `accuracy_at_sizes` are the whole
+use of the library; the rest of this file runs them for all three, and `demo.py` shows what came out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress, Report, Tracker, quiet, within
 from decomposable.training.records import versions
 
-METHODS = ("joint", "plain")
+METHODS = ("elastic", "joint", "plain")
 TABLE_SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 CURVE_SIZES = tuple(round(0.1 * 10 ** (i / 20), 4) for i in range(20))
 """More sizes, for the figure only: from 0.1 to 1 in equal steps of a logarithmic axis."""
@@ -37,8 +38,8 @@ CURVE_SIZES = tuple(round(0.1 * 10 ** (i / 20), 4) for i in range(20))
 class Settings:
     """What is run. The method's own settings are the paper's for CIFAR-100; the task is one that takes a minute.
 
-    Few images and five convolutions make the digits hard enough to tell the two trainings apart. With more images, or
-    fewer layers, both networks stay accurate down to smaller sizes, and the gap begins there.
+    Few images and five convolutions make the digits hard enough to tell the trainings apart. With more images, or
+    fewer layers, all networks stay accurate down to smaller sizes, and the gap begins there.
     """
 
     seed: int = 0
@@ -51,6 +52,7 @@ class Settings:
     weight_decay: float = 5e-4
     form: str = "spatial"
     ratio: tuple[float, float] = (0.01, 0.5)
+    macs: tuple[float, float] = (0.06, 0.7)
     balance: float = 0.5
     curve_sizes: tuple[float, ...] = CURVE_SIZES
 
@@ -69,18 +71,16 @@ class Settings:
 
 
 def train(
-    model: nn.Module, data: TensorDataset, settings: Settings, *, seed: int, jointly: bool, report: Report
+    model: nn.Module, data: TensorDataset, settings: Settings, *, seed: int, method: str, report: Report
 ) -> nn.Module:
-    """An ordinary training loop; joint training differs from plain training in one line of `add_gradient`."""
+    """An ordinary training loop; the three ways differ in the objective, and in one line of `add_gradient`."""
     generator = torch.Generator().manual_seed(seed)  # of the order of the images
     loader = DataLoader(data, settings.batch_size, shuffle=True, drop_last=True, generator=generator)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=settings.learning_rate, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=settings.steps)
-    joint = None
-    if jointly:
-        joint = dn.JointObjective(model, form=settings.form, ratio=settings.ratio, balance=settings.balance, seed=seed)
+    joint = objective(model, data.tensors[0][:1], settings, method, seed)
     model.train()
     tracker = Tracker(report, "training", total=settings.epochs, unit="epochs")
     for epoch in range(settings.epochs):
@@ -93,10 +93,32 @@ def train(
     return model.eval()
 
 
+def objective(
+    model: nn.Module, example: Tensor, settings: Settings, method: str, seed: int
+) -> dn.JointObjective | None:
+    """What is minimised: the paper's joint objective, or the elastic one; None for the plain loss."""
+    if method == "plain":
+        return None
+    if method == "joint":
+        return dn.JointObjective(model, form=settings.form, ratio=settings.ratio, balance=settings.balance, seed=seed)
+    return dn.JointObjective(
+        model,
+        form=settings.form,
+        macs=settings.macs,
+        example_input=example,
+        distill=1.0,
+        turns=True,
+        refresh=8,
+        balance=settings.balance,
+        seed=seed,
+    )
+
+
 def add_gradient(model: nn.Module, joint: dn.JointObjective | None, x: Tensor, y: Tensor) -> float:
-    """Add the gradient of one batch to the parameters' `.grad`; the loss of the full network comes back."""
+    """Add the gradient of one batch to the parameters' `.grad`; the loss of the network that ran comes back."""
     if joint is not None:
-        return joint.backward(lambda net: F.cross_entropy(net(x), y)).full.item()
+        losses = joint.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y))
+        return (losses.low if losses.full.isnan() else losses.full).item()
     loss = F.cross_entropy(model(x), y)
     loss.backward()
     return loss.item()
@@ -123,7 +145,7 @@ def accuracy(net: nn.Module, data: TensorDataset) -> float:
 
 
 def run(settings: Settings, report: Report = quiet) -> dict[str, Any]:
-    """Train and measure both networks for every seed; everything that came out, ready for JSON."""
+    """Train and measure all networks for every seed; everything that came out, ready for JSON."""
     start = time.perf_counter()
     sizes = sorted({*TABLE_SIZES, *settings.curve_sizes}, reverse=True)
     names = [f"run {i + 1}/{settings.runs}" for i in range(settings.runs)]
@@ -142,15 +164,15 @@ def run(settings: Settings, report: Report = quiet) -> dict[str, Any]:
 
 
 def run_once(settings: Settings, seed: int, sizes: Sequence[float], name: str, report: Report) -> dict[str, Any]:
-    """Both methods from the same initial weights, on the same split of the images."""
+    """All methods from the same initial weights, on the same split of the images."""
     data = digits.load(train_images=settings.train_images, seed=seed)
     torch.manual_seed(seed)
     initial = dn.models.small_cnn(settings.widths)
     outcome: dict[str, Any] = {"seed": seed}
     for method in METHODS:
         start = time.perf_counter()
-        task, is_joint, model = f"{name}, {method}", method == "joint", copy.deepcopy(initial)
-        train(model, data.train, settings, seed=seed, jointly=is_joint, report=within(task, report))
+        task, model = f"{name}, {method}", copy.deepcopy(initial)
+        train(model, data.train, settings, seed=seed, method=method, report=within(task, report))
         seconds = time.perf_counter() - start
         report(Progress(task, f"calibrating and measuring {len(sizes)} sizes"))
         rows = accuracy_at_sizes(model, data, settings, sizes)
@@ -159,7 +181,7 @@ def run_once(settings: Settings, seed: int, sizes: Sequence[float], name: str, r
 
 
 def mean_row(runs: Sequence[dict[str, Any]], size: float) -> dict[str, Any]:
-    """Both methods at one size, averaged over the runs."""
+    """All methods at one size, averaged over the runs."""
     row: dict[str, Any] = {"size": size}
     for method in METHODS:
         rows = [next(row for row in run[method]["rows"] if row["size"] == size) for run in runs]

@@ -8,6 +8,11 @@
 
 Both networks share every parameter; only the low-rank one sees its weight matrices truncated, to ranks that a random
 ratio Z of all the bases of the network allows. Nothing else is stored, and the model itself is never touched.
+
+Three options go beyond the paper: a budget is drawn in place of Z (`draws.py`), the low-rank network learns from the
+full one's outputs (`distillation.py`), and the two networks take turns, so that a step is one pass:
+
+    step 1, 3, 5, …:  .grad += 2 (1 − λ) ∇_f      step 2, 4, 6, …:  .grad += 2 λ ∇̂, with a running mean of ‖∇_f‖
 """
 
 from __future__ import annotations
@@ -21,30 +26,38 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decomposable.checks import check_count, check_ratio, is_integer, is_number
+from decomposable.checks import check_count, is_integer, is_number
 from decomposable.core.bases import KeptBases
 from decomposable.core.criteria import Criterion, find_criterion, score
+from decomposable.core.distillation import Distance, detached, kl_divergence
+from decomposable.core.draws import DrawRatio, Range, Size, cost_selector, draw_of
 from decomposable.core.forms import check_form, to_matrix
+from decomposable.core.gradients import Gradient, RunningNorms, accumulate, mix, refuse_reentrant_checkpoints, scaled
 from decomposable.core.layers import FilterFn, TwoFactors, avoid_fast_paths_, find_layers, parameter_of, require_layers
 from decomposable.core.lowrank import Layout, LowRankLayer
 from decomposable.core.svd import SVD, truncate
+from decomposable.core.tracing import Forward, call_with_first
 from decomposable.core.tree import clone_buffers_, rewire, unwrap
 from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.ranks import Limits, prefix_ranks, rank_limits
+from decomposable.sizing.ranks import Limits, rank_limits
 
 Closure = Callable[[nn.Module], Tensor]
+Scaler = torch.amp.GradScaler
 
 
 class Losses(NamedTuple):
-    """What one step saw: the two losses (detached) and the rank ratio Z that was drawn.
+    """What one step saw: the two losses (detached), and the size of the low-rank network.
 
-    With balance=0 there is no low-rank pass, and `low` is NaN. Where an SVD failed the step is a full-rank one: `low`
-    is `full` and `ratio` is 1.
+    `ratio` is the rank ratio Z that was drawn, or that of the plan for the budget that was drawn, of which `macs` and
+    `params` say what part of the full network's it has. Of a network that had no pass (with balance=0, or when it is
+    the other's turn) the loss is NaN. Where an SVD failed the step is a full-rank one: `low` is `full`, `ratio` is 1.
     """
 
     full: Tensor
     low: Tensor
     ratio: float
+    macs: float = math.nan
+    params: float = math.nan
 
 
 class JointObjective:
@@ -53,7 +66,7 @@ class JointObjective:
     Args:
         model: any module; compiled ones too. Its parameters keep their names, any optimiser can step them.
         form: how convolution weights become matrices, "spatial" or "channel".
-        ratio: (α_l, α_u), between which Z is drawn anew in every step; one number keeps Z fixed.
+        ratio: (α_l, α_u), between which Z is drawn in every step, by default (0.01, 0.5); one number keeps Z fixed.
         balance: λ, the weight of the low-rank loss; 0 is plain training and skips the low-rank pass.
         criterion: "singular_value", "energy", "uniform", or a function from singular values to scores.
         min_rank: the smallest rank of any layer (the authors' code uses 5).
@@ -61,6 +74,16 @@ class JointObjective:
         refresh: decompose every this many steps; in between, W is projected onto the bases kept. 1 is the paper's.
         filter_fn: ``filter_fn(module, name)`` says which layers take part; `skipped` names the others with a reason.
         seed: of the generator of Z; by default torch's initial seed.
+
+    Beyond the paper (docs/training.md says what each is worth):
+        macs, params: in place of `ratio`, budgets as in ``resize_``, between which one is drawn log-uniformly; the
+            low-rank network is the very one that ``resize_`` would make for it.
+        example_input, forward: as in `decompose`: a batch that tells the sizes of the feature maps, for `macs`, and
+            ``forward(net, batch)`` where calling ``net`` with its first entry is not right.
+        smallest: the share of steps in which the smallest budget is taken.
+        distill: d in the low-rank loss (1 − d) · loss + d · KL(full ‖ low), with the full network's outputs detached.
+        distance: ``distance(low, full)`` of the outputs in place of the KL divergence of their softmax.
+        turns: one of the two networks in each call of `backward`, the full one first: about the price of a plain step.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -76,7 +99,7 @@ class JointObjective:
         model: nn.Module,
         *,
         form: str = "spatial",
-        ratio: tuple[float, float] | float = (0.01, 0.5),
+        ratio: Range | float | None = None,
         balance: float = 0.5,
         criterion: str | Criterion = "singular_value",
         min_rank: int = 1,
@@ -84,95 +107,167 @@ class JointObjective:
         refresh: int = 1,
         filter_fn: FilterFn | None = None,
         seed: int | None = None,
+        macs: Range | float | None = None,
+        params: Range | float | None = None,
+        example_input: Any = None,
+        forward: Forward | None = None,
+        smallest: float = 0.0,
+        distill: float = 0.0,
+        distance: Distance | None = None,
+        turns: bool = False,
     ) -> None:
         self.model = model
-        self.ratio = _check_range(ratio)
-        self.balance = _check_balance(balance)
+        self.balance, self.distill = _check_share("balance", balance), _check_share("distill", distill)
         self.refresh = check_count("refresh", refresh)
-        self.criterion = find_criterion(criterion)
+        self.criterion, self.turns = find_criterion(criterion), _check_flag("turns", turns)
+        self.distance = kl_divergence if distance is None else distance
         layers, self.skipped = find_layers(unwrap(model), check_form(form), filter_fn)
         require_layers(layers, self.skipped)
         self.layers = layers
-        full_ranks = [layer.full_rank for layer in layers]
-        self._lower, self._upper = rank_limits([layer.name for layer in layers], full_ranks, min_rank, limits)
+        names = [layer.name for layer in layers]
+        bounds = rank_limits(names, [layer.full_rank for layer in layers], min_rank, limits)
+        self.sizes = draw_of(
+            {"ratio": ratio, "macs": macs, "params": params},
+            smallest,
+            names,
+            bounds,
+            lambda: cost_selector(unwrap(model), layers, bounds, example_input, forward or call_with_first),
+        )
         self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
         self._bases = KeptBases(layers, self.refresh)
         if seed is not None and not is_integer(seed):
             raise InvalidArgumentError(f"seed={seed!r}; allowed: an int")
         self._generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else int(seed))
         self._layout = Layout(layers)
+        self._norms = RunningNorms(layers)
+        self._is_low_next = False  # where the two networks take turns
+        self._in_full: set[nn.Parameter] = set()  # what the last full pass had a gradient for
         self._has_warned = self._has_checked = False
 
-    def backward(self, closure: Closure, scaler: torch.amp.GradScaler | None = None) -> Losses:
+    def backward(
+        self,
+        closure: Closure | None = None,
+        scaler: Scaler | None = None,
+        *,
+        forward: Callable[[nn.Module], Any] | None = None,
+        loss: Callable[[Any], Tensor] | None = None,
+    ) -> Losses:
         """Compute both losses of one batch and add the joint gradient to every parameter's `.grad`.
 
         `closure(net)` returns the loss of the network it is given; it is called with the model and with its low-rank
         network, so everything else in it (the batch, the labels) is the same for both. A `GradScaler` may be passed
         here, or applied in the closure; step and update it as usual.
+
+        With `distill`, outputs and loss are told apart: ``backward(forward=lambda net: net(x), loss=lambda out: ...)``.
         """
-        ratio = self._draw_ratio()
-        full_loss, full_gradient = self._differentiate(closure, self.model, scaler)
+        call = self._check_call(closure, forward, loss)
+        if self.turns and self.balance > 0:
+            losses = self._low_turn(call, scaler) if self._is_low_next else self._full_turn(call, scaler)
+            self._is_low_next = not self._is_low_next
+            return losses
+
+        drawn = self.sizes.draw(self._generator)
+        full = self._differentiate(call, self.model, scaler)
+        absent = torch.full_like(full.loss, math.nan)
         if self.balance == 0:
-            _accumulate(_own(full_gradient))
-            return Losses(full_loss, torch.full_like(full_loss, math.nan), ratio)
+            accumulate(scaled(full.gradient, 1.0))
+            return Losses(full.loss, absent, drawn if isinstance(self.sizes, DrawRatio) else math.nan)
+        decompositions = self._decompose()
+        if decompositions is None:
+            accumulate(scaled(full.gradient, 1.0))
+            return Losses(full.loss, full.loss, 1.0)
 
-        try:
-            decompositions = self._bases.of_current_weights()
-        except torch.linalg.LinAlgError as error:
-            warnings.warn(f"the SVD failed, this step is an ordinary full-rank step: {error}", stacklevel=2)
-            _accumulate(_own(full_gradient))
-            return Losses(full_loss, full_loss, 1.0)
-
-        ranks = self.select_ranks(decompositions, ratio)
-        low_loss, low_gradient = self._low_rank_pass(closure, scaler, decompositions, ranks, full_gradient)
-
+        size = self._choose(decompositions, drawn)
+        low = self._low_rank_pass(call, scaler, decompositions, size.ranks, full.outputs)
         kernels = {layer.weight for layer in self.layers}
-        _accumulate(
+        accumulate(
             {
-                parameter: _mix(full_gradient[parameter], low_gradient[parameter], self.balance, parameter in kernels)
-                for parameter in full_gradient
+                parameter: mix(full.gradient[parameter], low.gradient[parameter], self.balance, parameter in kernels)
+                for parameter in full.gradient
             }
         )
-        return Losses(full_loss, low_loss, ratio)
+        return Losses(full.loss, low.loss, size.ratio, size.macs, size.params)
 
-    def select_ranks(self, decompositions: Mapping[str, SVD], ratio: float) -> dict[str, int]:
-        """r_ℓ for every layer after dropping d = (1 − Z) ΣR_ℓ bases across the whole network."""
+    def _full_turn(self, call: _Call, scaler: Scaler | None) -> Losses:
+        """2 (1 − λ) ∇_f."""
+        full = self._differentiate(call, self.model, scaler)
+        self._norms.update(full.gradient, _scale_of(scaler, full.loss))
+        accumulate(scaled(full.gradient, 2 * (1 - self.balance)))
+        return Losses(full.loss, torch.full_like(full.loss, math.nan), math.nan)
+
+    def _low_turn(self, call: _Call, scaler: Scaler | None) -> Losses:
+        """2 λ ∇̂."""
+        drawn = self.sizes.draw(self._generator)
+        decompositions = self._decompose()
+        if decompositions is None:
+            return self._full_turn(call, scaler)
+        size = self._choose(decompositions, drawn)
+        taught = self._teach(call) if self.distill else None
+        low = self._low_rank_pass(call, scaler, decompositions, size.ranks, taught)
+        accumulate(self._norms.rebalanced(low.gradient, 2 * self.balance, _scale_of(scaler, low.loss)))
+        return Losses(torch.full_like(low.loss, math.nan), low.loss, size.ratio, size.macs, size.params)
+
+    @torch.no_grad()
+    def _teach(self, call: _Call) -> Any:
+        """The full network's outputs, from a pass that takes no gradient and leaves the model's buffers alone."""
+        teacher = rewire(unwrap(self.model), {})
+        clone_buffers_(teacher)
+        return call.run(teacher)
+
+    def select_ranks(self, decompositions: Mapping[str, SVD], drawn: float) -> dict[str, int]:
+        """r_ℓ for every layer at a rank ratio Z, or within a budget (as a count) where budgets are drawn."""
+        return dict(self._choose(decompositions, drawn).ranks)
+
+    def _choose(self, decompositions: Mapping[str, SVD], drawn: float) -> Size:
         names = [layer.name for layer in self.layers]
         sigmas = torch.cat([decompositions[name].s.double() for name in names]).cpu().numpy()
         sections = np.split(sigmas, np.cumsum([layer.full_rank for layer in self.layers])[:-1])
         # A layer's bases go in the order of their singular values; a criterion may rank them otherwise.
         scores = [np.sort(score(self.criterion, n, s))[::-1] for n, s in zip(names, sections, strict=True)]
-        return dict(zip(names, prefix_ranks(scores, ratio, self._lower, self._upper).tolist(), strict=True))
+        return self.sizes.choose(scores, drawn)
+
+    def _decompose(self) -> dict[str, SVD] | None:
+        """The bases of the weights as they are; None, with a warning, where that failed."""
+        try:
+            return self._bases.of_current_weights()
+        except torch.linalg.LinAlgError as error:
+            warnings.warn(f"the SVD failed, this step is an ordinary full-rank step: {error}", stacklevel=3)
+            return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to repeat exactly: the generator of Z and, where they are kept, the bases."""
-        return {"generator": self._generator.get_state(), "bases": self._bases.state_dict()}
+        """What a resumed run needs to repeat exactly: the generator of sizes and, where they are kept, the bases; whose
+        turn it is, and the norms of the gradients so far.
+        """
+        state = {"generator": self._generator.get_state(), "bases": self._bases.state_dict()}
+        return state | {"turn": {"low": self._is_low_next, "norms": self._norms.state_dict()}} if self.turns else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict` of an objective with the same settings around the same model."""
-        for key in ("generator", "bases"):
+        for key in ("generator", "bases", *(["turn"] if self.turns else [])):
             if key not in state:
                 raise InvalidArgumentError(f"state: it has no entry {key!r}; allowed: what state_dict() returned")
         self._bases.load_state_dict(state["bases"])
+        if self.turns:
+            turn = state["turn"]
+            if not isinstance(turn, Mapping) or not isinstance(turn.get("low"), bool) or "norms" not in turn:
+                raise InvalidArgumentError(f"state: its turn is {turn!r:.40}; allowed: what state_dict() returned")
+            self._norms.load_state_dict(turn["norms"])
+            self._is_low_next = turn["low"]
         self._generator.set_state(state["generator"].cpu())
-
-    def _draw_ratio(self) -> float:
-        low, high = self.ratio
-        return low + (high - low) * float(torch.rand((), dtype=torch.float64, generator=self._generator))
 
     def _low_rank_pass(
         self,
-        closure: Closure,
-        scaler: torch.amp.GradScaler | None,
+        call: _Call,
+        scaler: Scaler | None,
         decompositions: Mapping[str, SVD],
         ranks: Mapping[str, int],
-        full_gradient: Mapping[nn.Parameter, Tensor | None],
-    ) -> tuple[Tensor, dict[nn.Parameter, Tensor | None]]:
-        """The low-rank network's loss and gradient."""
+        taught: Any,
+    ) -> _Pass:
+        """The low-rank network's loss and gradient; `taught` are the full network's outputs, where they count."""
         network, layers = self._build_low_rank_network(decompositions, ranks)
         with self._layout.used_by(network):
-            result = self._differentiate(closure, network, scaler)
-        self._check_used(layers, full_gradient)
+            result = self._differentiate(call, network, scaler, taught)
+        self._check_used(layers)
         return result
 
     def _build_low_rank_network(
@@ -193,11 +288,10 @@ class JointObjective:
         avoid_fast_paths_(network)
         return network, list(replacements.values())
 
-    def _differentiate(
-        self, closure: Closure, network: nn.Module, scaler: torch.amp.GradScaler | None
-    ) -> tuple[Tensor, dict[nn.Parameter, Tensor | None]]:
+    def _differentiate(self, call: _Call, network: nn.Module, scaler: Scaler | None, taught: Any = None) -> _Pass:
         """The loss of one network, and its gradient for every trainable parameter."""
-        loss = closure(network)
+        outputs = call.run(network)
+        loss = call.loss(outputs) if taught is None or self.distill == 0 else self._distilled(call, outputs, taught)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             came = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise InvalidArgumentError(f"closure: it returned {came}; allowed: a loss, one scalar tensor")
@@ -205,13 +299,36 @@ class JointObjective:
         if not loss.requires_grad or not parameters:
             raise InvalidArgumentError("closure: its loss depends on no trainable parameter; allowed: one that does")
         if not self._has_checked:
-            _refuse_reentrant_checkpoints(loss)
+            refuse_reentrant_checkpoints(loss)
             self._has_checked = True
-        scaled = loss if scaler is None else scaler.scale(loss)
-        gradients = torch.autograd.grad(scaled, parameters, allow_unused=True)
-        return loss.detach(), dict(zip(parameters, gradients, strict=True))
+        whole = loss if scaler is None else scaler.scale(loss)
+        found = torch.autograd.grad(whole, parameters, allow_unused=True)
+        gradient = dict(zip(parameters, found, strict=True))
+        if network is self.model:
+            self._in_full = {p for p, g in gradient.items() if g is not None}
+        return _Pass(loss.detach(), gradient, detached(outputs) if self.distill else None)
 
-    def _check_used(self, low_rank: list[LowRankLayer], full_gradient: Mapping[nn.Parameter, Tensor | None]) -> None:
+    def _distilled(self, call: _Call, outputs: Any, taught: Any) -> Tensor:
+        """(1 − d) · loss + d · KL(full ‖ low)."""
+        distance = self.distance(outputs, taught)
+        return distance if self.distill == 1 else (1 - self.distill) * call.loss(outputs) + self.distill * distance
+
+    def _check_call(
+        self, closure: Closure | None, forward: Callable[[nn.Module], Any] | None, loss: Callable[[Any], Tensor] | None
+    ) -> _Call:
+        """How a network is run and what its loss is."""
+        if closure is not None and forward is None and loss is None:
+            if self.distill:
+                raise InvalidArgumentError(
+                    f"backward: distill={self.distill:g} needs the outputs, which a closure does not show; allowed: "
+                    "backward(forward=lambda net: net(x), loss=lambda out: ...)"
+                )
+            return _Call(closure, lambda loss: loss)
+        if closure is None and forward is not None and loss is not None:
+            return _Call(forward, loss)
+        raise InvalidArgumentError("backward: allowed: a closure, or both forward= and loss=")
+
+    def _check_used(self, low_rank: list[LowRankLayer]) -> None:
         """Warn, once, where the second loss was not that of the low-rank network."""
         if self._has_warned or all(layer.has_run for layer in low_rank):
             return
@@ -224,7 +341,7 @@ class JointObjective:
             )
             return
         not_run = {one.name: parameter_of(one.pair.module) for one in low_rank if not one.has_run}
-        missed = [name for name, weight in not_run.items() if full_gradient.get(weight) is not None]
+        missed = [name for name, weight in not_run.items() if weight in self._in_full]
         if missed:
             self._has_warned = True
             warnings.warn(
@@ -234,72 +351,33 @@ class JointObjective:
             )
 
 
-def _mix(full: Tensor | None, low: Tensor | None, balance: float, rebalance: bool) -> Tensor | None:
-    """(1 − λ) ∇_f + λ ∇̂, where ∇̂ is ∇ scaled to the norm of ∇_f for a decomposed weight (end of appendix A)."""
-    if full is None or low is None:
-        only, share = (full, 1 - balance) if low is None else (low, balance)
-        # A decomposed weight that the full pass did not use has norm 0 there, so ∇̂ = 0.
-        return None if only is None or (rebalance and full is None) else only * share
-    if rebalance:
-        full_norm, low_norm = _norm(full), _norm(low)
-        # NaN and infinity stay visible to a GradScaler: 0 · NaN is NaN.
-        low_share = balance * torch.where(low_norm > 0, full_norm / low_norm, 0.0)
-        return (full * (1 - balance)).addcmul_(low.to(full.dtype), low_share.to(full.dtype))
-    return full * (1 - balance) + low.to(full.dtype) * balance
+class _Call(NamedTuple):
+    """How a network is run, and the loss of what comes out."""
+
+    run: Callable[[nn.Module], Any]
+    loss: Callable[[Any], Tensor]
 
 
-def _norm(gradient: Tensor) -> Tensor:
-    """‖·‖_F. On a CPU float32 is several times faster, and float64 is only needed where the squares would not fit."""
-    if gradient.device.type == "cpu" and gradient.dtype == torch.float32:
-        norm = torch.linalg.vector_norm(gradient)
-        if 1e-12 < norm < 1e12:
-            return norm
-    is_without_float64 = gradient.device.type == "mps"
-    return torch.linalg.vector_norm(gradient, dtype=torch.float32 if is_without_float64 else torch.float64)
+class _Pass(NamedTuple):
+    """What one network gave: its loss, its gradient, and its outputs where another one learns from them."""
+
+    loss: Tensor
+    gradient: Gradient
+    outputs: Any
 
 
-def _own(gradient: Mapping[nn.Parameter, Tensor | None]) -> dict[nn.Parameter, Tensor | None]:
-    """Copies: autograd may return one tensor for two parameters, or an expanded one."""
-    return {p: None if g is None else g.clone() for p, g in gradient.items()}
+def _scale_of(scaler: Scaler | None, loss: Tensor) -> Tensor | None:
+    """By what a scaler multiplies the loss; the running norms are without it."""
+    return None if scaler is None else scaler.scale(torch.ones((), device=loss.device)).double()
 
 
-@torch.no_grad()
-def _accumulate(gradient: Mapping[nn.Parameter, Tensor | None]) -> None:
-    """Add to `.grad`, as `backward()` does."""
-    for parameter, value in gradient.items():
-        if value is None:
-            continue
-        if parameter.grad is None:
-            parameter.grad = value.to(parameter.dtype)
-        else:
-            parameter.grad = parameter.grad.add_(value.to(parameter.grad.dtype))
+def _check_share(option: str, value: float) -> float:
+    if not is_number(value) or not 0 <= value <= 1:
+        raise InvalidArgumentError(f"{option}={value!r}; allowed: a number from 0 to 1")
+    return float(value)
 
 
-def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
-    """Their nodes call backward() inside, which autograd.grad leaves out: parameters would get no gradient."""
-    waiting, seen = [loss.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if node.name().startswith("CheckpointFunction"):
-            raise InvalidArgumentError(
-                "closure: the model uses torch.utils.checkpoint with use_reentrant=True; allowed: use_reentrant=False"
-            )
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-
-
-def _check_range(ratio: tuple[float, float] | float) -> tuple[float, float]:
-    pair = tuple(ratio) if isinstance(ratio, tuple | list) else (ratio, ratio)
-    if len(pair) == 2:
-        low, high = (check_ratio("ratio", value) for value in pair)
-        if low <= high:
-            return low, high
-    raise InvalidArgumentError(f"ratio={ratio!r}; allowed: (smallest, largest) with 0 < smallest <= largest <= 1")
-
-
-def _check_balance(balance: float) -> float:
-    if not is_number(balance) or not 0 <= balance <= 1:
-        raise InvalidArgumentError(f"balance={balance!r}; allowed: a number from 0 to 1")
-    return float(balance)
+def _check_flag(option: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{option}={value!r}; allowed: True or False")
+    return value

@@ -7,7 +7,7 @@ import re
 from dataclasses import fields
 
 from decomposable.errors import InvalidArgumentError
-from decomposable.methods import decomposable, plain, scratch, slimmable, trp, tucker, us_net, width
+from decomposable.methods import decomposable, elastic, plain, scratch, slimmable, trp, tucker, us_net, width
 from decomposable.methods.base import LineStyle, Material, Method, Sized, Step, Training
 from decomposable.methods.registry import BUILT_IN, METHODS, kinds
 from decomposable.methods.settings import Settings
@@ -80,6 +80,6 @@ def find(name: str) -> Method:
     return METHODS[name]
 
 
-for _package in (plain, width, scratch, trp, tucker, slimmable, us_net, decomposable):
+for _package in (plain, width, scratch, trp, tucker, slimmable, us_net, decomposable, elastic):
     register(_package.METHOD)
 BUILT_IN.update(METHODS)

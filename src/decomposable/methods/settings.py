@@ -22,6 +22,7 @@ from decomposable.methods.values import MOST, Check, Checked, MethodSettings, Te
 from decomposable.sizing.plans import FrozenDict
 
 if TYPE_CHECKING:  # to whom the settings of single methods are fields like all others; at run time `_FlatNames` is why
+    from decomposable.methods.elastic import ElasticSettings
     from decomposable.methods.scratch import ScratchSettings
     from decomposable.methods.slimmable import SlimmableSettings
     from decomposable.methods.trp import TRPSettings
@@ -30,7 +31,15 @@ if TYPE_CHECKING:  # to whom the settings of single methods are fields like all 
     from decomposable.methods.width import WidthSettings
 
     @dataclass(frozen=True, kw_only=True)
-    class _OfAll(WidthSettings, ScratchSettings, TRPSettings, TuckerSettings, SlimmableSettings, UniversalSettings):
+    class _OfAll(
+        WidthSettings,
+        ScratchSettings,
+        TRPSettings,
+        TuckerSettings,
+        SlimmableSettings,
+        UniversalSettings,
+        ElasticSettings,
+    ):
         pass
 
 else:

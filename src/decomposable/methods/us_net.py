@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from decomposable.data.base import generator_for
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material, Method
+from decomposable.methods.outputs import loss_and_outputs
 from decomposable.methods.settings import Settings
 from decomposable.methods.values import Check
 from decomposable.methods.width import WidthsSettings
@@ -58,13 +59,13 @@ class SandwichStep:
 
     def backward(self, closure: Closure) -> dict[str, Tensor | float]:
         """Add the gradient of all widths. The losses of the labels are logged for all, learned from at width 1 only."""
-        loss, outputs = _run(closure, self.network.model)
+        loss, outputs = loss_and_outputs(closure, self.network.model, "us-net")
         loss.backward()
         target = outputs.detach().softmax(dim=1)
         losses: dict[str, Tensor | float] = {"loss": loss.detach()}
         distillations: dict[str, Tensor | float] = {}
         for name, width in self.draw().items():
-            loss, outputs = _run(closure, self.network.widths.at(width))
+            loss, outputs = loss_and_outputs(closure, self.network.widths.at(width), "us-net")
             distillation = F.cross_entropy(outputs, target)
             distillation.backward()
             losses[f"loss_{name}"] = loss.detach()
@@ -87,24 +88,6 @@ class SandwichStep:
         if "generator" not in state:
             raise InvalidArgumentError("state: it has no entry 'generator'; allowed: what state_dict() returned")
         self._generator.set_state(state["generator"].cpu())
-
-
-def _run(closure: Closure, network: nn.Module) -> tuple[Tensor, Tensor]:
-    """The loss of a network, and the outputs that it is the loss of, in float32 or better."""
-    calls: list[Any] = []
-    with network.register_forward_hook(lambda module, args, output: calls.append(output)):
-        loss = closure(network)
-    if len(calls) != 1:
-        raise InvalidArgumentError(
-            f"loss: it calls the network {len(calls)} times; allowed with method=us-net: once, by net(x)"
-        )
-    outputs = calls[0]
-    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or not outputs.is_floating_point():
-        came = f"outputs of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise InvalidArgumentError(
-            f"model: it gives {came}; allowed with method=us-net: (samples, classes), to be distilled"
-        )
-    return loss, outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 class UniversallySlimmable(Method):

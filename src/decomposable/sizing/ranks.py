@@ -240,7 +240,8 @@ class RankSelector:
             raise InvalidArgumentError(f"{measure}={value!r}: the network has none; allowed: params=, ratio=, ranks=")
         budget = absolute_budget(measure, value, self.full_cost(measure))
         if budget < self.smallest_cost(measure, align):
-            raise BudgetError(self._too_small(measure, value, align))
+            smallest = self.smallest_cost(measure, align)
+            raise BudgetError.of(self._too_small(measure, value, align), smallest / self.full_cost(measure))
         length = int(np.searchsorted(self._table(align).costs[measure], budget, side="right")) - 1
         ranks = self._prefix(length, align)
         dense = self._is_dense(measure, ranks)

@@ -52,7 +52,8 @@ def check_finite(
         return
     if bad is not None:
         index, name, value = bad
-        network = watched.networks[min(index, len(watched.networks) - 1)]
+        # The last call has the last loss; a teacher's call before them may have none.
+        network = watched.networks[max(index - len(losses), -len(watched.networks))]
         what = f"{'the low-rank loss' if name == 'loss_low' else 'the loss'} is {value}"
         where = _first_non_finite_layer(network, watched)
     else:

@@ -1,0 +1,178 @@
+"""Ways to draw and teach the low-rank network, tried on a pretrained ResNet-20 and judged on held-out training images.
+
+One run is one row: a short training with the options given, then accuracy at some sizes on 5,000 training images that
+it never saw. The test set plays no part. Rows go to results/benchmarks.jsonl as `elastic`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from _cifar import accuracy, add_options, augment, load_cifar10, pretrained_resnet20
+from _common import record
+from torch import nn
+
+import decomposable as dn
+from decomposable.training.loop import parameter_groups
+
+SIZES = (1.0, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07)
+HELD_OUT = 5000
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_options(parser)
+    parser.add_argument("--name", required=True, help="of this row")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--rate", type=float, default=0.05)
+    parser.add_argument("--ratio", type=float, nargs=2, help="the paper's Z, in place of budgets")
+    parser.add_argument("--macs", type=float, nargs=2, default=(0.06, 0.7))
+    parser.add_argument("--smallest", type=float, default=0.0)
+    parser.add_argument("--distill", type=float, default=1.0)
+    parser.add_argument("--no-turns", dest="turns", action="store_false")
+    parser.add_argument("--balance", type=float, default=0.5)
+    parser.add_argument("--refresh", type=int, default=8)
+    parser.add_argument("--late", type=float, default=0.0, help="the part of the training without low-rank passes")
+    parser.add_argument("--score", choices=("sigma", "norm", "mac"), default="sigma")
+    parser.add_argument("--average", type=float, default=0.0, help="decay of a moving average of the weights")
+    parser.add_argument("--average-teaches", action="store_true")
+    parser.add_argument("--teacher-eval", action="store_true", help="the teacher in eval mode")
+    parser.add_argument("--plain", action="store_true", help="no low-rank network at all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-record", action="store_true")
+    return parser.parse_args()
+
+
+class Weighted:
+    """Scores of each layer times a number, in training and afterwards."""
+
+    def __init__(self, joint: dn.JointObjective, kind: str) -> None:
+        self.joint, self.kind, self.sizes = joint, kind, joint.sizes
+
+    def draw(self, generator):
+        return self.sizes.draw(generator)
+
+    def choose(self, scores, drawn):
+        return self.sizes.choose(self.weighted(scores), drawn)
+
+    def weighted(self, scores):
+        weights = self.of_norms() if self.kind == "norm" else self.of_macs()
+        return [s * w for s, w in zip(scores, weights, strict=True)]
+
+    def of_norms(self):
+        """‖diag(γ/√(v+ε)) W‖ / ‖W‖: before a normalisation layer, the scale of W is arbitrary."""
+        gains = []
+        modules = dict(self.joint.model.named_modules())
+        for layer in self.joint.layers:
+            norm = modules.get(layer.name.replace("conv", "bn"))
+            gain = 1.0
+            if isinstance(norm, nn.BatchNorm2d):
+                per_channel = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
+                w = layer.weight.detach().flatten(1)
+                gain = float((per_channel[:, None] * w).norm() / w.norm())
+            gains.append(gain)
+        return gains
+
+    def of_macs(self):
+        """1/√MACs of a basis: σ² per MAC has the order of σ/√MACs."""
+        macs = np.array([cost.macs_per_rank for cost in self.sizes.selector.costs])
+        return np.sqrt(macs.mean() / macs)
+
+
+def main() -> None:
+    args = arguments()
+    images, labels = load_cifar10(args.data, "train")
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(12345))
+    held, kept = order[:HELD_OUT], order[HELD_OUT:]
+    torch.manual_seed(args.seed)
+    generator = torch.Generator().manual_seed(args.seed)
+    model = pretrained_resnet20(args.weights).to(memory_format=torch.channels_last)
+    example = torch.zeros(1, 3, 32, 32)
+    sizes = (
+        {"ratio": tuple(args.ratio)}
+        if args.ratio
+        else {"macs": tuple(args.macs), "smallest": args.smallest, "example_input": example}
+    )
+    joint = dn.JointObjective(
+        model,
+        balance=0.0 if args.plain else args.balance,
+        distill=args.distill,
+        turns=args.turns,
+        refresh=args.refresh,
+        seed=args.seed,
+        **sizes,
+    )
+    weighted = None
+    if args.score != "sigma":
+        joint.sizes = weighted = Weighted(joint, args.score)
+    optimizer = torch.optim.SGD(parameter_groups(model, 5e-4), lr=args.rate, momentum=0.9, nesterov=True)
+    average = copy.deepcopy(model) if args.average else None
+    if args.average_teaches or args.teacher_eval:
+        teacher = average if args.average_teaches else model
+
+        def teach(call):
+            twin = copy.deepcopy(teacher)
+            twin.train(not args.teacher_eval)
+            with torch.no_grad():
+                return call.run(twin)
+
+        joint._teach = teach
+    start, work = time.time(), 0.0
+    place, epoch = 0, torch.randperm(len(kept), generator=generator)
+    for step in range(args.steps):
+        if place + 128 > len(kept):
+            place, epoch = 0, torch.randperm(len(kept), generator=generator)
+        rows = kept[epoch[place : place + 128]]
+        place += 128
+        x, y = augment(images[rows], generator).contiguous(memory_format=torch.channels_last), labels[rows]
+        rate = args.rate * min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        model.train()
+        optimizer.zero_grad()
+        joint.balance = 0.0 if args.plain or step < args.late * args.steps else args.balance
+        losses = joint.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y))
+        optimizer.step()
+        has_full, has_low = (not math.isnan(float(each)) for each in (losses.full, losses.low))
+        work += has_full + has_low + (1 / 3 if has_low and not has_full and args.distill else 0)
+        if average is not None:
+            with torch.no_grad():
+                decay = min(args.average, (1 + step) / (10 + step))
+                for a, p in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+                    if a.is_floating_point():
+                        a.lerp_(p, 1 - decay)
+        if step % 50 == 49:
+            seen = f"full {float(losses.full):.3f}, low-rank {float(losses.low):.3f}"
+            print(f"step {step + 1}: {seen}, {time.time() - start:.0f} s", flush=True)
+    seconds = time.time() - start
+    found = {}
+    for name, trained in (("", model), ("average", average)):
+        if trained is None:
+            continue
+        net = dn.decompose(trained.eval(), example_input=example)
+        if weighted is not None:
+            net.selector = replace(net.selector, scores=tuple(weighted.weighted(net.selector.scores)))
+        g = torch.Generator().manual_seed(1)
+        batches = [augment(images[kept[part]], g) for part in torch.arange(2000).split(250)]
+        net.calibrate_(batches, sizes=list(SIZES[1:]) + ([1.0] if name else []))
+        row = {}
+        for size in SIZES:
+            net.resize_(macs=size)
+            row[f"{size:g}"] = round(accuracy(net, images[held], labels[held]), 2)
+        found[name] = row
+        print(args.name, name, row, f"work {work:.0f}", f"{seconds:.0f} s", flush=True)
+    if not args.no_record:
+        settings = {k: v for k, v in vars(args).items() if k not in ("data", "weights", "no_record")}
+        figures = {"row": args.name, "settings": settings, "work": work, "accuracy": found[""]}
+        record("elastic", figures | ({"average": found["average"]} if "average" in found else {}))
+
+
+if __name__ == "__main__":
+    main()

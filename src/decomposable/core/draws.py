@@ -1,0 +1,169 @@
+"""The size of a low-rank network that is trained: drawn anew in every step, as a ratio Z or as a budget.
+
+The paper draws Z, the part of all bases of the network that is kept, uniformly. What a network is asked for later is
+rather a part of its multiply-accumulates: drawn log-uniformly, small networks are trained as often as large ones, and
+each is the very network that ``resize_(macs=...)`` makes of the weights, its dense layers included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from decomposable.checks import check_ratio, is_number
+from decomposable.core.layers import Layer
+from decomposable.core.tracing import Forward, Trace, layer_costs, on_device_of, other_macs, trace
+from decomposable.core.tree import undisturbed
+from decomposable.errors import InvalidArgumentError
+from decomposable.sizing.plans import absolute_budget
+from decomposable.sizing.ranks import Ints, Measure, RankSelector, prefix_ranks
+
+Range = tuple[float, float]
+Scores = Sequence[NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Size:
+    """The ranks of a low-rank network, and what part of all bases, MACs and parameters they are, where known."""
+
+    ranks: Mapping[str, int]
+    ratio: float
+    macs: float = math.nan
+    params: float = math.nan
+
+
+class Draw(Protocol):
+    """How the size of one step is found: drawn before its passes, its ranks chosen by the weights of that time."""
+
+    def draw(self, generator: torch.Generator) -> float:
+        """Z, or a budget."""
+
+    def choose(self, scores: Scores, drawn: float) -> Size:
+        """The ranks for it, given every layer's scores in falling order."""
+
+
+@dataclass
+class DrawRatio:
+    """Z ∼ U(α_l, α_u), and r_ℓ after dropping d = (1 − Z) ΣR_ℓ bases across the whole network (section 2.3)."""
+
+    names: Sequence[str]
+    lower: Ints
+    upper: Ints
+    range: Range
+
+    def draw(self, generator: torch.Generator) -> float:
+        """Z."""
+        low, high = self.range
+        return low + (high - low) * _place(generator)
+
+    def choose(self, scores: Scores, drawn: float) -> Size:
+        """Taken literally: the best round(Z·ΣR) bases."""
+        ranks = prefix_ranks(scores, drawn, self.lower, self.upper).tolist()
+        return Size(dict(zip(self.names, ranks, strict=True)), drawn)
+
+
+@dataclass
+class DrawBudget:
+    """A budget, log-uniform between two, the smallest of all in a share of the steps; the plan that it buys."""
+
+    selector: RankSelector
+    measure: Measure
+    range: Range  # as counts
+    smallest: float
+
+    def draw(self, generator: torch.Generator) -> float:
+        """A count of MACs or parameters."""
+        (low, high), place = self.range, _place(generator)
+        if place < self.smallest:
+            return low
+        return low * (high / low) ** ((place - self.smallest) / (1 - self.smallest))
+
+    def choose(self, scores: Scores, drawn: float) -> Size:
+        """As `resize_` does; a layer that is cheaper dense is the layer itself."""
+        selector = replace(self.selector, scores=tuple(scores))
+        # Rounded up, so that the smallest possible budget stays possible.
+        plan = selector.of_size(max(2, math.ceil(drawn)), self.measure)
+        macs = math.nan if plan.macs_fraction is None else plan.macs_fraction
+        return Size(plan.ranks, plan.ratio, macs, plan.params_fraction)
+
+
+def _place(generator: torch.Generator) -> float:
+    return float(torch.rand((), dtype=torch.float64, generator=generator))
+
+
+def draw_of(
+    ways: Mapping[str, Any],
+    smallest: float,
+    names: Sequence[str],
+    bounds: tuple[Ints, Ints],
+    selector: Callable[[], RankSelector],
+) -> Draw:
+    """The draw for one of a `ratio` and budgets of `macs` or `params`; what cannot be drawn is refused."""
+    given = {way: value for way, value in ways.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidArgumentError(f"{' and '.join(given)}: got both; allowed: one of {', '.join(ways)}")
+    if not is_number(smallest) or not 0 <= smallest < 1:
+        raise InvalidArgumentError(f"smallest={smallest!r}; allowed: a share of the steps, from 0 to below 1")
+    way, value = next(iter(given.items()), ("ratio", (0.01, 0.5)))
+    if way == "ratio":
+        if smallest:
+            raise InvalidArgumentError(f"smallest={smallest!r}: of budgets; allowed: with macs= or params=")
+        return DrawRatio(names, *bounds, _check_range(value))
+    measure: Measure = "macs" if way == "macs" else "params"
+    return DrawBudget(known := selector(), measure, _check_budgets(known, measure, value), float(smallest))
+
+
+def cost_selector(
+    model: nn.Module, layers: Sequence[Layer], bounds: tuple[Ints, Ints], example_input: Any, forward: Forward
+) -> RankSelector:
+    """What sizes of the model cost, seen in a pass with the example input where there is one; scores come later."""
+    seen = None
+    if example_input is not None:
+        with undisturbed(model):
+            seen = trace(model, on_device_of(model, example_input), forward)
+    return RankSelector(
+        costs=layer_costs(layers, seen or Trace()),
+        scores=tuple(np.zeros(layer.full_rank) for layer in layers),
+        fixed_macs=None if seen is None else other_macs(layers, seen),
+        fixed_params=sum(p.numel() for p in model.parameters()) - sum(layer.weight.numel() for layer in layers),
+        lower=bounds[0],
+        upper=bounds[1],
+    )
+
+
+def _check_budgets(selector: RankSelector, measure: Measure, wanted: object) -> Range:
+    """Both ends of a range of budgets, as counts."""
+    pair = _pair_of(wanted)
+    if pair is None:
+        raise InvalidArgumentError(f"{measure}={wanted!r}; allowed: a budget, or (smallest, largest)")
+    if measure == "macs" and selector.fixed_macs is None:
+        raise InvalidArgumentError("macs= needs the sizes of the feature maps; allowed: with example_input=...")
+    for end in pair:
+        selector.of_size(end, measure)  # what cannot be is refused here, and not in the middle of a training
+    low, high = (absolute_budget(measure, end, selector.full_cost(measure)) for end in pair)
+    if low > high:
+        raise InvalidArgumentError(f"{measure}={wanted!r}; allowed: (smallest, largest) with smallest <= largest")
+    return low, high
+
+
+def _check_range(ratio: object) -> Range:
+    """(α_l, α_u); one number keeps Z fixed."""
+    pair = _pair_of(ratio)
+    if pair is not None:
+        low, high = (check_ratio("ratio", value) for value in pair)
+        if low <= high:
+            return low, high
+    raise InvalidArgumentError(f"ratio={ratio!r}; allowed: (smallest, largest) with 0 < smallest <= largest <= 1")
+
+
+def _pair_of(value: Any) -> tuple[Any, Any] | None:
+    """Both ends of a range; one number is both."""
+    pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    return (pair[0], pair[1]) if len(pair) == 2 else None

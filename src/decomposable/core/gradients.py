@@ -1,0 +1,126 @@
+"""Gradients of the two networks of a joint step: mixed layer by layer, and added to `.grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.core.layers import Layer
+from decomposable.errors import InvalidArgumentError
+
+Gradient = Mapping[nn.Parameter, Tensor | None]
+"""∂L/∂w of every trainable parameter; None where the loss does not depend on it."""
+
+_KEPT = 0.9  # of a running norm, when the next one comes
+
+
+def mix(full: Tensor | None, low: Tensor | None, balance: float, rebalance: bool) -> Tensor | None:
+    """(1 − λ) ∇_f + λ ∇̂, where ∇̂ is ∇ scaled to the norm of ∇_f for a decomposed weight (end of appendix A)."""
+    if full is None or low is None:
+        only, share = (full, 1 - balance) if low is None else (low, balance)
+        # A decomposed weight that the full pass did not use has norm 0 there, so ∇̂ = 0.
+        return None if only is None or (rebalance and full is None) else only * share
+    if rebalance:
+        low_share = balance * _ratio(norm(full), norm(low))
+        return (full * (1 - balance)).addcmul_(low.to(full.dtype), low_share.to(full.dtype))
+    return full * (1 - balance) + low.to(full.dtype) * balance
+
+
+def norm(gradient: Tensor) -> Tensor:
+    """‖·‖_F. On a CPU float32 is several times faster, and float64 is only needed where the squares would not fit."""
+    if gradient.device.type == "cpu" and gradient.dtype == torch.float32:
+        found = torch.linalg.vector_norm(gradient)
+        if 1e-12 < found < 1e12:
+            return found
+    is_without_float64 = gradient.device.type == "mps"
+    return torch.linalg.vector_norm(gradient, dtype=torch.float32 if is_without_float64 else torch.float64)
+
+
+def _ratio(full_norm: Tensor, low_norm: Tensor) -> Tensor:
+    """‖∇_f‖/‖∇‖, and 0 where there is no ∇. NaN and infinity stay visible to a GradScaler: 0 · NaN is NaN."""
+    return torch.where(low_norm > 0, full_norm / low_norm, 0.0)
+
+
+class RunningNorms:
+    """‖∇_f‖ of every decomposed weight, averaged over the full-rank steps so far.
+
+    Where full- and low-rank steps take turns, a low-rank step has no ∇_f to be scaled to; this stands in for it. Norms
+    are those of the unscaled loss, because a `GradScaler` changes its scale; of a step that it will skip none is taken.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._names = {layer.weight: layer.name for layer in layers}
+        self._norms: dict[str, Tensor] = {}
+
+    def update(self, gradient: Gradient, scale: Tensor | None) -> None:
+        """Take in the gradient of a full-rank step."""
+        for weight, name in self._names.items():
+            value = gradient.get(weight)
+            if value is None:
+                continue
+            found = norm(value).double() if scale is None else norm(value).double() / scale
+            before = self._norms.get(name, found)
+            self._norms[name] = torch.where(found.isfinite(), torch.lerp(found, before, _KEPT), before)
+
+    def rebalanced(self, gradient: Gradient, share: float, scale: Tensor | None) -> dict[nn.Parameter, Tensor | None]:
+        """Share · ∇̂, with ∇̂ scaled to the running norm for every decomposed weight."""
+        result: dict[nn.Parameter, Tensor | None] = {}
+        for parameter, value in gradient.items():
+            name = self._names.get(parameter)
+            if value is None or (name is not None and name not in self._norms):
+                result[parameter] = None  # no full pass has used this weight: its norm there is 0
+            elif name is None:
+                result[parameter] = value * share
+            else:
+                wanted = self._norms[name].to(value.device) * (1.0 if scale is None else scale)
+                result[parameter] = value * (share * _ratio(wanted, norm(value).double())).to(value.dtype)
+        return result
+
+    def state_dict(self) -> dict[str, float]:
+        """The norms by layer."""
+        return {name: float(value) for name, value in self._norms.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        known = set(self._names.values())
+        for name, value in state.items():
+            if name not in known or not isinstance(value, float) or not value >= 0:
+                raise InvalidArgumentError(
+                    f"state: its norm of '{name:.80}' is {value!r:.40}; allowed: a state of this model"
+                )
+        self._norms = {name: torch.tensor(value, dtype=torch.float64) for name, value in state.items()}
+
+
+def scaled(gradient: Gradient, share: float) -> dict[nn.Parameter, Tensor | None]:
+    """Share · ∇, as tensors of its own: autograd may return one tensor for two parameters, or an expanded one."""
+    return {p: None if g is None else g * share if share != 1 else g.clone() for p, g in gradient.items()}
+
+
+@torch.no_grad()
+def accumulate(gradient: Gradient) -> None:
+    """Add to `.grad`, as `backward()` does."""
+    for parameter, value in gradient.items():
+        if value is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = value.to(parameter.dtype)
+        else:
+            parameter.grad = parameter.grad.add_(value.to(parameter.grad.dtype))
+
+
+def refuse_reentrant_checkpoints(loss: Tensor) -> None:
+    """Their nodes call backward() inside, which autograd.grad leaves out: parameters would get no gradient."""
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().startswith("CheckpointFunction"):
+            raise InvalidArgumentError(
+                "closure: the model uses torch.utils.checkpoint with use_reentrant=True; allowed: use_reentrant=False"
+            )
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]

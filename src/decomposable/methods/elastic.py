@@ -1,0 +1,124 @@
+"""Decomposable-Net with budgets, distillation and turns: better small networks than the paper's, for about plain steps.
+
+A low-rank network of a random part of the MACs learns from the full network's outputs, and the two take turns
+(`joint.py`; docs/training.md says what each of these is worth).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from decomposable.core.joint import JointObjective
+from decomposable.errors import BudgetError
+from decomposable.methods.base import Closure, LineStyle, Material
+from decomposable.methods.decomposable import Decomposable, JointStep
+from decomposable.methods.outputs import loss_and_outputs
+from decomposable.methods.settings import Settings
+from decomposable.methods.values import Check, MethodSettings
+from decomposable.network.decomposed import DecomposedNet
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticSettings(MethodSettings):
+    """How the low-rank network is drawn and taught; `balance` (λ) is shared with the paper's method."""
+
+    elastic_macs: tuple[float, float] = (0.06, 0.7)  # parts of the MACs, between which a budget is drawn
+    elastic_smallest: float = 0.0  # the share of low-rank steps that take the smallest of them
+    elastic_distill: float = 1.0  # how much the low-rank network learns from the full one, and not from the labels
+    elastic_turns: bool = True  # one of the two networks in a step; false: both in each, at twice the price
+    elastic_refresh: int = 8  # low-rank steps from one SVD to the next
+
+    checks: ClassVar[tuple[Check, ...]] = (
+        (("elastic_macs",), "two numbers with 0 < low <= high <= 1, as in 0.06,0.7", lambda v: 0 < v[0] <= v[1] <= 1),
+        (("elastic_smallest",), "a number from 0 to below 1", lambda v: 0 <= v < 1),
+        (("elastic_distill",), "a number in [0, 1]", lambda v: 0 <= v <= 1),
+        (("elastic_refresh",), "an int of at least 1", lambda v: v >= 1),
+    )
+
+
+class WithExample(nn.Module):
+    """The recipe's model, and one input of it."""
+
+    example_input: Tensor
+
+    def __init__(self, model: nn.Module, example_input: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("example_input", example_input[:1].clone(), persistent=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the model."""
+        return self.model(*args, **kwargs)
+
+
+class ElasticStep(JointStep):
+    """A full-rank step or a low-rank one, in turn."""
+
+    def backward(self, closure: Closure) -> dict[str, Tensor | float]:
+        """Add the gradient of the network whose turn it is, or of both; a loss that was not computed is not logged."""
+        loss_of: dict[int, Tensor] = {}
+
+        def forward(net: nn.Module) -> Tensor:
+            loss, outputs = loss_and_outputs(closure, net, "elastic")
+            loss_of[id(outputs)] = loss
+            return outputs
+
+        losses = self.joint.backward(forward=forward, loss=lambda outputs: loss_of[id(outputs)])
+        values: dict[str, Tensor | float] = {"loss": losses.full, "loss_low": losses.low, "macs": losses.macs}
+        return {name: value for name, value in values.items() if not math.isnan(float(value))}
+
+
+class Elastic(Decomposable):
+    """The model as it is, trained at random budgets and decomposed after training."""
+
+    name = "elastic"
+    summary = "Decomposable-Net at random budgets, taught by the full network, in turns: better, for half the passes"
+    label = "Elastic"
+    style = LineStyle(color="#CC79A7", marker="*", linewidth=2.8, markersize=11, zorder=7, place=-1)
+    settings = ElasticSettings
+
+    def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> WithExample:
+        """The model, with the input that its costs are told by."""
+        return WithExample(model, example_input)
+
+    def step(self, network: nn.Module, settings: Settings) -> ElasticStep:
+        """One of the two networks in each step."""
+        assert isinstance(network, WithExample)
+        low, high = settings.of(ElasticSettings).elastic_macs
+        try:
+            return ElasticStep(_objective(network, settings, (low, high)))
+        except BudgetError as error:
+            if error.smallest is None:
+                raise
+            # A network that cannot be so small is trained for the smallest size that it can have.
+            return ElasticStep(_objective(network, settings, (error.smallest, max(high, error.smallest))))
+
+    def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
+        """Decomposed by the form and the criterion that it was trained with."""
+        assert isinstance(network, WithExample)
+        return super().sized(network.model, material, settings)
+
+
+def _objective(network: WithExample, settings: Settings, macs: tuple[float, float]) -> JointObjective:
+    own = settings.of(ElasticSettings)
+    return JointObjective(
+        network.model,
+        form=settings.form,
+        macs=macs,
+        example_input=network.example_input,
+        smallest=own.elastic_smallest,
+        distill=own.elastic_distill,
+        turns=own.elastic_turns,
+        balance=settings.balance,
+        criterion=settings.criterion,
+        min_rank=settings.min_rank,
+        refresh=own.elastic_refresh,
+        seed=settings.seed,
+    )
+
+
+METHOD = Elastic()

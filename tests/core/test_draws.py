@@ -1,0 +1,154 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import decomposable as dn
+from decomposable.core.forms import to_matrix
+from decomposable.core.svd import svd
+from decomposable.errors import BudgetError, InvalidArgumentError
+
+X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+Y = torch.tensor([0, 1, 2, 0])
+
+
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 24, 3, padding=1),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.Conv2d(24, 32, 3, stride=2),
+        nn.Flatten(),
+        nn.Linear(288, 5),
+    )
+
+
+def joint_of(net: nn.Module, **options: object) -> dn.JointObjective:
+    return dn.JointObjective(net, example_input=X, seed=0, **options)  # type: ignore[arg-type]
+
+
+def loss(net: nn.Module) -> torch.Tensor:
+    return F.cross_entropy(net(X), Y)
+
+
+@pytest.mark.parametrize("measure", ["macs", "params"])
+@pytest.mark.parametrize("form", ["spatial", "channel"])
+def test_a_budget_is_the_very_plan_of_resize(measure: str, form: str) -> None:
+    net = model()
+    sizes = {}
+    for budget in (0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.0):
+        joint = joint_of(net, form=form, **{measure: budget})
+        decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in joint.layers})
+        plan = dn.decompose(net, X, form=form).resize_(**{measure: budget}) if budget == 1.0 else None
+        if plan is None:
+            with pytest.warns(UserWarning, match="batch normalisation"):
+                plan = dn.decompose(net, X, form=form).resize_(**{measure: budget})
+        assert joint.select_ranks(decompositions, joint.sizes.draw(joint._generator)) == dict(plan.ranks)
+        losses = joint.backward(loss)
+        assert losses.macs == plan.macs_fraction
+        assert losses.params == plan.params_fraction
+        assert losses.ratio == plan.ratio
+        sizes[budget] = plan.dense
+    assert sizes[0.1] != sizes[0.9], "some layer is dense in one and not in the other"
+
+
+def test_the_network_that_is_trained_gives_the_outputs_of_the_one_that_is_shipped() -> None:
+    net = model().eval()
+    outputs = []
+    joint_of(net, macs=0.5).backward(
+        forward=lambda n: outputs.append(n(X)) or outputs[-1], loss=lambda out: F.cross_entropy(out, Y)
+    )
+    shipped = dn.decompose(net, X)
+    with pytest.warns(UserWarning, match="batch normalisation"):
+        shipped.resize_(macs=0.5)
+    assert torch.allclose(outputs[1], shipped(X), atol=1e-5)
+    assert not torch.allclose(outputs[0], outputs[1], atol=1e-2)
+
+
+def test_budgets_are_drawn_log_uniformly_and_the_smallest_as_often_as_asked() -> None:
+    for smallest in (0.0, 0.25):
+        joint = joint_of(model(), macs=(0.1, 0.8), smallest=smallest)
+        drawn = np.array([joint.sizes.draw(joint._generator) for _ in range(4000)])
+        low, high = joint.sizes.range
+        is_smallest = drawn == low
+        assert abs(is_smallest.mean() - smallest) < 0.03
+        places = np.sort(np.log(drawn[~is_smallest] / low) / math.log(high / low))
+        distance = np.abs(places - np.arange(1, len(places) + 1) / len(places)).max()
+        assert distance < 1.63 / math.sqrt(len(places))  # Kolmogorov and Smirnov, 1%
+
+
+def test_all_that_is_drawn_stays_inside_the_range() -> None:
+    net = model()
+    joint = joint_of(net, macs=(0.15, 0.6))
+    found = [joint.backward(loss).macs for _ in range(30)]
+    assert 0.05 < min(found) < 0.25
+    assert 0.4 < max(found) <= 0.6 + 1e-6
+
+
+def test_counts_are_budgets_as_in_resize() -> None:
+    net = model()
+    full = dn.decompose(net, X).plan.full_macs
+    assert full is not None
+    assert (
+        joint_of(net, macs=(full // 5, full // 2)).sizes.range
+        == joint_of(net, macs=(full // 5 / full, full // 2 / full)).sizes.range
+    )
+
+
+def test_example_input_leaves_no_trace_in_the_model() -> None:
+    net = model().train()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    state = torch.get_rng_state()
+    joint_of(net, macs=(0.1, 0.5))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert net.training
+
+
+def test_params_need_no_example_input_and_then_macs_are_not_known() -> None:
+    net = model()
+    losses = dn.JointObjective(net, params=(0.3, 0.3), seed=0).backward(loss)
+    assert losses.params <= 0.3
+    assert math.isnan(losses.macs)
+
+
+def test_several_inputs_by_forward() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 20), nn.Linear(20, 5)
+
+        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x) * scale)
+
+    batch = {"x": torch.randn(3, 8), "scale": torch.ones(3, 1)}
+    net = Two()
+    joint = dn.JointObjective(net, macs=(0.3, 0.6), example_input=batch, forward=lambda n, b: n(**b), seed=0)
+    assert joint.backward(lambda n: n(**batch).square().mean()).macs <= 0.6
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"macs": (0.1, 0.5), "ratio": (0.1, 0.5)}, "ratio and macs: got both; allowed: one of ratio, macs, params"),
+        ({"macs": (0.6, 0.5)}, r"macs=\(0.6, 0.5\); allowed: \(smallest, largest\) with smallest <= largest"),
+        ({"macs": (0.1, 0.5, 0.7)}, "allowed: a budget, or"),
+        ({"macs": (0.1, 1.5)}, "allowed: a fraction in"),
+        ({"macs": "0.1"}, "allowed: a fraction in"),
+        ({"macs": (0.1, 0.5), "smallest": 1.0}, "smallest=1.0; allowed"),
+        ({"smallest": 0.25}, "allowed: with macs= or params="),
+        ({"macs": (0.1, 0.5), "example_input": None}, "allowed: with example_input="),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(options: dict, text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        dn.JointObjective(model(), **{"example_input": X, **options})
+
+
+def test_an_impossible_budget_states_the_smallest_possible_one() -> None:
+    with pytest.raises(BudgetError, match=r"macs=0\.001 is too small: the smallest possible is 0\.0"):
+        joint_of(model(), macs=(0.001, 0.5))

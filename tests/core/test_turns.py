@@ -1,0 +1,208 @@
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import decomposable as dn
+from decomposable.errors import InvalidArgumentError
+
+GENERATOR = torch.Generator().manual_seed(3)
+BATCHES = [
+    (torch.randn(8, 3, 6, 6, generator=GENERATOR), torch.randint(0, 4, (8,), generator=GENERATOR)) for _ in range(6)
+]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 10, 3), nn.BatchNorm2d(10), nn.ReLU(), nn.Flatten(), nn.Linear(160, 4))
+
+
+def objective(net: nn.Module, **options: object) -> dn.JointObjective:
+    return dn.JointObjective(net, **{"ratio": (0.1, 0.6), "turns": True, "seed": 0, **options})  # type: ignore[arg-type]
+
+
+def call(joint: dn.JointObjective, batch: tuple[torch.Tensor, torch.Tensor], **more: object) -> dn.Losses:
+    x, y = batch
+    return joint.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y), **more)  # type: ignore[arg-type]
+
+
+def gradients(net: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in net.parameters()]
+
+
+def test_full_and_low_rank_in_turn_and_the_absent_loss_is_nan() -> None:
+    joint = objective(model())
+    for number in range(6):
+        losses = call(joint, BATCHES[number])
+        assert math.isnan(float(losses.low if number % 2 == 0 else losses.full))
+        assert math.isfinite(float(losses.full if number % 2 == 0 else losses.low))
+        assert math.isnan(losses.ratio) == (number % 2 == 0)
+
+
+@pytest.mark.parametrize("balance", [0.3, 0.5, 1.0])
+def test_a_full_turn_is_the_plain_gradient_times_two_shares(balance: float) -> None:
+    net = model()
+    call(objective(net, balance=balance), BATCHES[0])
+    got = gradients(net)
+    net = model()
+    F.cross_entropy(net(BATCHES[0][0]), BATCHES[0][1]).backward()
+    for one, other in zip(got, gradients(net), strict=True):
+        assert torch.allclose(one, 2 * (1 - balance) * other, atol=1e-7)
+
+
+@pytest.mark.parametrize("balance", [0.3, 0.5])
+def test_a_low_turn_is_scaled_to_the_running_norms(balance: float) -> None:
+    """0.9 of what was and 0.1 of what came, per kernel; vectors are not scaled."""
+    net = model()
+    joint = objective(net, balance=balance, ratio=0.3)
+    norms = None
+    for number in range(6):
+        net.zero_grad()
+        call(joint, BATCHES[number])
+        kernels = [net[0].weight, net[4].weight]
+        if number % 2 == 0:
+            found = [float(k.grad.norm()) / (2 * (1 - balance)) for k in kernels]
+            norms = found if norms is None else [0.9 * n + 0.1 * f for n, f in zip(norms, found, strict=True)]
+        else:
+            assert norms is not None
+            got = [float(k.grad.norm()) for k in kernels]
+            assert got == pytest.approx([2 * balance * n for n in norms], rel=1e-5)
+    twin = model()
+    both = dn.JointObjective(twin, ratio=0.3, balance=1.0, seed=0)
+    twin.load_state_dict(net.state_dict())
+    call(both, BATCHES[5])
+    for one, other in zip((net[1].bias, net[4].bias), (twin[1].bias, twin[4].bias), strict=True):
+        assert torch.allclose(one.grad, 2 * balance * other.grad, atol=1e-6)
+
+
+def test_accumulation_over_two_calls_mixes_both() -> None:
+    net = model()
+    joint = objective(net)
+    call(joint, BATCHES[0])
+    full = gradients(net)
+    call(joint, BATCHES[0])
+    both = gradients(net)
+    reference = model()
+    call(dn.JointObjective(reference, ratio=(0.1, 0.6), seed=0), BATCHES[0])
+    # One batch for both, and the first norms: twice the joint gradient of the paper.
+    for one, other in zip(both, gradients(reference), strict=True):
+        assert torch.allclose(one, 2 * other, atol=1e-6)
+    assert any(not torch.allclose(a, b) for a, b in zip(full, both, strict=True))
+
+
+def test_the_teacher_takes_no_gradient_and_leaves_buffers_alone() -> None:
+    net = model().train()
+    joint = objective(net, distill=1.0)
+    modes = []
+
+    def forward(one: nn.Module) -> torch.Tensor:
+        modes.append((torch.is_grad_enabled(), one is net))
+        return one(BATCHES[0][0])
+
+    joint.backward(forward=forward, loss=lambda out: F.cross_entropy(out, BATCHES[0][1]))
+    after_full = copy.deepcopy(dict(net.named_buffers()))
+    joint.backward(forward=forward, loss=lambda out: F.cross_entropy(out, BATCHES[0][1]))
+    assert modes == [(True, True), (False, False), (True, False)]
+    assert all(torch.equal(value, after_full[name]) for name, value in net.named_buffers())
+
+
+def test_distillation_in_turns_is_that_of_the_same_step() -> None:
+    """With the weights unchanged and one batch, the teacher's pass gives what the full pass gave."""
+    lows = []
+    for turns in (True, False):
+        joint = dn.JointObjective(model(), ratio=0.3, distill=0.7, turns=turns, seed=0)
+        losses = call(joint, BATCHES[0])
+        lows.append(call(joint, BATCHES[0]).low if turns else losses.low)
+    assert torch.allclose(*lows)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"distill": 1.0, "refresh": 2, "ratio": None, "macs": (0.2, 0.7), "example_input": BATCHES[0][0]}]
+)
+def test_resuming_is_exact(after: int, options: dict) -> None:
+    def steps(net: nn.Module, joint: dn.JointObjective, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+        for number in numbers:
+            optimizer.zero_grad()
+            call(joint, BATCHES[number])
+            optimizer.step()
+
+    def start() -> tuple[nn.Module, dn.JointObjective, torch.optim.Optimizer]:
+        net = model()
+        return net, objective(net, **options), torch.optim.SGD(net.parameters(), lr=0.1)
+
+    whole = start()
+    steps(*whole, range(6))
+    first = start()
+    steps(*first, range(after))
+    second = start()
+    second[0].load_state_dict(first[0].state_dict())
+    second[1].load_state_dict(copy.deepcopy(first[1].state_dict()))
+    steps(*second, range(after, 6))
+    for name, value in whole[0].state_dict().items():
+        assert torch.equal(value, second[0].state_dict()[name]), name
+
+
+def test_states_that_are_not_of_turns_are_refused() -> None:
+    joint = objective(model())
+    state = joint.state_dict()
+    with pytest.raises(InvalidArgumentError, match="it has no entry 'turn'"):
+        joint.load_state_dict({key: value for key, value in state.items() if key != "turn"})
+    for turn in ({"low": 1, "norms": {}}, {"low": True}, None):
+        with pytest.raises(InvalidArgumentError, match="allowed: what state_dict"):
+            joint.load_state_dict({**state, "turn": turn})
+    for norms in ({"x": 1.0}, {"0": -1.0}, {"0": "1"}, {"0": math.nan}):
+        with pytest.raises(InvalidArgumentError, match="allowed: a state of this model"):
+            joint.load_state_dict({**state, "turn": {"low": True, "norms": norms}})
+
+
+def test_a_scaler_whose_scale_changes_changes_nothing_else() -> None:
+    found = []
+    for scales in ((1.0, 1.0, 1.0, 1.0), (1024.0, 512.0, 2048.0, 64.0)):
+        net = model()
+        joint = objective(net)
+        for number, scale in enumerate(scales):
+            net.zero_grad()
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            call(joint, BATCHES[number], scaler=scaler)
+        found.append([g / scales[-1] for g in gradients(net)])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_a_step_that_overflowed_leaves_the_running_norms_as_they_were() -> None:
+    net = model()
+    joint = objective(net)
+    call(joint, BATCHES[0])
+    before = joint.state_dict()["turn"]["norms"]
+    joint._is_low_next = False
+    joint.backward(forward=lambda n: n(BATCHES[0][0]), loss=lambda out: out.sum() * math.inf)
+    assert joint.state_dict()["turn"]["norms"] == before
+
+
+def test_without_a_low_rank_network_every_turn_is_plain_training() -> None:
+    net = model()
+    joint = objective(net, balance=0.0)
+    for number in (0, 1):
+        net.zero_grad()
+        losses = call(joint, BATCHES[number])
+        assert math.isnan(float(losses.low))
+    got = gradients(net)
+    net.zero_grad()
+    F.cross_entropy(net(BATCHES[1][0]), BATCHES[1][1]).backward()
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(got, gradients(net), strict=True))
+
+
+def test_a_call_that_raised_was_no_turn() -> None:
+    net = model()
+    joint = objective(net)
+
+    def broken(out: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        joint.backward(forward=lambda n: n(BATCHES[0][0]), loss=broken)
+    assert math.isfinite(float(call(joint, BATCHES[0]).full))
