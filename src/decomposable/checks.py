@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 from decomposable.errors import InvalidArgumentError
+
+Value = TypeVar("Value")
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -30,3 +33,10 @@ def check_count(option: str, value: object) -> int:
     if is_integer(value) and value >= 1:
         return int(value)
     raise InvalidArgumentError(f"{option}={value!r}; allowed: an int of at least 1")
+
+
+def only_one(given: Mapping[str, Value], refusal: str) -> tuple[str, Value]:
+    """The one argument that was given, and its value; `refusal` says what is allowed where it is none or several."""
+    if len(given) != 1:
+        raise InvalidArgumentError(refusal)
+    return next(iter(given.items()))

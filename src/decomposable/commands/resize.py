@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from decomposable.checks import only_one
 from decomposable.commands import arguments, networks
 from decomposable.console import Verb, answer
-from decomposable.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from decomposable.sizing.plans import RankPlan
@@ -57,10 +57,8 @@ def _run(options: argparse.Namespace) -> None:
 def _size(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The one size that was asked for: as it was typed, and as `artifact.read` takes it."""
     size: dict[str, Any] = arguments.sizes_asked(options)
-    if len(size) != 1:
-        came = " and ".join(f"--{name}" for name in size) or "none"
-        raise InvalidArgumentError(f"a size is given by exactly one of --macs, --params and --ratio; got {came}")
-    [name] = size
+    came = " and ".join(f"--{name}" for name in size) or "none"
+    name, _ = only_one(size, f"a size is given by exactly one of --macs, --params and --ratio; got {came}")
     asked = f"{name}={getattr(options, name)}"
     if options.align is None:
         return asked, size

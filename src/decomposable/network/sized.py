@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.checks import is_number
+from decomposable.checks import is_number, only_one
 from decomposable.core.tracing import call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, deep_copy, rewire
 from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
@@ -113,9 +113,7 @@ class SizedNet(nn.Module):
     def choose(self, *, macs: float | None = None, params: float | None = None) -> Size:
         """The largest size within a budget."""
         given = {name: value for name, value in (("macs", macs), ("params", params)) if value is not None}
-        if len(given) != 1:
-            raise InvalidArgumentError("resize_: give one of macs= and params=")
-        [(measure, budget)] = given.items()
+        measure, budget = only_one(given, "resize_: give one of macs= and params=")
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
             raise InvalidArgumentError(f"{measure}={budget!r}; allowed: a part in (0, 1], or a count above 1")
         if isinstance(budget, float) and budget > 1:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
-from decomposable.checks import is_integer, is_number
+from decomposable.checks import is_integer, is_number, only_one
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.rounding import Align, described
 from decomposable.text import printable
@@ -47,12 +47,10 @@ class SizeRequest:
         """By which argument the size is given, and its value; refused where that is not exactly one."""
         names = _BUDGETS if self.latency_ms is None else (*_BUDGETS, "latency_ms")
         ways = {name: value for name, value in self.given().items() if name in names}
-        if len(ways) == 1:
-            return next(iter(ways.items()))
         got = ", ".join(name for name in ways if name in _BUDGETS) or "none"
         time = "" if self.latency_ms is None else " and latency_ms"
         either = f"{', '.join(names[:-1])} or {names[-1]}"
-        raise InvalidArgumentError(f"a size is given by exactly one of {either}; got {got}{time}")
+        return only_one(ways, f"a size is given by exactly one of {either}; got {got}{time}")
 
 
 def absolute_budget(option: str, value: float, total: int) -> int:
