@@ -27,7 +27,8 @@ def resnet20(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     >>> sum(p.numel() for p in model.parameters())
     269722
     """
-    return _cifar_resnet("resnet20", (3, 3, 3), (16, 32, 64), _padded_block, num_classes, in_channels)
+    model = _cifar_resnet((3, 3, 3), (16, 32, 64), _padded_block, num_classes, in_channels)
+    return noting("resnet20", model, num_classes=num_classes, in_channels=in_channels)
 
 
 def resnet56(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
@@ -35,7 +36,8 @@ def resnet56(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
 
     With 3 channels and 10 classes: 853,018 parameters, 125,485,696 MACs at 32 x 32.
     """
-    return _cifar_resnet("resnet56", (9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
+    model = _cifar_resnet((9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
+    return noting("resnet56", model, num_classes=num_classes, in_channels=in_channels)
 
 
 def resnet34(num_classes: int = 100, in_channels: int = 3) -> nn.Sequential:
@@ -43,7 +45,8 @@ def resnet34(num_classes: int = 100, in_channels: int = 3) -> nn.Sequential:
 
     With 3 channels and 100 classes: 21,328,292 parameters, 1,159,448,576 MACs at 32 x 32.
     """
-    return _cifar_resnet("resnet34", (3, 4, 6, 3), (64, 128, 256, 512), _projected_block, num_classes, in_channels)
+    model = _cifar_resnet((3, 4, 6, 3), (64, 128, 256, 512), _projected_block, num_classes, in_channels)
+    return noting("resnet34", model, num_classes=num_classes, in_channels=in_channels)
 
 
 def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Sequential:
@@ -152,7 +155,7 @@ def _stages(in_width: int, widths: Sequence[int], depths: Sequence[int], block: 
 
 
 def _cifar_resnet(
-    name: str, depths: Sequence[int], widths: Sequence[int], block: Block, num_classes: int, in_channels: int
+    depths: Sequence[int], widths: Sequence[int], block: Block, num_classes: int, in_channels: int
 ) -> nn.Sequential:
     modules: OrderedDict[str, nn.Module] = OrderedDict()
     modules["conv1"] = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
@@ -162,7 +165,7 @@ def _cifar_resnet(
     modules["pool"] = nn.AdaptiveAvgPool2d(1)
     modules["flatten"] = nn.Flatten()
     modules["linear"] = nn.Linear(widths[-1], num_classes)
-    return noting(name, _finish(modules), num_classes=num_classes, in_channels=in_channels)
+    return _finish(modules)
 
 
 def _finish(modules: OrderedDict[str, nn.Module]) -> nn.Sequential:
