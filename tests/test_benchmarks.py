@@ -1,4 +1,5 @@
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,5 +14,6 @@ def test_what_a_benchmark_imports_is_there(path, monkeypatch):
     spec = importlib.util.spec_from_file_location(f"benchmark_{path.stem}", path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up there
     spec.loader.exec_module(module)
-    assert callable(module.main)
+    assert module.__doc__

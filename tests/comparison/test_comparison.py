@@ -126,7 +126,7 @@ def test_every_network_can_be_loaded_and_has_the_accuracy_that_its_record_says(e
             assert accuracy(extracted, data) == pytest.approx(row["accuracy"], abs=0.2)  # another batch size
             assert not any(isinstance(m, dn.SizedNet | dn.DecomposedNet) for m in extracted.modules())
         checked += 1
-    assert checked == 2 + 1 + 1 + 2 + 3 + 1 + 1 + 1
+    assert checked == 2 + 1 + 1 + 2 + 3 + 1 + 1 + 1 + 1
 
 
 def test_the_figure_is_drawn_and_the_table_printed(everything):
