@@ -1,0 +1,52 @@
+"""The full network as the teacher of the low-rank one: how far the outputs of the two are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from decomposable.errors import InvalidArgumentError
+
+Distance = Callable[[Any, Any], Tensor]
+"""``distance(low, full)``: a loss that is small where the low-rank network's outputs are like the full one's."""
+
+
+def kl_divergence(low: Any, full: Any) -> Tensor:
+    """KL(full ‖ low) of the softmax over the last axis, the mean over all rows.
+
+    For matrices of logits, and for outputs that have `logits`, as those of Hugging Face's models do.
+
+    >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    >>> float(kl_divergence(logits, logits)), float(kl_divergence(logits, logits.flip(0))) > 0.1
+    (0.0, True)
+    """
+    low_log, full_log = (log_softmax(logits_of(outputs)).flatten(0, -2) for outputs in (low, full))
+    return F.kl_div(low_log, full_log, reduction="batchmean", log_target=True)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """In float32 or better."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The logits in what a network returns; what has none is refused."""
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    axes = (2,) if found is outputs else (2, 3)  # a plain tensor of more axes may be anything
+    if isinstance(found, Tensor) and found.is_floating_point() and found.dim() in axes:
+        return found
+    came = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(outputs).__name__
+    raise InvalidArgumentError(
+        f"distill: the network gives {came}; allowed: a matrix of logits, an output that has logits, or "
+        "distance=fn(low, full)"
+    )
+
+
+def detached(outputs: Any) -> Any:
+    """What a network returned, without its graph."""
+    return tree_map_only(Tensor, Tensor.detach, outputs)
