@@ -119,7 +119,7 @@ def test_all_kinds_of_vectors(tmp_path):
 def test_half_precision(tuned, tmp_path):
     net, x = tuned
     half = copy.deepcopy(net).half()
-    dn.export_any_size(half, tmp_path / "half.onnx", tolerance=0.05)
+    dn.export_any_size(half, tmp_path / "half.onnx", example_input=x.half(), tolerance=0.05)
     session = AnySizeSession(tmp_path / "half.onnx")
     net = copy.deepcopy(net)
     net.resize_(macs=0.45)
@@ -138,7 +138,7 @@ def _nan(description, arrays):
         (_nan, "tuned values are NaN or infinite"),
         (lambda d, a: a.pop("tuned/original"), "array 'tuned/original' is missing"),
         (lambda d, a: d["tuned"]["names"].__setitem__(0, "nothing"), "'nothing' is tuned, and no vector"),
-        (lambda d, a: d["tuned"]["names"].pop(), "array 'tuned/values' is"),
+        (lambda d, a: d["tuned"]["names"].remove("late_bn.bias"), "array 'tuned/values' is"),
         (lambda d, a: a.update({"tuned/positions": a["tuned/positions"][::-1].copy()}), "not in order"),
         (lambda d, a: d.pop("tuned"), "belongs to nothing"),
     ],
