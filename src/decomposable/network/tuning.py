@@ -36,7 +36,7 @@ from decomposable.sizing.ranks import RankSelector
 SIZES = (0.75, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07)
 """The sizes that are tuned unless others are asked for, as far as there are such."""
 
-STEPS, LEARNING_RATE = 100, 0.005
+STEPS, LEARNING_RATE = 100, 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
