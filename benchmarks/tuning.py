@@ -20,6 +20,7 @@ from _common import record
 from torch import Tensor
 
 import decomposable as dn
+from decomposable.network.calibration.grid import PASSES
 from decomposable.network.tuning import LEARNING_RATE, STEPS
 
 HELD_OUT = 5000
@@ -43,7 +44,7 @@ class Augmented:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    parser.set_defaults(images=10_000)
+    parser.set_defaults(images=4000)
     parser.add_argument("--network", type=Path, help="a file of `decomposable train cifar10-resnet20`")
     parser.add_argument("--test", action="store_true", help="measure on the test set")
     parser.add_argument("--measured", type=float, nargs="+", default=MEASURED, metavar="SIZE", help="sizes to measure")
@@ -51,6 +52,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument(
+        "--passes", type=float, default=PASSES, help="the most that a grid of calibrated sizes may cost"
+    )
     args = parser.parse_args()
 
     train, labels = load_cifar10(args.data, "train")
@@ -62,13 +66,13 @@ def main() -> None:
     if net is None:
         net = dn.decompose(pretrained_resnet20(args.weights), example_input=next(iter(loader))[:1])
     if net.artifact().statistics is None:
-        net.calibrate_([batch for batch, _ in zip(loader, range(8), strict=False)])
+        net.calibrate_(loader, passes=args.passes)
 
     def measured() -> list[float]:
         return [accuracy(net, *shown) for size in args.measured if net.resize_(macs=size)]
 
     before = measured()
-    report = net.tune_(loader, args.sizes, steps=args.steps, learning_rate=args.learning_rate)
+    report = net.tune_(loader, args.sizes, steps=args.steps, learning_rate=args.learning_rate, passes=args.passes)
     after = measured()
     rows = [
         {"macs": size, "calibrated": b, "tuned": a} for size, b, a in zip(args.measured, before, after, strict=True)
@@ -78,7 +82,13 @@ def main() -> None:
         print(f"{row['macs']:6.3f}x  calibrated {row['calibrated']:6.2f}%  tuned {row['tuned']:6.2f}%  {gain:+.2f}")
     tuning = report.seconds - (report.calibration.seconds if report.calibration else 0.0)
     print(f"tuned {len(report.sizes)} sizes in {tuning:.0f} s, then calibrated; {report.bytes:,} bytes")
-    settings = {"images": len(seen), "batch": args.batch, "learning_rate": args.learning_rate, "is_test": args.test}
+    settings = {
+        "images": len(seen),
+        "batch": args.batch,
+        "learning_rate": args.learning_rate,
+        "passes": args.passes,
+        "is_test": args.test,
+    }
     record("tuning", {**settings, "rows": rows, "report": asdict(report)})
 
 
