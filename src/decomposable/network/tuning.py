@@ -36,6 +36,8 @@ from decomposable.sizing.ranks import RankSelector
 SIZES = (0.75, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07)
 """The sizes that are tuned unless others are asked for, as far as there are such."""
 
+# Of 0.002, 0.005 and 0.015, tried once each with 30 steps on a plain ResNet-20 at 0.35x and 0.2x, the two larger ones
+# gained most; 0.01 lies between them. With 100 steps, or other networks, none was compared.
 STEPS, LEARNING_RATE = 100, 0.01
 
 
