@@ -142,6 +142,14 @@ def own_parameters_(root: nn.Module) -> None:
                 module._parameters[name] = twins[parameter]
 
 
+def put_parameters_(root: nn.Module, replacements: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Replace parameters of the tree wherever they are held; one held twice is replaced by one."""
+    for module in root.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter in replacements:
+                module._parameters[name] = replacements[parameter]
+
+
 def deep_copy(root: nn.Module) -> nn.Module:
     """An independent copy; tensors that a forward pass left behind as plain attributes come without their graph."""
     memo = {

@@ -4,6 +4,7 @@
                              └─ one node with W̃, where the plan says dense: the first is taken out, the second
                                 takes the geometry of both
     batch normalisation ─────── part of the node before it, where it can be, with the statistics of this size
+    tuned vectors ───────────── those of this size, before that
 
 The model comes without its large weights: the runtime is given them as memory, and nothing is copied or serialised that
 need not be.
@@ -42,6 +43,10 @@ def build(bundle: Bundle, plan: RankPlan) -> SizeModel:
     if bundle.statistics is not None:
         statistics = bundle.statistics.at(plan).items()
         draft.tensors.update((name, values) for name, values in statistics if name in draft.tensors)
+    if bundle.tuned is not None:
+        for name, values in bundle.tuned.at(plan).items():
+            own = draft.tensors[name]
+            draft.tensors[name] = values.astype(own.dtype, copy=False).reshape(own.shape)
     for layer in (layer for layer in bundle.layers if layer.is_used):
         rank = plan.ranks[layer.name]
         if plan.runs_as(layer.name) == "factors":

@@ -15,12 +15,21 @@ import onnx
 from decomposable.edge.container import Unsealed, type_name, unseal
 from decomposable.edge.graph import Use, Wiring, check_geometry, factor_names, find_foldable, find_uses
 from decomposable.edge.source import Array, Stored, in_memory
-from decomposable.edge.weights import LayerWeights, Statistics
+from decomposable.edge.weights import LayerWeights, Statistics, Tuned
 from decomposable.errors import ArtifactError
 from decomposable.fields import MOST, Damaged, Fields, require
 from decomposable.sizing.cost import LayerShape
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.record import BUNDLE, Arrays, check_factors, read_layer, read_selector, read_statistics
+from decomposable.sizing.record import (
+    BUNDLE,
+    Arrays,
+    check_factors,
+    check_tuned,
+    read_layer,
+    read_selector,
+    read_statistics,
+    read_tuned,
+)
 from decomposable.text import one_line
 
 _MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory for a claim
@@ -52,6 +61,7 @@ class Bundle:
     foldable: Mapping[int, int]  # for every batch normalisation that can be folded, the node that takes it in
     selector: RankSelector
     statistics: Statistics | None
+    tuned: Tuned | None  # scales, shifts and biases of their own that sizes have
     lacks_statistics: bool  # whether batch normalisation has those of the full network at every size
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -76,7 +86,7 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
     names = [layer.name for layer in layers]
     require(bool(layers) and len(set(names)) == len(names), "there is no layer, or one is there twice")
     wiring = Wiring(model.graph)
-    selector, statistics = _read_sizes(top, layers, tensors, found.arrays)
+    selector, statistics, tuned = _read_sizes(top, layers, tensors, found.arrays)
     shapes = {name: array.shape for name, array in found.weights.items()}
     values = top.mapping("values") if top.has("values") else {}
     inputs = tuple(_port(value, values.get(value.name)) for value in model.graph.input)
@@ -95,6 +105,7 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
         foldable=find_foldable(wiring, shapes),
         selector=selector,
         statistics=statistics,
+        tuned=tuned,
         lacks_statistics=top.has("lacks_statistics") and top.flag("lacks_statistics"),
         inputs=inputs,
         outputs=outputs,
@@ -105,18 +116,24 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
 
 def _read_sizes(
     top: Fields, layers: Sequence[LayerWeights], tensors: Mapping[str, Array], found: Mapping[str, Array | Stored]
-) -> tuple[RankSelector, Statistics | None]:
-    """What a choice of size depends on, and the statistics of the sizes, of which rows are read when one is set."""
+) -> tuple[RankSelector, Statistics | None, Tuned | None]:
+    """What a choice of size depends on, and what is known of sizes, of which rows are read when one is set."""
     arrays = Arrays(found, lambda _, array: in_memory(array), "array")
     selector = read_selector(top, layers, np.array([layer.stored for layer in layers], np.int64), arrays, BUNDLE)
     selector.prepare()
     shapes = {name: array.shape for name, array in tensors.items()}
     statistics = read_statistics(top, selector, shapes, arrays, BUNDLE, Statistics)
+    tuned = read_tuned(top, selector, shapes, arrays, Tuned)
     arrays.require_all_taken()
     if statistics is not None:
-        mean, var = map(in_memory, statistics.original)
-        statistics = replace(statistics, original=(mean, var))
-    return selector, statistics
+        statistics = replace(statistics, original=tuple(map(in_memory, statistics.original)))
+    if tuned is not None:
+        tuned = replace(tuned, original=tuple(map(in_memory, tuned.original)))
+        rows = (tuned.values_ST[i] for i in range(len(tuned.plans)))  # one at a time
+        check_tuned(all(bool(np.isfinite(row).all()) for row in (*tuned.original, *rows)))
+        kinds = {tensors[name].dtype.kind for name in tuned.names}
+        require(kinds == {"f"}, "a tuned vector is not of numbers with a fraction")
+    return selector, statistics, tuned
 
 
 def _read_lengths(top: Fields) -> dict[str, int]:

@@ -12,7 +12,7 @@ import numpy as np
 from decomposable.edge.source import Array, Stored
 from decomposable.locks import ForkLock
 from decomposable.sizing.cost import LayerShape
-from decomposable.sizing.interpolation import CalibratedSizes
+from decomposable.sizing.interpolation import CalibratedSizes, KnownSizes, TunedSizes
 from decomposable.sizing.plans import RankPlan
 
 
@@ -74,26 +74,48 @@ class LayerWeights(LayerShape):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Statistics(CalibratedSizes):
+class InNumpy(KnownSizes):
+    """What is known of sizes, as arrays: of each table, which may lie in the file, two rows are needed at a time."""
+
+    original: tuple[Array, ...]
+
+    def interpolated(self, plan: RankPlan) -> list[dict[str, Array]]:
+        """What each table has for this size, by name; nothing for a full size that keeps what the original has."""
+        found = self.between(plan)
+        if found is None:
+            return [{} for _ in self.tables]
+        cuts, tables = np.cumsum(self.channels)[:-1], []
+        for low, high in zip(self._row(found.lower), self._row(found.upper), strict=True):
+            values_C = low + (high.astype(np.float64) - low) * found.place_C
+            tables.append(dict(zip(self.names, np.split(values_C.astype(low.dtype), cuts), strict=True)))
+        return tables
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Statistics(InNumpy, CalibratedSizes):
     """Mean and variance of all batch normalisation channels for calibrated sizes."""
 
-    mean_SC: Array | Stored  # a row of each is needed at a time
+    mean_SC: Array | Stored
     var_SC: Array | Stored
-    original: tuple[Array, Array]
 
     def at(self, plan: RankPlan) -> dict[str, Array]:
         """The statistics of a size by the names of their tensors; empty for a full size that keeps the original's."""
-        found = self.between(plan)
-        if found is None:
-            return {}
-        ends = [self._row(row) for row in (found.lower, found.upper)]
-        cuts = np.cumsum(self.channels)[:-1]
-        tensors = {}
-        for kind, low, high in zip(("running_mean", "running_var"), *ends, strict=True):
-            values_C = low + (high.astype(np.float64) - low) * found.place_C
-            for name, values in zip(self.names, np.split(values_C.astype(low.dtype), cuts), strict=True):
-                tensors[f"{name}.{kind}" if name else kind] = values
-        return tensors
+        return {
+            f"{name}.{kind}" if name else kind: values
+            for kind, table in zip(("running_mean", "running_var"), self.interpolated(plan), strict=True)
+            for name, values in table.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tuned(InNumpy, TunedSizes):
+    """Scales, shifts and biases of tuned sizes, by the names of their tensors."""
+
+    values_ST: Array | Stored
+
+    def at(self, plan: RankPlan) -> dict[str, Array]:
+        """Those of a size, end to end each; empty for the full one, which keeps the original's."""
+        return self.interpolated(plan)[0]
 
 
 def folded(

@@ -177,7 +177,8 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *,
     for layer, record in zip(artifact.skeleton.layers, layers, strict=True):
         if factor_names(layer.name)[0] not in present:  # only training uses it: of its bases, the number
             record["stored"] = len(artifact.factors[layer.name].first)
-    sizes, arrays = describe(artifact.selector, artifact.feeders, artifact.statistics, BUNDLE)
+    tuned = None if artifact.tuned is None else artifact.tuned.of_names(present)  # others are not used
+    sizes, arrays = describe(artifact.selector, artifact.feeders, artifact.statistics, BUNDLE, tuned)
     description = {
         "kind": "any-size",
         "layers": layers,

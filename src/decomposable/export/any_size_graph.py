@@ -41,6 +41,10 @@ def names_of(net: DecomposedNet, artifact: Artifact) -> tuple[dict[str, str], se
         if module in norms:
             names |= {join(path, kind): join(norms[module], kind) for kind in ("running_mean", "running_var")}
             kept |= {join(path, kind) for kind in ("weight", "bias")}
+    if artifact.tuned is not None:
+        vectors = {net._base.get_parameter(name): name for name in artifact.tuned.names}
+        held = in_pairs(net).named_parameters(remove_duplicate=False)
+        names |= {name: vectors[parameter] for name, parameter in held if parameter in vectors}
     return names, kept
 
 
@@ -129,7 +133,8 @@ def _name_nodes(graph: onnx.GraphProto, names: dict[str, str]) -> None:
             continue
         counts[weight] = counts.get(weight, 0) + 1
         node.name = weight if counts[weight] == 1 else f"{weight}#{counts[weight]}"
-        if len(node.input) > 2 and node.input[2] in arrays and not any(arrays[node.input[2]].raw_data):
+        bias = node.input[2] if len(node.input) > 2 else ""
+        if bias in arrays and bias not in weights and not any(arrays[bias].raw_data):  # a tuned one may become another
             del node.input[2:]
     taken = {name for node in graph.node for name in node.input}
     for i in reversed(range(len(graph.initializer))):

@@ -22,7 +22,7 @@ from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import Container, FilePath, open_container, write_container
 from decomposable.network.file.contents import Artifact, describe_size
 from decomposable.network.file.parsing import kind_of, naming, network_from
-from decomposable.network.file.shrinking import read_network, shrink, statistics_at
+from decomposable.network.file.shrinking import read_network, shrink, statistics_at, tuned_at
 from decomposable.network.file.skeleton import join, pair_around
 from decomposable.network.parts import sliced, truncated
 from decomposable.sizing.plans import RankPlan, SizeRequest
@@ -90,7 +90,7 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
     ['0.0.weight', '0.1.weight', '0.1.bias', '2.weight', '2.bias']
     """
     artifact.selector.check_plan(plan)
-    changed = statistics_at(artifact, plan)
+    changed = {**statistics_at(artifact, plan), **tuned_at(artifact, plan)}
     pairs: dict[str, Factors] = {}
     for layer in artifact.skeleton.layers:
         rank, factors, runs_as = plan.ranks[layer.name], artifact.factors[layer.name], plan.runs_as(layer.name)
@@ -106,8 +106,9 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
             result[key] = changed.get(key, tensor)
         elif join(path, "0.weight") not in result:  # all of the pair at once; the dense layer has nothing else
             result[join(path, "0.weight")], result[join(path, "1.weight")] = pairs[path].first, pairs[path].second
-            if join(path, "bias") in artifact.state:
-                result[join(path, "1.bias")] = artifact.state[join(path, "bias")]
+            bias = join(path, "bias")
+            if bias in artifact.state:
+                result[join(path, "1.bias")] = changed.get(bias, artifact.state[bias])
     copies: dict[int, Tensor] = {}  # what is one tensor stays one
     return {key: copies.setdefault(id(tensor), tensor.detach().clone()) for key, tensor in result.items()}
 

@@ -18,13 +18,14 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
+from decomposable.core.distillation import Distance
 from decomposable.core.factors import Factors
 from decomposable.core.layers import Layer
 from decomposable.core.tracing import Forward
 from decomposable.core.tree import deep_copy, own_parameters_, rewire
 from decomposable.errors import InvalidArgumentError
 from decomposable.locks import ForkLock
-from decomposable.network.calibration.calibrating import calibrated, checked_plans
+from decomposable.network.calibration.calibrating import calibrated, checked_plans, recalibrated
 from decomposable.network.calibration.grid import PASSES
 from decomposable.network.calibration.statistics import CalibrationReport, Statistics, Subject
 from decomposable.network.calls import Call, InputSpec
@@ -33,6 +34,19 @@ from decomposable.network.file.contents import Artifact
 from decomposable.network.file.skeleton import skeleton_of, state_of
 from decomposable.network.original import Original
 from decomposable.network.parts import Parts
+from decomposable.network.tuned import Tuned
+from decomposable.network.tuning import (
+    LEARNING_RATE,
+    STEPS,
+    Task,
+    TuningReport,
+    check_training,
+    checked_sizes,
+    kl_of_logits,
+    renewable,
+    tuned,
+    with_calibration,
+)
 from decomposable.progress import Report, shown
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile
@@ -91,6 +105,7 @@ class DecomposedNet(nn.Module):
     info = _Part[Mapping[str, Any]]()
     _factors = _Part[Mapping[str, Factors]]()
     _statistics = _Part[Statistics | None]()
+    _tuned = _Part[Tuned | None]()
 
     def __init__(self, *, base: nn.Module, layers: tuple[Layer, ...], parts: Parts, forward: Forward) -> None:
         super().__init__()
@@ -257,13 +272,7 @@ class DecomposedNet(nn.Module):
         plans = checked_plans(self.selector, sizes, align=align, passes=passes, exact=exact)
         if not self._original.norms:
             return CalibrationReport(sizes=0, batches=0, seconds=0.0, bytes=0, passes=0.0)
-        parts = self._in_force.parts
-        subject = Subject(
-            build=lambda plan: self._original.uncalibrated(replace(parts, plan=plan)),
-            forward=forward or self._forward,
-            feeders=parts.feeders,
-            full_plan=self.selector.full_plan(),
-        )
+        subject = self._subject(self._in_force.parts, forward or self._forward)
         with shown(progress) as line:
             statistics, report = calibrated(
                 subject, self.selector, plans, loader, align=align or 1, passes=passes, exact=exact, report=line
@@ -271,13 +280,85 @@ class DecomposedNet(nn.Module):
         with self._lock:
             if self._statistics is not None and (sizes is not None or align is not None):
                 statistics = self._statistics.merged(statistics)
-            self._take_statistics(statistics)
+            self._take(statistics=statistics)
         return replace(report, bytes=statistics.bytes)
+
+    def tune_(
+        self,
+        loader: Iterable[Any],
+        sizes: Sequence[float] | None = None,
+        *,
+        steps: int = STEPS,
+        learning_rate: float = LEARNING_RATE,
+        distance: Distance | None = None,
+        forward: Forward | None = None,
+        passes: float = PASSES,
+        progress: Report | None = None,
+    ) -> TuningReport:
+        """Train scales, shifts and biases of their own for some sizes, with the full network as the teacher.
+
+        No labels are needed. Every later resize uses them, interpolated between these sizes; the full size and all
+        other weights stay as they are. Batch normalisation is calibrated anew afterwards, with the same loader: a grid,
+        or the sizes that were chosen before. Tuning again replaces what was tuned; where it fails, nothing changes.
+
+        Args:
+            loader: as in `calibrate_`. It is gone through as often as the steps need; one that can be gone through only
+                once is kept in memory, up to 512 MiB.
+            sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known); by default some from 0.75
+                to 0.07, as far as there are such. Sizes below the smallest one have its vectors.
+            steps: of training for each size, one batch each.
+            learning_rate: of Adam at the first step; it falls to nothing by the last.
+            distance: ``distance(low, full)``, the loss for the outputs of a size and of the full network; by default KL
+                divergence of the softmax over the last axis, for logits.
+            forward: ``forward(net, batch)``; by default that of `decompose`.
+            passes: the most that a grid of calibrated sizes may cost, as in `calibrate_`.
+            progress: as in `calibrate_`.
+        """
+        check_training(steps, learning_rate, distance)
+        plans = checked_sizes(self.selector, sizes)
+        checked_plans(self.selector, None, align=None, passes=passes, exact=False)
+        parts, original, forward = self._in_force.parts, self._original, forward or self._forward
+        vectors, feeders = original.vectors(parts.feeders)
+        if not vectors:
+            raise InvalidArgumentError("tune_: the network has no scale, shift or bias; allowed: one that has some")
+        batches, full_plan = renewable(loader, forward), self.selector.full_plan()
+        task = Task(
+            build=lambda plan: original.uncalibrated(replace(parts, plan=plan, tuned=None)),
+            teacher=original.at_size(replace(parts, plan=full_plan)).eval(),
+            vectors=vectors,
+            feeders=feeders,
+            full_plan=full_plan,
+            forward=forward,
+            distance=distance or kl_of_logits,
+            steps=steps,
+            learning_rate=learning_rate,
+        )
+        with shown(progress) as line:
+            found, report = tuned(task, plans, batches, line)
+            statistics = parts.statistics
+            if original.norms:
+                subject = self._subject(replace(parts, tuned=found), forward)
+                statistics, calibration = recalibrated(
+                    subject, self.selector, statistics, batches, passes=passes, report=line
+                )
+                report = with_calibration(report, calibration)
+        with self._lock:
+            self._take(tuned=found, statistics=statistics)
+        return report
+
+    def forget_tuning_(self) -> None:
+        """Drop what `tune_` has stored: all sizes have the original's scales, shifts and biases again.
+
+        The statistics that were calibrated with those of their own are dropped, too: call `calibrate_` again.
+        """
+        with self._lock:
+            if self._tuned is not None:
+                self._take(tuned=None, statistics=None)
 
     def forget_statistics_(self) -> None:
         """Drop what `calibrate_` has stored: all sizes have the original's statistics, until it is called again."""
         with self._lock:
-            self._take_statistics(None)
+            self._take(statistics=None)
 
     def train(self, mode: bool = True) -> DecomposedNet:
         """Set training mode here and for the sizes to come; a pass that is under way ends in the mode it began with.
@@ -314,7 +395,8 @@ class DecomposedNet(nn.Module):
             size = f"{plan.macs_fraction:.3f}x MACs, {size}"
         calibrated = len(self._statistics.plans) if self._statistics else 0
         layers = f"{len(self._original.layers)} layers decomposed, {len(self.skipped)} left alone"
-        return f"{layers}; {size}; {calibrated} sizes calibrated"
+        tuned = f", {len(self._tuned.plans)} tuned" if self._tuned else ""
+        return f"{layers}; {size}; {calibrated} sizes calibrated{tuned}"
 
     @property
     def _base(self) -> nn.Module:
@@ -322,13 +404,23 @@ class DecomposedNet(nn.Module):
 
     def _install(self, parts: Parts) -> None:
         """Make the network of these parts, complete, and put it in force at once."""
-        if parts.statistics is not None:
-            parts.statistics.prepare()
+        for known in (parts.statistics, parts.tuned):
+            if known is not None:
+                known.prepare()
         self._put_in_force(parts, self._original.at_size(parts))
 
-    def _take_statistics(self, statistics: Statistics | None) -> None:
+    def _take(self, **parts: Any) -> None:
         self._has_warned = False  # of what was not calibrated before
-        self._install(replace(self._in_force.parts, statistics=statistics))
+        self._install(replace(self._in_force.parts, **parts))
+
+    def _subject(self, parts: Parts, forward: Forward) -> Subject:
+        """The network of these parts, to be calibrated."""
+        return Subject(
+            build=lambda plan: self._original.uncalibrated(replace(parts, plan=plan)),
+            forward=forward,
+            feeders=parts.feeders,
+            full_plan=self.selector.full_plan(),
+        )
 
     def _put_in_force(self, parts: Parts, module: nn.Module) -> None:
         self._modules["module"] = module

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decomposable.core.factors import Factors
 from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_
-from decomposable.core.tree import clone_buffers_, rewire
+from decomposable.core.tree import clone_buffers_, put_parameters_, rewire
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.parts import Parts, sliced, truncated
+from decomposable.network.tuned import feeder_of, vectors_of
 
 
 class Original:
@@ -40,7 +41,10 @@ class Original:
     @torch.inference_mode(False)  # a size made in that mode could not be used outside it
     @torch.no_grad()
     def uncalibrated(self, parts: Parts) -> nn.Module:
-        """The same with the original's statistics: slices of the factors, or W̃ as one weight, in each layer's place."""
+        """The same with the original's statistics: slices of the factors, or W̃ as one weight, in each layer's place.
+
+        Vectors are those that were tuned for the size, or else the original's.
+        """
         replacements: dict[nn.Module, nn.Module] = {}
         for layer in self.layers:
             factors, rank = parts.factors[layer.name], parts.plan.ranks[layer.name]
@@ -54,7 +58,21 @@ class Original:
         network = self._rewired(replacements)
         for name in self.norms:
             clone_buffers_(network.get_submodule(name))  # a pass in training mode writes to them
+        if parts.tuned is not None:
+            own = {name: self.base.get_parameter(name) for name in parts.tuned.names}
+            tuned = parts.tuned.at(parts.plan).items()
+            put_parameters_(network, {own[name]: _like(own[name], values) for name, values in tuned})
         return network
+
+    def vectors(self, feeders: Mapping[str, str]) -> tuple[dict[str, nn.Parameter], dict[str, str | None]]:
+        """The model's parameters that can be tuned, and for each the decomposed layer whose rank says where it lies.
+
+        `feeders` are the layers that feed normalisation layers.
+        """
+        layer_of = {module: layer.name for layer in self.layers for module in layer.modules}
+        paths = {path: layer_of[module] for path, module in self.base.named_modules() if module in layer_of}
+        found = vectors_of(self.base)
+        return found, {name: feeder_of(name, feeders, paths) for name in found}
 
     def in_factors(self, factors: Mapping[str, Factors]) -> nn.Module:
         """The network with these two factors in place of every decomposed layer."""
@@ -84,6 +102,11 @@ def _with_weight(module: nn.Module, weight: nn.Parameter) -> nn.Module:
     twin = rewire(module, {})
     twin._parameters["weight"] = weight
     return twin
+
+
+def _like(parameter: nn.Parameter, values: Tensor) -> nn.Parameter:
+    """Values laid end to end as a parameter of that shape and type; it is not trained."""
+    return nn.Parameter(values.view(parameter.shape).to(parameter.dtype, copy=True), requires_grad=False)
 
 
 def _before(name: str) -> str:

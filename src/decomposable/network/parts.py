@@ -17,6 +17,7 @@ from decomposable.core.factors import Factors, memory_format_of
 from decomposable.core.forms import Form, to_factors, to_weight
 from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.calls import Call, InputSpec
+from decomposable.network.tuned import Tuned
 from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
@@ -30,6 +31,7 @@ class Parts:
 
     Attributes:
         plan: the size in force.
+        tuned: vectors of their own that sizes have, where they were tuned.
         feeders: for every normalisation layer that a decomposed layer feeds, the latter's name.
         skipped: the layers left alone, each with the reason.
         not_counted: modules with weights of their own that no MAC formula counts, with their type.
@@ -42,6 +44,7 @@ class Parts:
     selector: RankSelector
     plan: RankPlan
     statistics: Statistics | None = None
+    tuned: Tuned | None = None
     feeders: Mapping[str, str]
     skipped: Mapping[str, str]
     not_counted: Mapping[str, str]
@@ -69,7 +72,8 @@ class Parts:
     def map(self: P, function: Callable[[Tensor], Tensor]) -> P:
         """The same with `function` applied to the tensors, such as a move to another device."""
         statistics = None if self.statistics is None else self.statistics.map(function)
-        return replace(self, factors=mapped(function, self.factors), statistics=statistics)
+        tuned = None if self.tuned is None else self.tuned.map(function)
+        return replace(self, factors=mapped(function, self.factors), statistics=statistics, tuned=tuned)
 
     def alone(self) -> Parts:
         """These, without what a file holds besides."""

@@ -1,8 +1,10 @@
-"""Between which calibrated sizes a size lies, and where. numpy only: a device without torch uses the same code.
+"""Between which known sizes a size lies, and where. numpy only: a device without torch uses the same code.
+
+Known are the statistics of calibrated sizes, and the vectors of tuned ones.
 
 The two neighbours are the nearest by their ranks among the smaller and among the larger sizes. Where all sizes are
-prefixes of one list, those are the next ones by size; sizes with rounded ranks have neighbours of their own kind. One
-that lies too far from them is not interpolated without a word: see `is_near` and `stepped_down`.
+prefixes of one list, those are the next ones by size; sizes with rounded ranks have neighbours of their own kind.
+Statistics of one that lies too far from them are not interpolated without a word: see `is_near` and `stepped_down`.
 
 What matters most for a normalisation layer is the rank of the layer that feeds it, so its place between the two
 neighbours is that of this rank, and only where both neighbours have the same rank is it that of the network as a whole.
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +38,7 @@ KEPT = 0.9  # of the budget: what stepping down to a calibrated size must keep
 
 
 class Between(NamedTuple):
-    """Two rows of calibrated sizes, and for every channel how far it is from the lower one to the upper one, 0 to 1.
+    """Two rows of known sizes, and for every channel how far it is from the lower one to the upper one, 0 to 1.
 
     The row behind the last one is the original network.
     """
@@ -47,25 +49,22 @@ class Between(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CalibratedSizes:
-    """The sizes that normalisation layers were calibrated for, smallest first, and what their channels belong to.
+class KnownSizes:
+    """Sizes that numbers are known of, smallest first, and what these numbers belong to.
 
-    Mean and variance of all channels, laid end to end, are arrays of whatever library computes with them: `at` of those
-    that know it says what they are at any size.
+    They lie end to end, in arrays of whatever library computes with them: `at` of those that know it says what they are
+    at any size.
     """
 
+    tables: ClassVar[tuple[str, ...]]  # the fields that are arrays with a row for every size
+
     names: tuple[str, ...]
-    channels: tuple[int, ...]
-    feeders: tuple[str | None, ...]  # the decomposed layer whose output each normalises, if there is one
+    channels: tuple[int, ...]  # how many numbers each of these has
+    feeders: tuple[str | None, ...]  # the decomposed layer whose rank says where it lies, if there is one
     positions: tuple[float, ...]  # of the sizes, ascending: their part of the original's MACs (or parameters)
     plans: tuple[RankPlan, ...]
-    has_explicit_full: bool
     full_plan: RankPlan
-    mean_SC: Any  # a row for every size
-    var_SC: Any
-    original: tuple[Any, Any]  # mean and variance of the original network, the end of every interpolation
-    alignments: tuple[int, ...] = (1,)  # what the ranks of the sizes were rounded to
-    grids: tuple[int, ...] = ()  # of these alignments the sizes are a grid, as dense as the network needs
+    original: tuple[Any, ...]  # the row of the original network in each table, the end of every interpolation
 
     @cached_property
     def _ranks(self) -> NDArray[np.int64]:
@@ -79,9 +78,70 @@ class CalibratedSizes:
     def _ranks_of(self, plan: RankPlan) -> NDArray[np.int64]:
         return np.array([plan.ranks[name] for name in self.full_plan.ranks], dtype=np.int64)
 
-    def _row(self, index: int) -> tuple[Any, Any]:
-        """Mean and variance of a calibrated size; behind the last one comes the original."""
-        return self.original if index == len(self.plans) else (self.mean_SC[index], self.var_SC[index])
+    def _row(self, index: int) -> tuple[Any, ...]:
+        """What each table has of a size; behind the last one comes the original."""
+        is_original = index == len(self.plans)
+        return self.original if is_original else tuple(getattr(self, table)[index] for table in self.tables)
+
+    def between(self, plan: RankPlan) -> Between | None:
+        """Where a size lies; None for a full size that keeps what the original has."""
+        return None if plan.is_full else self._neighbours(plan)
+
+    def _neighbours(self, plan: RankPlan) -> Between:
+        nowhere = np.zeros(sum(self.channels))
+        ranks = self._ranks_of(plan)
+        same = np.flatnonzero((self._ranks[:-1] == ranks).all(axis=1))
+        if same.size:
+            return Between(int(same[0]), int(same[0]), nowhere)
+        larger = int(np.searchsorted(self.positions, position(plan)))
+        if larger == 0:
+            return Between(0, 0, nowhere)
+        distances = (np.abs(self._ranks - ranks) / self._ranks[-1]).sum(axis=1)
+        lower = larger - 1 - int(np.argmin(distances[:larger][::-1]))  # of equal ones that of the nearest size
+        upper = larger + int(np.argmin(distances[larger:]))
+        below, above = (self.full_plan if i == len(self.plans) else self.plans[i] for i in (lower, upper))
+        places = [_place(plan, below, above, feeder) for feeder in self.feeders]
+        return Between(lower, upper, np.repeat(places, self.channels))
+
+    def rows_within(self, plan: RankPlan, largest: float) -> list[int]:
+        """The rows that `between` can choose for this plan or any size within it, which has no rank above the plan's.
+
+        `largest` is the largest position of all these sizes. Without the other rows, `between` finds the same for them.
+        """
+        first = int(np.searchsorted(self.positions, largest))  # from here on, rows are only ever the larger neighbour
+        most, full = self._ranks_of(plan), self._ranks[-1]
+        nearest_first = np.argsort((np.abs(self._ranks[first:-1] - most) / full).sum(axis=1), kind="stable")
+        kept = [len(self.plans)]  # the original is always there
+        for row in (first + nearest_first).tolist():
+            if not _is_never_nearest(self._ranks[row], self._ranks[kept], most, full):
+                kept.append(row)
+        return sorted({*range(max(1, first)), *kept[1:]})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TunedSizes(KnownSizes):
+    """The sizes that have vectors of their own (scales, shifts and biases), named as the original's parameters."""
+
+    tables = ("values_ST",)
+
+    values_ST: Any
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CalibratedSizes(KnownSizes):
+    """The sizes that normalisation layers were calibrated for: mean and variance of all their channels."""
+
+    tables = ("mean_SC", "var_SC")
+
+    has_explicit_full: bool
+    mean_SC: Any
+    var_SC: Any
+    alignments: tuple[int, ...] = (1,)  # what the ranks of the sizes were rounded to
+    grids: tuple[int, ...] = ()  # of these alignments the sizes are a grid, as dense as the network needs
+
+    def between(self, plan: RankPlan) -> Between | None:
+        """Where a size lies; None for a full size that keeps the original's statistics."""
+        return self._neighbours(plan) if plan.is_full and self.has_explicit_full else super().between(plan)
 
     def is_made_for(self, plan: RankPlan) -> bool:
         """Whether sizes with ranks rounded as in this plan were calibrated, or the plan itself was.
@@ -146,39 +206,6 @@ class CalibratedSizes:
             f"calibrate_(loader{option}) once, which any size can be taken after, or: decomposable calibrate FILE{flag}"
         )
 
-    def between(self, plan: RankPlan) -> Between | None:
-        """Where a size lies; None for a full size that keeps the original's statistics."""
-        if plan.is_full and not self.has_explicit_full:
-            return None
-        nowhere = np.zeros(sum(self.channels))
-        ranks = self._ranks_of(plan)
-        same = np.flatnonzero((self._ranks[:-1] == ranks).all(axis=1))
-        if same.size:
-            return Between(int(same[0]), int(same[0]), nowhere)
-        larger = int(np.searchsorted(self.positions, position(plan)))
-        if larger == 0:
-            return Between(0, 0, nowhere)
-        distances = (np.abs(self._ranks - ranks) / self._ranks[-1]).sum(axis=1)
-        lower = larger - 1 - int(np.argmin(distances[:larger][::-1]))  # of equal ones that of the nearest size
-        upper = larger + int(np.argmin(distances[larger:]))
-        below, above = (self.full_plan if i == len(self.plans) else self.plans[i] for i in (lower, upper))
-        places = [_place(plan, below, above, feeder) for feeder in self.feeders]
-        return Between(lower, upper, np.repeat(places, self.channels))
-
-    def rows_within(self, plan: RankPlan, largest: float) -> list[int]:
-        """The rows that `between` can choose for this plan or any size within it, which has no rank above the plan's.
-
-        `largest` is the largest position of all these sizes. Without the other rows, `between` finds the same for them.
-        """
-        first = int(np.searchsorted(self.positions, largest))  # from here on, rows are only ever the larger neighbour
-        most, full = self._ranks_of(plan), self._ranks[-1]
-        nearest_first = np.argsort((np.abs(self._ranks[first:-1] - most) / full).sum(axis=1), kind="stable")
-        kept = [len(self.plans)]  # the original is always there
-        for row in (first + nearest_first).tolist():
-            if not _is_never_nearest(self._ranks[row], self._ranks[kept], most, full):
-                kept.append(row)
-        return sorted({*range(max(1, first)), *kept[1:]})
-
 
 def _is_never_nearest(
     row: NDArray[np.int64], others: NDArray[np.int64], most: NDArray[np.int64], full: NDArray[np.int64]
@@ -193,7 +220,7 @@ def _is_never_nearest(
 
 
 def _place(plan: RankPlan, below: RankPlan, above: RankPlan, feeder: str | None) -> float:
-    """How far from one calibrated size to the next a normalisation layer of this plan is, from 0 to 1."""
+    """How far from one known size to the next a layer of this plan is, from 0 to 1."""
     if feeder is not None:
         low, high = below.ranks[feeder], above.ranks[feeder]
         if low != high:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from decomposable.fields import MOST, MOST_VALUES, Fields, require
 from decomposable.sizing.cost import LayerCost, LayerShape, LeftAlone, forms_of
-from decomposable.sizing.interpolation import CalibratedSizes
+from decomposable.sizing.interpolation import CalibratedSizes, KnownSizes, TunedSizes
 from decomposable.sizing.ranks import Ints, RankSelector
 from decomposable.text import one_line
 
@@ -110,11 +110,16 @@ def check_factors(layer: LayerShape, first: Any, second: Any, rank: int) -> None
 
 
 def describe(
-    selector: RankSelector, feeders: Mapping[str, str], statistics: CalibratedSizes | None, layout: Layout
+    selector: RankSelector,
+    feeders: Mapping[str, str],
+    statistics: CalibratedSizes | None,
+    layout: Layout,
+    tuned: TunedSizes | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a description says besides its layers, and the arrays; means and variances are as the statistics have them.
+    """What a description says besides its layers, and the arrays; those of sizes are as the statistics have them.
 
-    `feeders` are the layers that feed normalisation layers, by the names of the latter.
+    `feeders` are the layers that feed normalisation layers, by the names of the latter. Of what is tuned, a network
+    that is not says nothing.
     """
     names = [cost.name for cost in selector.costs]
     scores = [np.ascontiguousarray(score, dtype=np.float64) for score in selector.scores]
@@ -138,17 +143,28 @@ def describe(
             "alignments": list(statistics.alignments),
             "grids": list(statistics.grids),
         }
-        plans = (*statistics.plans, statistics.full_plan)  # the last row is the end of every interpolation
         arrays |= {
-            "statistics/ranks": np.array([[plan.ranks[name] for name in names] for plan in plans], np.int64),
-            "statistics/dense": np.array([[name in plan.dense for name in names] for plan in plans], bool),
-            "statistics/positions": np.array(statistics.positions, np.float64),
+            **_describe_plans("statistics", statistics, names),
             "statistics/mean": statistics.mean_SC,
             "statistics/var": statistics.var_SC,
             f"{layout.original}mean": statistics.original[0],
             f"{layout.original}var": statistics.original[1],
         }
+    if tuned is not None:
+        placed = {name: feeder for name, feeder in zip(tuned.names, tuned.feeders, strict=True) if feeder is not None}
+        fields["tuned"] = {"names": list(tuned.names), "feeders": placed}
+        arrays |= _describe_plans("tuned", tuned, names)
+        arrays |= {"tuned/values": tuned.values_ST, "tuned/original": tuned.original[0]}
     return fields, arrays
+
+
+def _describe_plans(what: str, known: KnownSizes, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    plans = (*known.plans, known.full_plan)  # the last row is the end of every interpolation
+    return {
+        f"{what}/ranks": np.array([[plan.ranks[name] for name in names] for plan in plans], np.int64),
+        f"{what}/dense": np.array([[name in plan.dense for name in names] for plan in plans], bool),
+        f"{what}/positions": np.array(known.positions, np.float64),
+    }
 
 
 def read_selector(
@@ -204,6 +220,7 @@ def _read_scores(costs: Sequence[LayerCost], arrays: Arrays, layout: Layout) -> 
 
 
 Statistics = TypeVar("Statistics", bound=CalibratedSizes)
+Tuned = TypeVar("Tuned", bound=TunedSizes)
 
 
 def read_statistics(
@@ -218,24 +235,16 @@ def read_statistics(
 
     Means and variances of the sizes are left where they lie, and so are the original's.
     """
-    feeders, count = top.texts_by_name("feeders"), len(selector.costs)
-    known = {cost.name for cost in selector.costs}
+    feeders, known = top.texts_by_name("feeders"), {cost.name for cost in selector.costs}
     require(set(feeders.values()) <= known, "a normalisation layer is fed by a layer that is not there")
     if top.get("statistics") is None:
         return None
     record = Fields(top.get("statistics"), "statistics")
     names = tuple(record.texts("names"))
     channels = _read_channels(record, names, buffers, layout)
-    rows, total = arrays.count("statistics/ranks") // count - 1, sum(channels)  # the last row is the end
-    require(rows > 0 and (rows + 1) * count <= MOST_VALUES, f"statistics are of {max(rows, 0):,} sizes")
-    shape, full = (rows + 1, count), selector.full_ranks
-    ranks, dense = arrays.values("statistics/ranks", "int64", shape), arrays.values("statistics/dense", "bool", shape)
-    require(bool(((ranks >= 1) & (ranks <= full)).all()), "statistics are of ranks that cannot be")
-    require(bool((dense | (ranks != full)).all()), "statistics are of a full rank that is not dense")
-    places = arrays.values("statistics/positions", "float64", (rows,))
-    require(bool(np.isfinite(places).all() and (np.diff(places) >= 0).all()), "statistics are not in order")
-    plans = [selector.plan_of(r, d) for r, d in zip(ranks, dense, strict=True)]
-    mean, var = (arrays.take_as(f"statistics/{each}", FLOATS, (rows, total)) for each in ("mean", "var"))
+    rows, total = _read_plans("statistics", selector, arrays, "statistics"), sum(channels)
+    shape = len(rows["positions"]), total
+    mean, var = (arrays.take_as(f"statistics/{each}", FLOATS, shape) for each in ("mean", "var"))
     original = tuple(arrays.take_as(f"{layout.original}{each}", FLOATS, (total,)) for each in ("mean", "var"))
     require(len({type_name(each) for each in (mean, var, *original)}) == 1, "statistics are of several types")
     alignments, grids = _read_alignments(record)
@@ -243,16 +252,61 @@ def read_statistics(
         names=names,
         channels=channels,
         feeders=tuple(map(feeders.get, names)),
-        positions=tuple(places.tolist()),
-        plans=tuple(plans[:-1]),
+        **rows,
         mean_SC=mean,
         var_SC=var,
         has_explicit_full=record.flag("has_explicit_full"),
-        full_plan=plans[-1],
         alignments=alignments,
         grids=grids,
         original=original,
     )
+
+
+def _read_plans(what: str, selector: RankSelector, arrays: Arrays, noun: str) -> dict[str, Any]:
+    """The sizes that something is known of: their positions and plans, and the plan that is the end."""
+    count = len(selector.costs)
+    rows = arrays.count(f"{what}/ranks") // count - 1  # the last row is the end
+    require(rows > 0 and (rows + 1) * count <= MOST_VALUES, f"{noun} are of {max(rows, 0):,} sizes")
+    shape, full = (rows + 1, count), selector.full_ranks
+    ranks, dense = arrays.values(f"{what}/ranks", "int64", shape), arrays.values(f"{what}/dense", "bool", shape)
+    require(bool(((ranks >= 1) & (ranks <= full)).all()), f"{noun} are of ranks that cannot be")
+    require(bool((dense | (ranks != full)).all()), f"{noun} are of a full rank that is not dense")
+    places = arrays.values(f"{what}/positions", "float64", (rows,))
+    require(bool(np.isfinite(places).all() and (np.diff(places) >= 0).all()), f"{noun} are not in order")
+    plans = tuple(selector.plan_of(r, d) for r, d in zip(ranks, dense, strict=True))
+    return {"positions": tuple(places.tolist()), "plans": plans[:-1], "full_plan": plans[-1]}
+
+
+def read_tuned(
+    top: Fields, selector: RankSelector, vectors: Mapping[str, tuple[int, ...]], arrays: Arrays, kind: type[Tuned]
+) -> Tuned | None:
+    """The tuned sizes, as that kind; `vectors` are the shapes of what the file has of the network that may be tuned.
+
+    The values are left where they lie: whoever reads them calls `check_tuned`. Files of before say nothing of them.
+    """
+    if not top.has("tuned"):
+        return None
+    record = Fields(top.get("tuned"), "tuned")
+    names, feeders = tuple(record.texts("names")), record.texts_by_name("feeders")
+    require(0 < len(names) == len(set(names)), "tuned parameters are none, or one is there twice")
+    for name in names:
+        is_vector = name in vectors and len(vectors[name]) <= 1 and math.prod(vectors[name]) > 0
+        require(is_vector, f"'{name:.60}' is tuned, and no vector of the network")
+    known = {cost.name for cost in selector.costs}
+    is_right = feeders.keys() <= set(names) and set(feeders.values()) <= known
+    require(is_right, "a tuned parameter lies where a layer is that is not there")
+    channels = tuple(math.prod(vectors[name]) for name in names)
+    rows = _read_plans("tuned", selector, arrays, "tuned values")
+    values = arrays.take_as("tuned/values", FLOATS, (len(rows["positions"]), sum(channels)))
+    original = arrays.take_as("tuned/original", FLOATS, (sum(channels),))
+    require(type_name(values) == type_name(original), "tuned values are of several types")
+    placed = tuple(map(feeders.get, names))
+    return kind(names=names, channels=channels, feeders=placed, **rows, values_ST=values, original=(original,))
+
+
+def check_tuned(are_finite: bool) -> None:
+    """Refuse tuned values that no network can have."""
+    require(are_finite, "tuned values are NaN or infinite")
 
 
 def _read_channels(

@@ -1,4 +1,4 @@
-"""The batches that a calibration sees: checked as they come, and the first of them kept to be seen again."""
+"""The batches that a calibration or a tuning sees: checked as they come, and the first kept to be seen again."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ class Kept:
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loader:
             self.count += 1
-            for tensor in tensors_in(self._inputs_of(batch)):
-                if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
-                    raise InvalidArgumentError(f"calibrate_: batch {self.count} has NaN in it; allowed: numbers only")
+            _refuse_nan("calibrate_", self.count, self._inputs_of(batch))
             self._bytes += sum(t.numel() * t.element_size() for t in tensors_in(batch))
             if self._bytes <= MOST_KEPT or not self._first:
                 self._first.append(batch)
@@ -73,8 +71,8 @@ class Kept:
         inputs = self._inputs_of(self._first[0])
         return len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 0
 
-    def again(self) -> Iterable[Any]:
-        """All of them, to be gone through many times."""
+    def again(self, asker: str) -> Iterable[Any]:
+        """All of them, to be gone through many times; `asker` is who wants that."""
         for _ in self:
             pass
         if len(self._first) == self.count:
@@ -82,10 +80,32 @@ class Kept:
         if iter(self._loader) is not self._loader:
             return self._loader
         raise InvalidArgumentError(
-            "calibrate_(exact=True): the loader can be gone through only once, and its batches take more than the "
+            f"{asker}: the loader can be gone through only once, and its batches take more than the "
             f"{MOST_KEPT >> 20} MiB that are kept; allowed: fewer images, or a loader that begins anew, such as a "
             "DataLoader or a list"
         )
+
+
+def endless(loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str) -> Iterator[Any]:
+    """The batches of a loader, which is gone through again and again."""
+    count = 0
+    while True:
+        before = count
+        for batch in loader:
+            count += 1
+            _refuse_nan(asker, count, inputs_of(batch))
+            yield batch
+        if count == before:
+            came = f"yielded no more than {count}" if count else "yielded no batch"
+            raise InvalidArgumentError(
+                f"{asker}: the loader {came}; allowed: one that begins anew, such as a DataLoader or a list"
+            )
+
+
+def _refuse_nan(asker: str, number: int, inputs: Any) -> None:
+    for tensor in tensors_in(inputs):
+        if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+            raise InvalidArgumentError(f"{asker}: batch {number} has NaN in it; allowed: numbers only")
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from decomposable.checks import is_number
@@ -71,7 +72,7 @@ def calibrated(
         )
     else:
         if exact:
-            statistics = measured_exactly(subject, plans, batches.again(), report)
+            statistics = measured_exactly(subject, plans, batches.again("calibrate_(exact=True)"), report)
         else:
             spent = sum(map(position, plans))
             statistics = measured(subject, plans, batches, _counter(batches, spent, report))
@@ -83,6 +84,49 @@ def calibrated(
         bytes=statistics.bytes,
         passes=spent,
         is_settled=is_settled,
+    )
+
+
+def recalibrated(
+    subject: Subject,
+    selector: RankSelector,
+    older: Statistics | None,
+    loader: Iterable[Any],
+    *,
+    passes: float,
+    report: Report,
+) -> tuple[Statistics, CalibrationReport]:
+    """Statistics anew, after the network has changed at all sizes but the full one, which keeps its own.
+
+    What was a grid becomes one, and so does what was not calibrated; chosen sizes are measured as they were chosen.
+    The loader is gone through for each of these.
+    """
+    ways: list[tuple[int, list[RankPlan] | None]] = [(align, None) for align in (older.grids if older else (1,))]
+    full: list[int] = []
+    if older is not None:
+        most = dict(zip(older.full_plan.ranks, selector.most_ranks.tolist(), strict=True))
+        there = [i for i, plan in enumerate(older.plans) if all(plan.ranks[name] <= most[name] for name in most)]
+        full = [i for i in there if older.plans[i].is_full]
+        chosen = [older.plans[i] for i in there if i not in full]
+        if chosen and set(older.alignments) != set(older.grids):
+            ways.append((1, chosen))
+        ways = ways or [(1, None)]
+    made = [
+        calibrated(subject, selector, plans, loader, align=align, passes=passes, exact=False, report=report)
+        for align, plans in ways
+    ]
+    statistics = reduce(Statistics.merged, (each for each, _ in made))
+    if older is not None:
+        statistics = statistics.merged(older.of_rows(full)) if full else statistics
+        statistics = replace(statistics, alignments=tuple(sorted({*statistics.alignments, *older.alignments})))
+    reports = [each for _, each in made]
+    return statistics, CalibrationReport(
+        sizes=len(statistics.plans),
+        batches=reports[0].batches,
+        seconds=sum(each.seconds for each in reports),
+        bytes=statistics.bytes,
+        passes=sum(each.passes or 0.0 for each in reports),
+        is_settled=all(each.is_settled for each in reports),
     )
 
 

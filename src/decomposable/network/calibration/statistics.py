@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from decomposable.core.tracing import Forward
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Report, Tracker
-from decomposable.sizing.interpolation import CalibratedSizes, position
+from decomposable.sizing.interpolation import CalibratedSizes, KnownSizes, position
 from decomposable.sizing.plans import RankPlan
 
 Build = Callable[[RankPlan], nn.Module]
@@ -69,28 +69,53 @@ class Subject:
         return tracked_batch_norms(self.build(self.full_plan))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Statistics(CalibratedSizes):
-    """Mean and variance of all batch normalisation channels for calibrated sizes, in PyTorch."""
+K = TypeVar("K", bound="InTorch")
 
-    mean_SC: Tensor
-    var_SC: Tensor
-    original: tuple[Tensor, Tensor]
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InTorch(KnownSizes):
+    """What is known of sizes, as tensors."""
+
+    original: tuple[Tensor, ...]
 
     @property
     def bytes(self) -> int:
         """What they take in memory."""
-        return self.mean_SC.nbytes + self.var_SC.nbytes
+        return sum(getattr(self, table).nbytes for table in self.tables)
 
-    def at(self, plan: RankPlan) -> Row | None:
-        """Mean and variance of every layer for this size; None for a full size that keeps the original's."""
+    def interpolated(self, plan: RankPlan) -> list[dict[str, Tensor]] | None:
+        """What each table has for this size, by name; None for a full size that keeps what the original has."""
         found = self.between(plan)
         if found is None:
             return None
+        place_C = torch.from_numpy(found.place_C).to(self.original[0])
         ends = zip(self._row(found.lower), self._row(found.upper), strict=True)
-        place_C = torch.from_numpy(found.place_C).to(self.mean_SC)
-        mean, var = (torch.lerp(low, high, place_C).split(self.channels) for low, high in ends)
-        return dict(zip(self.names, zip(mean, var, strict=True), strict=True))
+        values = (torch.lerp(low, high, place_C).split(self.channels) for low, high in ends)
+        return [dict(zip(self.names, each, strict=True)) for each in values]
+
+    def of_rows(self: K, rows: Sequence[int]) -> K:
+        """These sizes only."""
+        tables: dict[str, Any] = {table: getattr(self, table)[list(rows)] for table in self.tables}
+        positions, plans = tuple(self.positions[i] for i in rows), tuple(self.plans[i] for i in rows)
+        return replace(self, positions=positions, plans=plans, **tables)
+
+    def map(self: K, function: Callable[[Tensor], Tensor]) -> K:
+        """The same with `function` applied to the tensors, such as a move to another device."""
+        mapped: dict[str, Any] = {table: function(getattr(self, table)) for table in self.tables}
+        return replace(self, **mapped, original=tuple(map(function, self.original)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Statistics(InTorch, CalibratedSizes):
+    """Mean and variance of all batch normalisation channels for calibrated sizes, in PyTorch."""
+
+    mean_SC: Tensor
+    var_SC: Tensor
+
+    def at(self, plan: RankPlan) -> Row | None:
+        """Mean and variance of every layer for this size; None for a full size that keeps the original's."""
+        found = self.interpolated(plan)
+        return None if found is None else {name: (found[0][name], found[1][name]) for name in self.names}
 
     def merged(self, newer: Statistics) -> Statistics:
         """These sizes and newer ones; of a size that both have, the newer one counts."""
@@ -110,11 +135,6 @@ class Statistics(CalibratedSizes):
             alignments=tuple(sorted({*self.alignments, *newer.alignments})),
             grids=tuple(sorted({*self.grids, *newer.grids})),
         )
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Statistics:
-        """The same with `function` applied to the tensors, such as a move to another device."""
-        mean_SC, var_SC, mean_C, var_C = map(function, (self.mean_SC, self.var_SC, *self.original))
-        return replace(self, mean_SC=mean_SC, var_SC=var_SC, original=(mean_C, var_C))
 
 
 def tracked_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
@@ -188,7 +208,7 @@ def averaged(
                     norm.reset_running_stats()
                     buffers[name] = norm._buffers
                 norm.train()
-            _run_for_statistics(forward, network, batch)
+            run_normalising(forward, network, batch)
             if seen is not None:
                 seen(index, number, buffers)
     if not number:
@@ -196,13 +216,14 @@ def averaged(
     return [{n: (b["running_mean"], b["running_var"]) for n, b in buffers.items()} for buffers in kept]  # type: ignore[misc]
 
 
-def _run_for_statistics(forward: Forward, network: nn.Module, batch: Any) -> None:
+def run_normalising(forward: Forward, network: nn.Module, batch: Any, asker: str = "calibrate_") -> Any:
+    """What a network gives whose batch normalisation uses the batch's own statistics."""
     try:
-        forward(network, batch)
+        return forward(network, batch)
     except ValueError as error:
         if "more than 1 value per channel" in str(error):
             raise InvalidArgumentError(
-                "calibrate_: a batch holds one sample, which has no variance; allowed: larger ones (drop_last=True)"
+                f"{asker}: a batch holds one sample, which has no variance; allowed: larger ones (drop_last=True)"
             ) from error
         raise
 

@@ -71,7 +71,9 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
     """The description and the tensors of a whole network."""
     layers = artifact.skeleton.layers
     state, tensors = _state_entries(artifact.state, artifact.skeleton)
-    sizes, arrays = describe(artifact.selector, artifact.feeders, artifact.statistics, NETWORK_FILE)
+    sizes, arrays = describe(
+        artifact.selector, artifact.feeders, artifact.statistics, NETWORK_FILE, tuned=artifact.tuned
+    )
     of_sizes = {name: a if isinstance(a, Tensor) else torch.from_numpy(a) for name, a in arrays.items()}
     for layer in layers:
         factors, (first, second) = artifact.factors[layer.name], factor_names(layer.name)
@@ -91,6 +93,7 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
         "not_counted": dict(artifact.not_counted),
         **call_entries(artifact.call, artifact.unclear),
         "statistics": sizes["statistics"],
+        **({"tuned": sizes["tuned"]} if "tuned" in sizes else {}),
     }, tensors
 
 

@@ -24,9 +24,18 @@ from decomposable.network.file.contents import Artifact, factor_names, state_nam
 from decomposable.network.file.header import DTYPE_NAMES
 from decomposable.network.file.inputs import read_call
 from decomposable.network.file.skeleton import Skeleton, StoredLayer, join, name_in_size
+from decomposable.network.tuned import Tuned
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import Ints, RankSelector
-from decomposable.sizing.record import NETWORK_FILE, Arrays, check_factors, read_layer, read_selector, read_statistics
+from decomposable.sizing.record import (
+    NETWORK_FILE,
+    Arrays,
+    check_factors,
+    read_layer,
+    read_selector,
+    read_statistics,
+    read_tuned,
+)
 from decomposable.text import one_line
 
 Tensors = dict[str, Tensor]
@@ -68,12 +77,17 @@ def network_from(container: Container) -> Artifact:
     shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}
     selector = read_selector(top, layers, stored, tensors, NETWORK_FILE)
     statistics = read_statistics(top, selector, shapes, tensors, NETWORK_FILE, Statistics)
+    vectors = {key: shapes[key] for key, entry in entries.items() if entry.has("trainable")}
+    tuned = read_tuned(top, selector, vectors, tensors, Tuned)
+    distinct = {id(state[name]) for name in (tuned.names if tuned is not None else ())}
+    require(tuned is None or len(distinct) == len(tuned.names), "a parameter is tuned under two names")
     tensors.require_all_taken()
     return Artifact(
         factors=factors,
         selector=selector,
         plan=_read_plan(top, selector, stored),
         statistics=statistics,
+        tuned=tuned,
         feeders=top.texts_by_name("feeders"),
         skipped=top.texts_by_name("skipped"),
         not_counted=top.texts_by_name("not_counted"),

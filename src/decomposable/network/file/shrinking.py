@@ -6,7 +6,9 @@ are on the meta device), which takes milliseconds; what is left then says what t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,17 +16,20 @@ from torch import Tensor
 
 from decomposable.core.factors import Factors, memory_format_of
 from decomposable.core.forms import to_factors, to_weight
-from decomposable.network.calibration.statistics import Statistics
+from decomposable.network.calibration.statistics import InTorch
 from decomposable.network.file.container import Container, like
 from decomposable.network.file.contents import Artifact, factor_names, state_name
 from decomposable.network.file.parsing import network_from
 from decomposable.network.file.skeleton import StoredLayer, join
 from decomposable.network.parts import sliced, truncated
 from decomposable.sizing.cost import LayerCost
+from decomposable.sizing.interpolation import KnownSizes
 from decomposable.sizing.latency import LatencyProfile
 from decomposable.sizing.plans import RankPlan, RunsAs, SizeRequest
 from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.record import NETWORK_FILE
+from decomposable.sizing.record import NETWORK_FILE, check_tuned
+
+K = TypeVar("K", bound=InTorch)
 
 
 @torch.no_grad()
@@ -38,25 +43,22 @@ def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
     if plan.is_full:
         return replace(artifact, plan=plan)
     factors: dict[str, Factors] = {}
-    state = {**artifact.state, **statistics_at(artifact, plan)}
+    state = {**artifact.state, **statistics_at(artifact, plan), **tuned_at(artifact, plan)}
     for layer in artifact.skeleton.layers:
         whole, rank, runs_as = artifact.factors[layer.name], plan.ranks[layer.name], plan.runs_as(layer.name)
         part = factors[layer.name] = _first_bases(whole, rank)
         # The weight of a pair is the product of what is kept, whatever it was before.
         if runs_as == "factors" or rank < len(whole.first):
             state.update(_weights_at(layer, runs_as, artifact.state[layer.key], whole, part))
-    statistics = artifact.statistics
+    statistics, tuned = artifact.statistics, artifact.tuned
     if statistics is not None:
-        rows = _rows_needed(statistics, artifact.selector, plan)
-        statistics = replace(
-            statistics,
-            positions=tuple(statistics.positions[i] for i in rows),
-            plans=tuple(statistics.plans[i] for i in rows),
-            mean_SC=statistics.mean_SC[rows],
-            var_SC=statistics.var_SC[rows],
-        )
+        statistics = statistics.of_rows(_rows_needed(statistics, artifact.selector, plan))
+    if tuned is not None:
+        tuned = tuned.of_rows(_rows_needed(tuned, artifact.selector, plan))
     selector = _selector_up_to(artifact.selector, plan)
-    return replace(artifact, state=state, factors=factors, selector=selector, plan=plan, statistics=statistics)
+    return replace(
+        artifact, state=state, factors=factors, selector=selector, plan=plan, statistics=statistics, tuned=tuned
+    )
 
 
 def read_network(container: Container, request: SizeRequest | None = None) -> Artifact:
@@ -93,15 +95,31 @@ def _filled(container: Container, outline: Artifact, smaller: Artifact) -> Artif
         whole = _read_factors(container, layer.name, outline.factors[layer.name])
         factors[layer.name] = _first_bases(whole, len(part.first))
         made.update(_weights_at(layer, runs_as, container.read(names[id(weight)]), whole, factors[layer.name]))
-    statistics = outline.statistics
-    if statistics is not None:  # they lie in the order of the sizes, the small ones first
-        stop = None if is_whole else max(_rows_needed(statistics, outline.selector, plan)) + 1
-        mean, var = (container.read(f"statistics/{kind}", stop) for kind in ("mean", "var"))
-        positions, plans = statistics.positions[:stop], statistics.plans[:stop]
-        original = container.read(f"{NETWORK_FILE.original}mean"), container.read(f"{NETWORK_FILE.original}var")
-        statistics = replace(statistics, positions=positions, plans=plans, mean_SC=mean, var_SC=var, original=original)
+    statistics, tuned = outline.statistics, outline.tuned
+    rows = None if is_whole else plan
+    if statistics is not None:
+        places = [[f"{begin}{kind}" for kind in ("mean", "var")] for begin in ("statistics/", NETWORK_FILE.original)]
+        statistics = _read_known(container, statistics, outline.selector, rows, *places)
+    if tuned is not None:
+        tuned = _read_known(container, tuned, outline.selector, rows, ["tuned/values"], ["tuned/original"])
+        check_tuned(all(bool(torch.isfinite(t).all()) for t in (tuned.values_ST, *tuned.original)))
     state = {key: made[key] if key in made else read.get(id(t), t) for key, t in outline.state.items()}
-    return replace(outline, factors=factors, state=state, statistics=statistics)
+    return replace(outline, factors=factors, state=state, statistics=statistics, tuned=tuned)
+
+
+def _read_known(
+    container: Container,
+    known: K,
+    selector: RankSelector,
+    plan: RankPlan | None,
+    tables: Sequence[str],
+    original: Sequence[str],
+) -> K:
+    """What is known of sizes, with its content; of a plan, as far as it needs: the rows of small sizes lie first."""
+    stop = None if plan is None else max(_rows_needed(known, selector, plan)) + 1
+    read: dict[str, Any] = {field: container.read(name, stop) for field, name in zip(known.tables, tables, strict=True)}
+    ends = tuple(container.read(name) for name in original)
+    return replace(known, positions=known.positions[:stop], plans=known.plans[:stop], **read, original=ends)
 
 
 def _read_factors(container: Container, name: str, part: Factors) -> Factors:
@@ -138,8 +156,8 @@ def _selector_up_to(selector: RankSelector, plan: RankPlan) -> RankSelector:
     return replace(selector, lower=np.minimum(selector.lower, upper), upper=upper, stored=ranks)
 
 
-def _rows_needed(statistics: Statistics, selector: RankSelector, plan: RankPlan) -> list[int]:
-    """Which calibrated sizes the statistics of this size and of those within it are made from.
+def _rows_needed(known: KnownSizes, selector: RankSelector, plan: RankPlan) -> list[int]:
+    """Which of these sizes the numbers of this size and of those within it are made from.
 
     The largest size with no rank above the plan's is not always the plan itself: which layers are dense depends on what
     the size was asked for in, and a budget of parameters may make one dense that has fewer MACs as two factors.
@@ -147,7 +165,7 @@ def _rows_needed(statistics: Statistics, selector: RankSelector, plan: RankPlan)
     in_macs = bool(plan.full_macs)  # as `interpolation.position`
     fixed, full = (selector.fixed_macs or 0, plan.full_macs) if in_macs else (selector.fixed_params, plan.full_params)
     cost = sum(_largest_cost(c, plan.ranks[c.name], c.name in plan.dense, in_macs) for c in selector.costs)
-    return statistics.rows_within(plan, (fixed + cost) / (full or 1))
+    return known.rows_within(plan, (fixed + cost) / (full or 1))
 
 
 def _largest_cost(layer: LayerCost, rank: int, is_dense: bool, in_macs: bool) -> int:
@@ -173,7 +191,21 @@ def statistics_at(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
         for name, pair in (found or {}).items()
         for kind, tensor in zip(("running_mean", "running_var"), pair, strict=True)
     }
-    by_tensor = {id(artifact.state[key]): tensor for key, tensor in reversed(buffers.items())}
-    # A module that stands in two places of the tree has two keys, one of which the statistics name.
-    aliases = {key: by_tensor[id(tensor)] for key, tensor in artifact.state.items() if id(tensor) in by_tensor}
-    return {**aliases, **buffers}
+    return {**_under_all_names(artifact, buffers), **buffers}
+
+
+def tuned_at(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
+    """The vectors that are this size's own, by their keys in the state dict."""
+    if artifact.tuned is None:
+        return {}
+    tuned = {key: (artifact.state[key], values) for key, values in artifact.tuned.at(plan).items()}
+    return _under_all_names(artifact, {key: v.view(own.shape).to(own.dtype) for key, (own, v) in tuned.items()})
+
+
+def _under_all_names(artifact: Artifact, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """These tensors by all keys that the state has for them.
+
+    A module or parameter that stands in two places of the tree has two keys, one of which is named.
+    """
+    by_tensor = {id(artifact.state[key]): tensor for key, tensor in reversed(list(tensors.items()))}
+    return {key: by_tensor[id(tensor)] for key, tensor in artifact.state.items() if id(tensor) in by_tensor}

@@ -1,0 +1,79 @@
+"""Vectors of their own that sizes have: scales, shifts and biases, which `tuning.py` trains and a file holds.
+
+They are interpolated between tuned sizes as statistics are (`sizing/interpolation.py`): those of a normalisation layer
+by the rank of the layer that feeds it, the bias of a decomposed layer by its own rank, all others by the size as a
+whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.network.calibration.statistics import InTorch
+from decomposable.sizing.interpolation import TunedSizes
+from decomposable.sizing.plans import RankPlan
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tuned(InTorch, TunedSizes):
+    """The vectors of tuned sizes, in PyTorch, named as the original's parameters."""
+
+    values_ST: Tensor
+
+    def at(self, plan: RankPlan) -> dict[str, Tensor]:
+        """Those of a size, each laid end to end; empty for the full one, which keeps the original's."""
+        found = self.interpolated(plan)
+        return {} if found is None else found[0]
+
+    def of_names(self, names: Container[str]) -> Tuned | None:
+        """Those of these names alone; None where there are none."""
+        kept = [i for i, name in enumerate(self.names) if name in names]
+        if not kept:
+            return None
+        columns = torch.cat([torch.arange(sum(self.channels)).split(self.channels)[i] for i in kept])
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in kept),
+            channels=tuple(self.channels[i] for i in kept),
+            feeders=tuple(self.feeders[i] for i in kept),
+            values_ST=self.values_ST[:, columns].contiguous(),
+            original=(self.original[0][columns],),
+        )
+
+
+def vectors_of(base: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a network that can be tuned: those with one axis at most, each under its first name.
+
+    Those that a module holds elsewhere, too, as an LSTM does, are left alone: what holds them would not change.
+    """
+    elsewhere = {
+        id(entry)
+        for module in base.modules()
+        for held in vars(module).values()
+        if isinstance(held, list | tuple)
+        for entry in held
+    }
+    return {
+        name: parameter
+        for name, parameter in base.named_parameters()
+        if parameter.dim() <= 1
+        and parameter.numel()
+        and parameter.is_floating_point()
+        and id(parameter) not in elsewhere
+    }
+
+
+def feeder_of(name: str, feeders: Mapping[str, str], paths: Mapping[str, str]) -> str | None:
+    """The decomposed layer whose rank says where a vector lies between two sizes; None where none does.
+
+    `feeders` are the layers that feed normalisation layers, `paths` the places of decomposed layers.
+
+    >>> feeder_of("norm.bias", {"norm": "conv"}, {"conv": "conv"}), feeder_of("conv.bias", {}, {"conv": "conv"})
+    ('conv', 'conv')
+    """
+    path = name.rpartition(".")[0]
+    return feeders.get(path, paths.get(path))
