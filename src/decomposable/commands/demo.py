@@ -15,7 +15,7 @@ from decomposable.progress import Progress
 
 _LABELS = {"elastic": "elastic", "joint": "joint, the paper's", "plain": "plain"}
 _METHODS = {
-    "elastic": "at random budgets, taught by the full network, in turns: about the price of plain steps",
+    "elastic": "at random budgets, taught by the full network, one pass a step: this project's way",
     "joint": "the full and a random low-rank network in every step: the paper's way",
     "plain": "as always",
 }
