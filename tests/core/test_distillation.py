@@ -115,6 +115,33 @@ def test_the_teacher_gets_no_gradient_from_the_distance() -> None:
     assert losses.low > 0
 
 
+def test_outputs_that_are_objects_are_detached_too() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model()
+
+        def forward(self, x: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=self.inner(x), note="kept")
+
+    net = Model()
+    losses = dn.JointObjective(net, ratio=0.3, distill=1.0, seed=0).backward(
+        forward=lambda n: n(X), loss=lambda out: loss(out.logits)
+    )
+    assert losses.low > 0
+    assert net.inner[0].weight.grad is not None
+
+
+def test_a_distance_has_to_be_one() -> None:
+    with pytest.raises(InvalidArgumentError, match="distance='mse'; allowed: a function"):
+        dn.JointObjective(model(), distill=1.0, distance="mse")
+    with pytest.raises(InvalidArgumentError, match="distance: nothing is distilled; allowed: with distill= above 0"):
+        dn.JointObjective(model(), distance=F.mse_loss)
+    joint = dn.JointObjective(model(), distill=1.0, distance=lambda low, full: low - full, seed=0)
+    with pytest.raises(InvalidArgumentError, match=r"distance: it returned shape \(6, 3\); allowed: a loss"):
+        joint.backward(forward=forward, loss=loss)
+
+
 def test_forward_and_loss_without_distill_are_the_closure() -> None:
     found = []
     for call in ({"closure": lambda net: loss(net(X))}, {"forward": forward, "loss": loss}):

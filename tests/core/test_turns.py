@@ -151,7 +151,7 @@ def test_states_that_are_not_of_turns_are_refused() -> None:
     state = joint.state_dict()
     with pytest.raises(InvalidArgumentError, match="it has no entry 'turn'"):
         joint.load_state_dict({key: value for key, value in state.items() if key != "turn"})
-    for turn in ({"low": 1, "norms": {}}, {"low": True}, None):
+    for turn in ({"low": 1, "norms": {}}, {"low": True}, {"low": True, "norms": None}, None):
         with pytest.raises(InvalidArgumentError, match="allowed: what state_dict"):
             joint.load_state_dict({**state, "turn": turn})
     for norms in ({"x": 1.0}, {"0": -1.0}, {"0": "1"}, {"0": math.nan}):
@@ -181,6 +181,45 @@ def test_a_step_that_overflowed_leaves_the_running_norms_as_they_were() -> None:
     joint._is_low_next = False
     joint.backward(forward=lambda n: n(BATCHES[0][0]), loss=lambda out: out.sum() * math.inf)
     assert joint.state_dict()["turn"]["norms"] == before
+
+
+def test_an_overflow_in_the_first_step_is_forgotten() -> None:
+    """As a GradScaler that starts too high has it: nothing is learned from it, and nothing is spoilt."""
+    net = model()
+    joint = objective(net)
+    joint.backward(forward=lambda n: n(BATCHES[0][0]), loss=lambda out: out.sum() * math.inf)
+    net.zero_grad()
+    call(joint, BATCHES[1])  # the low-rank turn has no norm to be scaled to
+    assert float(net[0].weight.grad.norm()) == 0
+    assert joint.state_dict()["turn"]["norms"] == {}
+    net.zero_grad()
+    call(joint, BATCHES[2])
+    first = float(net[0].weight.grad.norm())
+    assert joint.state_dict()["turn"]["norms"]["0"] == pytest.approx(first, rel=1e-5)
+    again = objective(model())
+    again.load_state_dict(joint.state_dict())
+    net.zero_grad()
+    call(joint, BATCHES[3])
+    assert float(net[0].weight.grad.norm()) == pytest.approx(first, rel=1e-5)
+
+
+def test_a_failed_decomposition_is_an_ordinary_step(monkeypatch) -> None:
+    net = model()
+    joint = objective(net, balance=0.9)
+    call(joint, BATCHES[0])
+    net.zero_grad()
+
+    def fail() -> None:
+        raise torch.linalg.LinAlgError("no")
+
+    monkeypatch.setattr(joint._bases, "of_current_weights", fail)
+    with pytest.warns(UserWarning, match="ordinary full-rank step") as caught:
+        call(joint, BATCHES[1])
+    assert caught[0].filename == __file__
+    got = gradients(net)
+    net.zero_grad()
+    F.cross_entropy(net(BATCHES[1][0]), BATCHES[1][1]).backward()
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(got, gradients(net), strict=True))
 
 
 def test_without_a_low_rank_network_every_turn_is_plain_training() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from decomposable.errors import InvalidArgumentError
 
@@ -25,11 +26,11 @@ def kl_divergence(low: Any, full: Any) -> Tensor:
     >>> float(kl_divergence(logits, logits)), float(kl_divergence(logits, logits.flip(0))) > 0.1
     (0.0, True)
     """
-    low_log, full_log = (log_softmax(logits_of(outputs)).flatten(0, -2) for outputs in (low, full))
+    low_log, full_log = (_log_softmax(logits_of(outputs)).flatten(0, -2) for outputs in (low, full))
     return F.kl_div(low_log, full_log, reduction="batchmean", log_target=True)
 
 
-def log_softmax(logits: Tensor) -> Tensor:
+def _log_softmax(logits: Tensor) -> Tensor:
     """In float32 or better."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
@@ -48,5 +49,16 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def detached(outputs: Any) -> Any:
-    """What a network returned, without its graph."""
-    return tree_map_only(Tensor, Tensor.detach, outputs)
+    """What a network returned, without its graph; of objects that hold tensors, copies."""
+    return tree_map(_detached, outputs)
+
+
+def _detached(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach()
+    held = getattr(leaf, "__dict__", {})
+    if not any(isinstance(value, Tensor) for value in held.values()):
+        return leaf
+    twin = copy.copy(leaf)
+    twin.__dict__.update({name: _detached(value) for name, value in held.items()})
+    return twin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,8 +63,9 @@ class RunningNorms:
             if value is None:
                 continue
             found = norm(value).double() if scale is None else norm(value).double() / scale
-            before = self._norms.get(name, found)
-            self._norms[name] = torch.where(found.isfinite(), torch.lerp(found, before, _KEPT), before)
+            before = self._norms[name].to(found.device) if name in self._norms else torch.full_like(found, math.nan)
+            mean = torch.where(before.isfinite(), torch.lerp(found, before, _KEPT), found)  # the first stands alone
+            self._norms[name] = torch.where(found.isfinite(), mean, before)
 
     def rebalanced(self, gradient: Gradient, share: float, scale: Tensor | None) -> dict[nn.Parameter, Tensor | None]:
         """Share · ∇̂, with ∇̂ scaled to the running norm for every decomposed weight."""
@@ -75,17 +77,21 @@ class RunningNorms:
             elif name is None:
                 result[parameter] = value * share
             else:
-                wanted = self._norms[name].to(value.device) * (1.0 if scale is None else scale)
+                # NaN is a norm that no full pass has had yet: all of them overflowed.
+                wanted = self._norms[name].to(value.device).nan_to_num(0.0) * (1.0 if scale is None else scale)
                 result[parameter] = value * (share * _ratio(wanted, norm(value).double())).to(value.dtype)
         return result
 
     def state_dict(self) -> dict[str, float]:
-        """The norms by layer."""
-        return {name: float(value) for name, value in self._norms.items()}
+        """The norms by layer, those that are known."""
+        norms = {name: float(value) for name, value in self._norms.items()}
+        return {name: value for name, value in norms.items() if math.isfinite(value)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         known = set(self._names.values())
+        if not isinstance(state, Mapping):
+            raise InvalidArgumentError(f"state: its norms are {state!r:.40}; allowed: what state_dict() returned")
         for name, value in state.items():
             if name not in known or not isinstance(value, float) or not value >= 0:
                 raise InvalidArgumentError(

@@ -120,7 +120,7 @@ class JointObjective:
         self.balance, self.distill = _check_share("balance", balance), _check_share("distill", distill)
         self.refresh = check_count("refresh", refresh)
         self.criterion, self.turns = find_criterion(criterion), _check_flag("turns", turns)
-        self.distance = kl_divergence if distance is None else distance
+        self.distance = _check_distance(distance, self.distill)
         layers, self.skipped = find_layers(unwrap(model), check_form(form), filter_fn)
         require_layers(layers, self.skipped)
         self.layers = layers
@@ -162,7 +162,8 @@ class JointObjective:
         """
         call = self._check_call(closure, forward, loss)
         if self.turns and self.balance > 0:
-            losses = self._low_turn(call, scaler) if self._is_low_next else self._full_turn(call, scaler)
+            full_share = 2 * (1 - self.balance)
+            losses = self._low_turn(call, scaler) if self._is_low_next else self._full_turn(call, scaler, full_share)
             self._is_low_next = not self._is_low_next
             return losses
 
@@ -188,11 +189,11 @@ class JointObjective:
         )
         return Losses(full.loss, low.loss, size.ratio, size.macs, size.params)
 
-    def _full_turn(self, call: _Call, scaler: Scaler | None) -> Losses:
-        """2 (1 − λ) ∇_f."""
+    def _full_turn(self, call: _Call, scaler: Scaler | None, share: float) -> Losses:
+        """2 (1 − λ) ∇_f, or another share of it."""
         full = self._differentiate(call, self.model, scaler)
         self._norms.update(full.gradient, _scale_of(scaler, full.loss))
-        accumulate(scaled(full.gradient, 2 * (1 - self.balance)))
+        accumulate(scaled(full.gradient, share))
         return Losses(full.loss, torch.full_like(full.loss, math.nan), math.nan)
 
     def _low_turn(self, call: _Call, scaler: Scaler | None) -> Losses:
@@ -200,7 +201,7 @@ class JointObjective:
         drawn = self.sizes.draw(self._generator)
         decompositions = self._decompose()
         if decompositions is None:
-            return self._full_turn(call, scaler)
+            return self._full_turn(call, scaler, 1.0)
         size = self._choose(decompositions, drawn)
         taught = self._teach(call) if self.distill else None
         low = self._low_rank_pass(call, scaler, decompositions, size.ranks, taught)
@@ -212,7 +213,9 @@ class JointObjective:
         """The full network's outputs, from a pass that takes no gradient and leaves the model's buffers alone."""
         teacher = rewire(unwrap(self.model), {})
         clone_buffers_(teacher)
-        return call.run(teacher)
+        outputs = call.run(teacher)
+        torch.clear_autocast_cache()  # of weights that were cast without a gradient, which the next pass would take
+        return outputs
 
     def select_ranks(self, decompositions: Mapping[str, SVD], drawn: float) -> dict[str, int]:
         """r_ℓ for every layer at a rank ratio Z, or within a budget (as a count) where budgets are drawn."""
@@ -231,7 +234,9 @@ class JointObjective:
         try:
             return self._bases.of_current_weights()
         except torch.linalg.LinAlgError as error:
-            warnings.warn(f"the SVD failed, this step is an ordinary full-rank step: {error}", stacklevel=3)
+            warnings.warn(
+                f"the SVD failed, this step is an ordinary full-rank step: {error}", stacklevel=3 + self.turns
+            )
             return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -246,13 +251,13 @@ class JointObjective:
         for key in ("generator", "bases", *(["turn"] if self.turns else [])):
             if key not in state:
                 raise InvalidArgumentError(f"state: it has no entry {key!r}; allowed: what state_dict() returned")
-        self._bases.load_state_dict(state["bases"])
+        turn = state.get("turn", {})
         if self.turns:
-            turn = state["turn"]
             if not isinstance(turn, Mapping) or not isinstance(turn.get("low"), bool) or "norms" not in turn:
                 raise InvalidArgumentError(f"state: its turn is {turn!r:.40}; allowed: what state_dict() returned")
-            self._norms.load_state_dict(turn["norms"])
-            self._is_low_next = turn["low"]
+            self._norms.load_state_dict(turn["norms"])  # refuses before it changes anything
+        self._bases.load_state_dict(state["bases"])
+        self._is_low_next = self.turns and turn["low"]
         self._generator.set_state(state["generator"].cpu())
 
     def _low_rank_pass(
@@ -291,13 +296,16 @@ class JointObjective:
     def _differentiate(self, call: _Call, network: nn.Module, scaler: Scaler | None, taught: Any = None) -> _Pass:
         """The loss of one network, and its gradient for every trainable parameter."""
         outputs = call.run(network)
-        loss = call.loss(outputs) if taught is None or self.distill == 0 else self._distilled(call, outputs, taught)
+        is_distilled = taught is not None and self.distill > 0
+        loss, name = (
+            (self._distilled(call, outputs, taught), "distance") if is_distilled else (call.loss(outputs), call.name)
+        )
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             came = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise InvalidArgumentError(f"closure: it returned {came}; allowed: a loss, one scalar tensor")
+            raise InvalidArgumentError(f"{name}: it returned {came}; allowed: a loss, one scalar tensor")
         parameters = [p for p in unwrap(self.model).parameters() if p.requires_grad]
         if not loss.requires_grad or not parameters:
-            raise InvalidArgumentError("closure: its loss depends on no trainable parameter; allowed: one that does")
+            raise InvalidArgumentError(f"{name}: its loss depends on no trainable parameter; allowed: one that does")
         if not self._has_checked:
             refuse_reentrant_checkpoints(loss)
             self._has_checked = True
@@ -323,9 +331,9 @@ class JointObjective:
                     f"backward: distill={self.distill:g} needs the outputs, which a closure does not show; allowed: "
                     "backward(forward=lambda net: net(x), loss=lambda out: ...)"
                 )
-            return _Call(closure, lambda loss: loss)
+            return _Call(closure, lambda loss: loss, "closure")
         if closure is None and forward is not None and loss is not None:
-            return _Call(forward, loss)
+            return _Call(forward, loss, "loss")
         raise InvalidArgumentError("backward: allowed: a closure, or both forward= and loss=")
 
     def _check_used(self, low_rank: list[LowRankLayer]) -> None:
@@ -337,7 +345,7 @@ class JointObjective:
             warnings.warn(
                 "the closure ignores the network it is given, so both losses are the full network's; "
                 "use its argument: joint.backward(lambda net: loss(net(x), y))",
-                stacklevel=4,
+                stacklevel=4 + self.turns,
             )
             return
         not_run = {one.name: parameter_of(one.pair.module) for one in low_rank if not one.has_run}
@@ -347,7 +355,7 @@ class JointObjective:
             warnings.warn(
                 f"layer '{missed[0]}' ({len(missed)} in all) ran in the full-rank pass but not in the low-rank one: "
                 "the model reaches it by a reference that is not a submodule; leave it out with filter_fn",
-                stacklevel=4,
+                stacklevel=4 + self.turns,
             )
 
 
@@ -356,6 +364,7 @@ class _Call(NamedTuple):
 
     run: Callable[[nn.Module], Any]
     loss: Callable[[Any], Tensor]
+    name: str  # of the argument that gives the loss
 
 
 class _Pass(NamedTuple):
@@ -381,3 +390,13 @@ def _check_flag(option: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"{option}={value!r}; allowed: True or False")
     return value
+
+
+def _check_distance(distance: Distance | None, distill: float) -> Distance:
+    if distance is None:
+        return kl_divergence
+    if not callable(distance):
+        raise InvalidArgumentError(f"distance={distance!r:.80}; allowed: a function of (low, full)")
+    if distill == 0:
+        raise InvalidArgumentError("distance: nothing is distilled; allowed: with distill= above 0")
+    return distance

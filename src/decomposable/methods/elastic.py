@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from decomposable.core.distillation import kl_divergence
 from decomposable.core.joint import JointObjective
 from decomposable.errors import BudgetError
 from decomposable.methods.base import Closure, LineStyle, Material
@@ -60,16 +61,21 @@ class ElasticStep(JointStep):
 
     def backward(self, closure: Closure) -> dict[str, Tensor | float]:
         """Add the gradient of the network whose turn it is, or of both; a loss that was not computed is not logged."""
-        loss_of: dict[int, Tensor] = {}
+        if self.joint.distill:
+            losses = self.joint.backward(
+                forward=lambda net: loss_and_outputs(closure, net, "elastic", "or elastic_distill=0"),
+                loss=lambda found: found[0],
+            )
+        else:
+            losses = self.joint.backward(closure)
+        has_low = not math.isnan(losses.macs)
+        values: dict[str, Tensor | float] = {} if self.joint.turns and has_low else {"loss": losses.full}
+        return {**values, "loss_low": losses.low, "macs": losses.macs} if has_low else values
 
-        def forward(net: nn.Module) -> Tensor:
-            loss, outputs = loss_and_outputs(closure, net, "elastic")
-            loss_of[id(outputs)] = loss
-            return outputs
 
-        losses = self.joint.backward(forward=forward, loss=lambda outputs: loss_of[id(outputs)])
-        values: dict[str, Tensor | float] = {"loss": losses.full, "loss_low": losses.low, "macs": losses.macs}
-        return {name: value for name, value in values.items() if not math.isnan(float(value))}
+def _distance(low: tuple[Tensor, Tensor], full: tuple[Tensor, Tensor]) -> Tensor:
+    """KL(full ‖ low) of what two networks say, beside their losses."""
+    return kl_divergence(low[1], full[1])
 
 
 class Elastic(Decomposable):
@@ -112,6 +118,7 @@ def _objective(network: WithExample, settings: Settings, macs: tuple[float, floa
         example_input=network.example_input,
         smallest=own.elastic_smallest,
         distill=own.elastic_distill,
+        distance=_distance if own.elastic_distill else None,
         turns=own.elastic_turns,
         balance=settings.balance,
         criterion=settings.criterion,

@@ -11,8 +11,11 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure
 
 
-def loss_and_outputs(closure: Closure, network: nn.Module, method: str) -> tuple[Tensor, Tensor]:
-    """The loss of a network, and the outputs that it is the loss of, in float32 or better."""
+def loss_and_outputs(closure: Closure, network: nn.Module, method: str, otherwise: str = "") -> tuple[Tensor, Tensor]:
+    """The loss of a network, and the outputs that it is the loss of, in float32 or better.
+
+    A message says what the method allows, and what else would do `otherwise`.
+    """
     calls: list[Any] = []
     with network.register_forward_hook(lambda module, args, output: calls.append(output)):
         loss = closure(network)
@@ -25,5 +28,6 @@ def loss_and_outputs(closure: Closure, network: nn.Module, method: str) -> tuple
         came = f"outputs of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
         raise InvalidArgumentError(
             f"model: it gives {came}; allowed with method={method}: (samples, classes), to be distilled"
+            f"{otherwise and f', {otherwise}'}"
         )
     return loss, outputs.to(torch.promote_types(outputs.dtype, torch.float32))

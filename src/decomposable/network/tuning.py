@@ -108,7 +108,7 @@ def renewable(loader: Iterable[Any], forward: Forward) -> Iterable[Any]:
     """The loader where it begins anew each time; of one that ends for good, its batches, where memory allows."""
     if not isinstance(loader, Iterable):
         raise InvalidArgumentError(f"tune_: the loader is a {type(loader).__name__}; allowed: what yields batches")
-    return Kept(loader, _seen_by(forward)).again("tune_") if isinstance(loader, Iterator) else loader
+    return Kept(loader, _seen_by(forward), "tune_").again("tune_") if isinstance(loader, Iterator) else loader
 
 
 def _seen_by(forward: Forward) -> Callable[[Any], Any]:
@@ -179,6 +179,7 @@ class _Student:
         parts = values_T.split([vector.numel() for vector in self._vectors])
         for vector, values in zip(self._vectors, parts, strict=True):
             vector.copy_(values.view_as(vector))
+        torch.clear_autocast_cache()  # which has what they were before
 
     def gradient(self, loss: Tensor, like: Tensor) -> Tensor:
         """That of a loss; what takes no part in it has none."""

@@ -179,6 +179,7 @@ class Position:
     step: int = 0
     seconds: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)  # of the steps that had each of these
     count: int = 0
     commits: list[str] = field(default_factory=list)  # of the code that made the steps
 
@@ -186,12 +187,13 @@ class Position:
         """Count one step's values."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
+            self.counts[name] = self.counts.get(name, 0) + 1
         self.count += 1
 
     def means(self) -> dict[str, float]:
-        """The mean over the epoch's steps; starts the next epoch's."""
-        means = {name: total / self.count for name, total in self.sums.items()}
-        self.sums, self.count = {}, 0
+        """The mean over the epoch's steps that had a value; starts the next epoch's."""
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts, self.count = {}, {}, 0
         return means
 
 
@@ -207,7 +209,11 @@ def position_in(saved: Mapping[str, Any], path: Path, batches: TrainBatches) -> 
         require(_is_finite(seconds) and seconds >= 0, f"'seconds' of the position is {seconds!r:.40}")
         require(all(map(_is_finite, sums.values())) and bool(sums) <= bool(count), "the sums are none")
         require(len(commits) <= _MOST_COMMITS, f"it has {len(commits):,} commits")
-        return Position(step=step, seconds=seconds, sums=dict(sums), count=count, commits=commits)
+        # Before there were counts, every step had all the values.
+        counts = record.mapping("counts") if record.has("counts") else dict.fromkeys(sums, count)
+        are_right = counts.keys() == sums.keys() and all(type(n) is int and 1 <= n <= count for n in counts.values())
+        require(are_right, "the counts are not those of the sums")
+        return Position(step=step, seconds=seconds, sums=dict(sums), counts=dict(counts), count=count, commits=commits)
 
 
 def restore_(

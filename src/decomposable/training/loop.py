@@ -133,9 +133,13 @@ def _end_epoch(
         values["accuracy"] = evaluate()
     values["seconds"] = round(position.seconds, 2)
     watchers.log.write("epoch", position.step, values)
-    parts = [f"epoch {epoch:{len(str(batches.epochs))}}/{batches.epochs}", f"loss {values['loss']:.4f}"]
-    if "loss_low" in values:
-        parts.append(f"low-rank loss {values['loss_low']:.4f}")
+    parts = [f"epoch {epoch:{len(str(batches.epochs))}}/{batches.epochs}"]
+    for name, text in (
+        ("loss", "loss"),
+        ("loss_low", "low-rank loss"),
+    ):  # where networks take turns, one may be missing
+        if name in values:
+            parts.append(f"{text} {values[name]:.4f}")
     if "accuracy" in values:
         parts.append(f"test accuracy {values['accuracy']:.2f}%")
     watchers.say("  ".join([*parts, as_duration(position.seconds)]))

@@ -21,7 +21,7 @@ from decomposable.training.checkpoint import is_checkpoint, read_checkpoint
 from decomposable.training.torch_files import Claim, open_torch_file, read_tensors
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
-_PREFIXES = ("module.", "_orig_mod.")
+_PREFIXES = ("module.", "_orig_mod.", "model.")  # the last of methods that train a network around the model
 
 
 class WeightsError(DecomposableError):

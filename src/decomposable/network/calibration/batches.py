@@ -25,8 +25,8 @@ class Kept:
     more than that.
     """
 
-    def __init__(self, loader: Iterable[Any], inputs_of: Callable[[Any], Any]) -> None:
-        self._loader, self._inputs_of = loader, inputs_of
+    def __init__(self, loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str = "calibrate_") -> None:
+        self._loader, self._inputs_of, self._asker = loader, inputs_of, asker
         self.count = 0  # so far
         self._first: list[Any] = []
         self._bytes = 0
@@ -34,13 +34,13 @@ class Kept:
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loader:
             self.count += 1
-            _refuse_nan("calibrate_", self.count, self._inputs_of(batch))
+            _refuse_nan(self._asker, self.count, self._inputs_of(batch))
             self._bytes += sum(t.numel() * t.element_size() for t in tensors_in(batch))
             if self._bytes <= MOST_KEPT or not self._first:
                 self._first.append(batch)
             yield batch
         if not self.count:
-            raise InvalidArgumentError("calibrate_: the loader yielded no batch; allowed: at least one")
+            raise InvalidArgumentError(f"{self._asker}: the loader yielded no batch; allowed: at least one")
 
     @property
     def expected(self) -> int:

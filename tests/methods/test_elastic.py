@@ -1,0 +1,95 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from decomposable import methods
+from decomposable.errors import InvalidArgumentError
+from decomposable.methods.settings import Settings
+from decomposable.training.checkpoint import Position
+
+X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(8) % 4
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.Flatten(), nn.Linear(864, 4))
+
+
+def stepping(**settings: object):
+    method, chosen = methods.find("elastic"), Settings(method="elastic", **settings)
+    network = method.network(model(), X, chosen, is_trained=False)
+    return network, method.step(network, chosen)
+
+
+def loss(net: nn.Module) -> torch.Tensor:
+    return F.cross_entropy(net(X), Y)
+
+
+def test_a_step_logs_what_was_computed_in_it():
+    _, step = stepping()
+    assert [sorted(step.backward(loss)) for _ in range(4)] == [["loss"], ["loss_low", "macs"]] * 2
+    _, step = stepping(elastic_turns=False)
+    assert sorted(step.backward(loss)) == ["loss", "loss_low", "macs"]
+    _, step = stepping(balance=0.0)
+    assert [sorted(step.backward(loss)) for _ in range(2)] == [["loss"]] * 2
+
+
+def test_a_loss_that_is_no_number_is_logged_all_the_same():
+    _, step = stepping()
+    assert math.isnan(step.backward(lambda net: loss(net) * math.nan)["loss"])
+
+
+def test_the_low_rank_loss_is_the_divergence_from_the_full_network():
+    network, step = stepping(elastic_macs=(0.5, 0.5))
+    step.backward(loss)
+    seen = []
+
+    def watched(net: nn.Module) -> torch.Tensor:
+        outputs = net(X)
+        seen.append(outputs.detach().log_softmax(1))
+        return F.cross_entropy(outputs, Y)
+
+    found = step.backward(watched)
+    full, low = seen
+    assert float(found["loss_low"]) == pytest.approx(float((full.exp() * (full - low)).sum(1).mean()), rel=1e-5)
+    assert found["macs"] <= 0.5
+    assert network.model.state_dict().keys() == model().state_dict().keys()
+
+
+def test_a_network_that_cannot_be_so_small_is_trained_from_the_smallest_that_it_can():
+    _, step = stepping(elastic_macs=(0.0001, 0.3))
+    low, high = step.joint.sizes.range
+    assert low == step.joint.sizes.selector.smallest_cost("macs")
+    assert high == pytest.approx(0.3 * step.joint.sizes.selector.full_cost("macs"), abs=1)
+
+
+def test_other_outputs_than_logits_do_without_distillation():
+    def maps() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 24, 3), nn.Conv2d(24, 4, 1))
+
+    method = methods.find("elastic")
+    for distill in (1.0, 0.0):
+        settings = Settings(method="elastic", elastic_distill=distill, elastic_macs=(0.5, 0.8))
+        step = method.step(method.network(maps(), X, settings, is_trained=False), settings)
+        if distill:
+            with pytest.raises(
+                InvalidArgumentError, match=r"\(samples, classes\), to be distilled, or elastic_distill=0"
+            ):
+                step.backward(lambda net: net(X).square().mean())
+        else:
+            assert [sorted(step.backward(lambda net: net(X).square().mean())) for _ in range(2)] == [
+                ["loss"],
+                ["loss_low", "macs"],
+            ]
+
+
+def test_means_over_an_epoch_are_of_the_steps_that_had_a_value():
+    position = Position()
+    for values in ({"loss": 2.0}, {"loss_low": 4.0, "macs": 0.5}, {"loss": 4.0}, {"loss_low": 6.0, "macs": 0.1}):
+        position.add(values)
+    assert position.means() == {"loss": 3.0, "loss_low": 5.0, "macs": 0.3}
+    assert (position.sums, position.counts, position.count) == ({}, {}, 0)
