@@ -110,6 +110,7 @@ def test_networks_trained_from_scratch_have_the_ranks_of_decomposable_net(everyt
     assert row["macs"] == next(r["macs"] for r in ours if r["size"] == 0.25)
 
 
+@pytest.mark.slow
 def test_every_network_can_be_loaded_and_has_the_accuracy_that_its_record_says(everything):
     out = everything[0]
     data = digits.load_data(train_images=200)
@@ -151,6 +152,7 @@ def test_the_same_command_again_trains_nothing(everything, copied):
     assert "trainings are done already" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_what_is_done_and_writes_nothing(everything, tmp_path):
     out = everything[0]
     result = run(out, "--dry-run", "--json")
@@ -171,7 +173,8 @@ def test_other_settings_in_the_same_folder_are_refused(everything):
     assert contents(out) == before
 
 
-@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_comparison_that_is_stopped_goes_on_to_the_same_numbers(tmp_path, jobs):
     names, settings = "us-net,slimmable", [*AS_TEXT, "epochs=6", "sizes=1,0.5"]
     whole = run(tmp_path / "whole", "--jobs", jobs, names=names, settings=settings)
@@ -305,6 +308,7 @@ def test_stopping_while_one_still_loads_its_data_costs_the_other_nothing(tmp_pat
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.slow
 def test_ctrl_c_while_the_processes_are_starting_shows_no_traceback(tmp_path):
     """The terminal sends it to all of the group, also to those that have no handler yet."""
     more = ("--methods", "plain,width", "--jobs", "2")

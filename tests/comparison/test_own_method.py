@@ -171,6 +171,7 @@ class Guest(methods.Method):
 """
 
 
+@pytest.mark.slow
 def test_it_is_known_to_processes_that_train_side_by_side(tmp_path, monkeypatch):
     (tmp_path / "guest_of_a_test.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
