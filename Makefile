@@ -22,8 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
-# Three for two cores: some tests wait for other processes.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+# Three for two cores: some tests wait for other processes. Those import the package anew, so its bytecode is kept.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: lint ## lint, then all tests but the slow ones
 	$(PYTEST) -m 'not slow'

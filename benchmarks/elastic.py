@@ -10,6 +10,7 @@ import argparse
 import copy
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,9 @@ from _common import record
 from torch import nn
 
 import decomposable as dn
+from decomposable.core.bases import KeptBases
+from decomposable.core.forms import to_matrix
+from decomposable.core.svd import svd
 from decomposable.training.loop import parameter_groups
 
 SIZES = (1.0, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07)
@@ -39,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-turns", dest="turns", action="store_false")
     parser.add_argument("--balance", type=float, default=0.5)
     parser.add_argument("--refresh", type=int, default=8)
+    parser.add_argument("--turned", type=float, help="refresh a layer once this part of WᵀW left the diagonal")
     parser.add_argument("--late", type=float, default=0.0, help="the part of the training without low-rank passes")
     parser.add_argument("--score", choices=("sigma", "norm", "mac"), default="sigma")
     parser.add_argument("--average", type=float, default=0.0, help="decay of a moving average of the weights")
@@ -86,6 +91,29 @@ class Weighted:
         return np.sqrt(macs.mean() / macs)
 
 
+class BasesThatTurn(KeptBases):
+    """Refreshed layer by layer: a layer is due once too much of WᵀW, in the bases kept, has left the diagonal."""
+
+    def __init__(self, layers, tolerance) -> None:
+        super().__init__(layers, refresh=2**31)
+        self.tolerance, self.refreshed = tolerance, Counter()
+
+    @torch.no_grad()
+    def of_current_weights(self):
+        current = super().of_current_weights()
+        due = [layer for layer in self.layers if off_diagonal(current[layer.name]) > self.tolerance]
+        self._current |= svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in due})
+        self.refreshed.update(layer.name for layer in due)
+        return dict(self._current)
+
+
+def off_diagonal(projected) -> float:
+    """1 − Σ σ⁴ / ‖(WV)ᵀ(WV)‖²: zero for an SVD."""
+    turned = projected.u if len(projected.u) >= len(projected.v) else projected.v
+    gram = (turned * projected.s).mT @ (turned * projected.s)
+    return 1 - float(gram.diagonal().square().sum() / gram.square().sum())
+
+
 def main() -> None:
     args = arguments()
     images, labels = load_cifar10(args.data, "train")
@@ -109,6 +137,8 @@ def main() -> None:
         seed=args.seed,
         **sizes,
     )
+    if args.turned is not None:
+        joint._bases = BasesThatTurn(joint.layers, args.turned)
     weighted = None
     if args.score != "sigma":
         joint.sizes = weighted = Weighted(joint, args.score)
@@ -152,6 +182,9 @@ def main() -> None:
             seen = f"full {float(losses.full):.3f}, low-rank {float(losses.low):.3f}"
             print(f"step {step + 1}: {seen}, {time.time() - start:.0f} s", flush=True)
     seconds = time.time() - start
+    refreshed = dict(joint._bases.refreshed) if args.turned is not None else {}
+    if refreshed:
+        print(f"{sum(refreshed.values())} SVDs of {len(joint.layers)} layers:", refreshed, flush=True)
     found = {}
     for name, trained in (("", model), ("average", average)):
         if trained is None:
@@ -171,6 +204,7 @@ def main() -> None:
     if not args.no_record:
         settings = {k: v for k, v in vars(args).items() if k not in ("data", "weights", "no_record")}
         figures = {"row": args.name, "settings": settings, "work": work, "accuracy": found[""]}
+        figures |= {"refreshed": refreshed} if refreshed else {}
         record("elastic", figures | ({"average": found["average"]} if "average" in found else {}))
 
 

@@ -35,6 +35,10 @@ class WeightsUsedElsewhere(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or PyTorch imports its compiler, more than a second, to keep it from compiling this
+
     def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
         self.used: dict[str, str] = {}
