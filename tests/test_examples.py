@@ -36,6 +36,7 @@ def test_example_runs_without_a_warning(path, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_was_extracted_and_saved_is_loaded_again(tmp_path):
     program = CHECKOUT / "examples" / "resize_and_extract.py"
     result = subprocess.run(

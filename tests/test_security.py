@@ -54,6 +54,7 @@ def write_checkpoint(path, model):
     Checkpoints(path, every_seconds=0).write({**whole, "model": model})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak cannot be measured here")
 def test_reading_takes_no_more_memory_than_is_promised(tmp_path):
     """Ordinary files take little more than their size; the worst pickle that is allowed stays within the rest."""

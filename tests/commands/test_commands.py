@@ -143,6 +143,7 @@ def test_the_search_looks_below_a_size_that_is_not_good(run, accuracies, drop, e
     assert found.size <= expected
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error(file, tmp_path):
     program = f"import sys; from decomposable.commands.main import main; sys.exit(main(['sizes', {str(file)!r}]))"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

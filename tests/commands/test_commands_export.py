@@ -115,6 +115,7 @@ def test_a_file_of_one_size(net, file, call, tmp_path):
     assert "one size" in err
 
 
+@pytest.mark.slow
 def test_a_file_of_another_method_and_a_model_from_the_recipe_that_it_names(call, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(16, 1, 8, 8)
@@ -148,7 +149,7 @@ def wide(tmp_path_factory):
     return net, path
 
 
-@pytest.mark.parametrize("ending", ["onnx", "pt2"])
+@pytest.mark.parametrize("ending", [pytest.param("onnx", marks=pytest.mark.slow), "pt2"])
 def test_auto_is_the_default_which_it_says(wide, ending, call, tmp_path):
     net, file = wide
     plans = {align: net.selector.choose(macs=0.5, align=align) for align in ("auto", 1, 8)}
@@ -163,6 +164,7 @@ def test_auto_is_the_default_which_it_says(wide, ending, call, tmp_path):
         assert ("warning" in err) == (align == 8)  # "auto" needs no statistics of its own
 
 
+@pytest.mark.slow
 def test_in_python_ranks_stay_unrounded_unless_align_is_given(wide, tmp_path):
     net, _ = wide
     plain, auto = (net.selector.choose(macs=0.5, align=align).ranks for align in (1, "auto"))
@@ -173,6 +175,7 @@ def test_in_python_ranks_stay_unrounded_unless_align_is_given(wide, tmp_path):
     assert net.resize_(macs=0.5, align="auto").ranks == auto
 
 
+@pytest.mark.slow
 def test_the_hint_and_the_warning_lead_to_calibrate(wide, call, tmp_path):
     """What is hinted at can be done, and then nothing is warned of."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
@@ -226,6 +229,7 @@ def own(tmp_path, monkeypatch):
     return tmp_path / "own.safetensors"
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own(own, call, tmp_path):
     arguments = ["--model", "own_models:build", "-o", tmp_path / "own.onnx", "--params", "0.9"]
     code, _, err = call(own, *arguments)
@@ -318,6 +322,7 @@ def test_what_cannot_be_done_is_one_line_and_code_1(file, call, tmp_path, monkey
     assert not out_file.exists()
 
 
+@pytest.mark.slow
 def test_force_replaces(file, call, tmp_path):
     out_file = tmp_path / "small.onnx"
     out_file.write_bytes(b"old")
@@ -381,6 +386,7 @@ def test_a_network_of_several_inputs(pairs, call, tmp_path):
     assert "says what the network takes (ids, mask); allowed: no --input" in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_any_size_of_several_inputs(pairs, call, tmp_path):
     net, file = pairs
     out_file, batch = tmp_path / "pairs.onnx", padded(4)

@@ -75,6 +75,7 @@ def copied(everything, tmp_path):
     return shutil.copytree(everything[0], tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_every_method_leaves_a_record_with_its_sizes(everything):
     out = everything[0]
     for name in methods.METHODS:
@@ -91,6 +92,7 @@ def test_every_method_leaves_a_record_with_its_sizes(everything):
         assert record["commit"] or not (SOURCE.parent / ".git").exists()
 
 
+@pytest.mark.slow
 def test_the_curves_have_the_names_of_the_paper(everything):
     out = everything[0]
     content = json.loads((out / "comparison.json").read_text())
@@ -103,6 +105,7 @@ def test_the_curves_have_the_names_of_the_paper(everything):
     assert content["methods"]["plain"]["shown"]["label"] == "best of 8"
 
 
+@pytest.mark.slow
 def test_networks_trained_from_scratch_have_the_ranks_of_decomposable_net(everything):
     out = everything[0]
     [row] = json.loads((out / "scratch" / "0" / "record.json").read_text())["sizes"]
@@ -130,6 +133,7 @@ def test_every_network_can_be_loaded_and_has_the_accuracy_that_its_record_says(e
     assert checked == 2 + 1 + 1 + 2 + 3 + 1 + 1 + 1 + 1
 
 
+@pytest.mark.slow
 def test_the_figure_is_drawn_and_the_table_printed(everything):
     out, printed, errors = everything
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
@@ -142,6 +146,7 @@ def contents(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".safetensors", ".jsonl")}
 
 
+@pytest.mark.slow
 def test_the_same_command_again_trains_nothing(everything, copied):
     out, printed, _ = everything
     before = contents(copied)
@@ -164,6 +169,7 @@ def test_a_dry_run_tells_what_is_done_and_writes_nothing(everything, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_other_settings_in_the_same_folder_are_refused(everything):
     out = everything[0]
     before = contents(out)
@@ -361,6 +367,7 @@ def test_a_method_or_a_sweep_is_added_to_what_is_there(copied):
     assert contents(out) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_sizes_that_were_not_measured_are_not_passed_off_as_measured(everything, more):
     out = everything[0]

@@ -122,6 +122,7 @@ def test_its_settings_are_typed_and_refused_as_all_others(toy, capsys):
     assert "toy_share=0.75" in capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 def test_the_settings_of_one_method_are_no_part_of_the_runs_of_another(tmp_path):
     arguments = {**QUICK, "method": "plain", "device": "cpu"}
     dn.train("digits", out=tmp_path, **arguments)

@@ -62,6 +62,7 @@ def answers(tiny, x):
     return found
 
 
+@pytest.mark.slow
 def test_every_answer_is_of_a_size_that_was_in_force(session, x, answers):
     order = [RATIOS[i] for i in np.random.default_rng(0).integers(0, len(RATIOS), SWITCHES)]
     begun, done = -1, -1

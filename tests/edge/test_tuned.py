@@ -47,6 +47,13 @@ def tuned():
     return net, batches[0]
 
 
+@pytest.fixture(scope="module")
+def bundle(tuned, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tuned") / "net.onnx"
+    dn.export_any_size(tuned[0], path)
+    return path
+
+
 def same_at(net, path, x, sizes=SIZES):
     session, net = AnySizeSession(path), copy.deepcopy(net).eval()
     for size in sizes:
@@ -56,10 +63,9 @@ def same_at(net, path, x, sizes=SIZES):
         np.testing.assert_allclose(session.run(x.numpy()), net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_bundle_gives_what_the_network_gives_at_every_size(tuned, tmp_path):
+def test_a_bundle_gives_what_the_network_gives_at_every_size(tuned, bundle):
     net, x = tuned
-    dn.export_any_size(net, tmp_path / "net.onnx")
-    same_at(net, tmp_path / "net.onnx", x)
+    same_at(net, bundle, x)
     untuned = copy.deepcopy(net)
     untuned.resize_(macs=0.3)
     before = untuned(x)
@@ -143,9 +149,8 @@ def _nan(description, arrays):
         (lambda d, a: d.pop("tuned"), "belongs to nothing"),
     ],
 )
-def test_damaged_entries_are_refused(tuned, tmp_path, spoil, message):
-    dn.export_any_size(tuned[0], tmp_path / "net.onnx")
-    found = unseal(tmp_path / "net.onnx")
+def test_damaged_entries_are_refused(bundle, tmp_path, spoil, message):
+    found = unseal(bundle)
     arrays = {name: np.array(in_memory(array)) for name, array in found.arrays.items()}
     found.model.graph.initializer.extend(tensor_of(name, in_memory(array)) for name, array in found.weights.items())
     description = {key: value for key, value in found.description.items() if key != "format"}

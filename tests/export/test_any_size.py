@@ -121,12 +121,13 @@ def thin(name):
     return nn.Sequential(*stem, nn.MaxPool2d(3, stride=2, padding=1), *stages.values(), *tail)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form"),
     [
         ("resnet20", "spatial"),
-        pytest.param("resnet34", "channel", marks=pytest.mark.slow),
-        pytest.param("resnet50", "spatial", marks=pytest.mark.slow),
+        ("resnet34", "channel"),
+        ("resnet50", "spatial"),
     ],
 )
 def test_the_networks_of_the_zoo_calibrated_or_not(tmp_path, name, form):
@@ -144,6 +145,7 @@ def mlp(**options):
     return randomised(model), dn.decompose(randomised(model), torch.randn(3, 12), **options)
 
 
+@pytest.mark.slow
 def test_a_shrunk_network_and_limits(tmp_path):
     model, net = mlp(limits={"0": (2, 9)}, min_rank=2)
     net.calibrate_([torch.randn(32, 12)], sizes=[0.5, 0.9])
@@ -182,6 +184,7 @@ def test_whole_numbers_as_input(tmp_path):
     assert session.inputs[0].dtype == "int64"
 
 
+@pytest.mark.slow
 def test_the_network_stays_as_it_is(tmp_path):
     _, net = mlp()
     net.train()
@@ -274,6 +277,7 @@ def test_an_output_that_is_called_as_weights_are(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_it_is_tried_with_the_samples_that_are_given(tmp_path, monkeypatch):
     model = Returning(lambda self, x, y: self.layer(torch.log(x))).eval()
     net = dn.decompose(model, torch.ones(1, 6))

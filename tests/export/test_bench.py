@@ -199,6 +199,7 @@ def test_a_wrong_setting_is_refused(net, wrong, timed_by):
 # Running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["torch", "onnxruntime"])
 def test_runs_are_the_networks_themselves(runtime):
     if runtime == "onnxruntime":
@@ -453,6 +454,7 @@ def test_nothing_but_a_profile_is_replaced_and_nothing_is_measured_in_vain(file,
     assert sorted(tmp_path.iterdir()) == sorted(before)
 
 
+@pytest.mark.slow
 def test_an_any_size_file_is_timed_as_a_device_runs_it(net, call, tmp_path):
     pytest.importorskip("onnxscript")
     path = tmp_path / "any.onnx"
@@ -476,6 +478,7 @@ def test_an_any_size_file_is_timed_as_a_device_runs_it(net, call, tmp_path):
     assert LatencyProfile.path_beside(path).read_text() == newer
 
 
+@pytest.mark.slow
 def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(net, file, call, tmp_path):
     pytest.importorskip("onnxscript")
     bundle = tmp_path / "any.onnx"
@@ -491,7 +494,7 @@ def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(net, file,
         assert len(LatencyProfile.load(beside).entries) == 1
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_network_and_a_bundle_are_measured_with_the_same_number_of_threads(threads, net, file, call, tmp_path):
     """Both take as many as PyTorch, and say how many those are."""
     pytest.importorskip("onnxscript")

@@ -267,6 +267,7 @@ def test_the_batch_has_a_name_and_the_rest_is_fixed():
     assert [shape(value) for value in made.graph.output] == [["batch", 192], ["2*batch", 3, 8, 8]]
 
 
+@pytest.mark.slow
 def test_nothing_in_it_tells_where_it_was_made():
     for optimize in (True, False):
         made = to_onnx(models.small_cnn(), InputSpec(shape=(1, 8, 8), dtype="float32"), optimize=optimize)
@@ -363,6 +364,7 @@ def test_what_other_threads_print_is_not_lost(capsys):
     assert capsys.readouterr().out == "from elsewhere\nafter\n"
 
 
+@pytest.mark.slow
 def test_it_says_nothing_in_a_process_of_its_own():
     code = (
         "from torch import nn; from decomposable.network.calls import Call, InputSpec; "

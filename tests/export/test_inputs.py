@@ -124,7 +124,9 @@ def test_every_input_is_exported_under_its_own_name_and_a_padded_row_is_right(ne
         run(padded_of(3, LENGTH + 1))  # by default only the batch varies
 
 
-@pytest.mark.parametrize("kind", ["onnx", "torch", "any-size"])
+@pytest.mark.parametrize(
+    "kind", ["onnx", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("torch", "any-size"))]
+)
 def test_dynamic_names_further_axes_that_vary(net, kind, tmp_path):
     report, run = export(net, tmp_path / "net", kind, dynamic=BOTH)
     for rows, length in ((1, LENGTH), (3, 2), (2, 11), (4, MOST)):
@@ -181,7 +183,7 @@ def test_the_check_runs_the_example_itself_another_size_and_rows_that_differ_in_
     assert {batch["input_ids"].shape[1] for batch in seen} == set(report.lengths["length"])
 
 
-@pytest.mark.parametrize("name", ["input_ids", "attention_mask"])
+@pytest.mark.parametrize("name", [pytest.param("input_ids", marks=pytest.mark.slow), "attention_mask"])
 def test_a_file_that_ignores_one_of_its_inputs_is_refused(net, name, tmp_path, monkeypatch):
     """The old mistake: on the example itself nothing is to be seen of it."""
     honest, example = checking.onnx_runner, batch_of()
@@ -257,7 +259,7 @@ def test_a_pair_of_input_and_label_keeps_one_input(tmp_path):
     assert list(net.inputs) == ["input_ids", "attention_mask"]
 
 
-@pytest.mark.parametrize("kind", ["onnx", "torch"])
+@pytest.mark.parametrize("kind", ["onnx", pytest.param("torch", marks=pytest.mark.slow)])
 def test_an_input_that_changes_nothing_is_left_out_and_reported(kind, tmp_path):
     torch.manual_seed(0)
     net = taken(whole, {**batch_of(), "labels": torch.zeros(2, dtype=torch.int64)})

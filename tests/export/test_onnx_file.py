@@ -79,7 +79,7 @@ def test_the_zoo_is_complete():
 
 @pytest.mark.parametrize(
     ("name", "form", "size"),
-    [pytest.param(*case, marks=[] if case[0] in ("resnet20", "resnet56") else pytest.mark.slow) for case in ZOO],
+    [pytest.param(*case, marks=[] if case[:2] == ("resnet20", "spatial") else pytest.mark.slow) for case in ZOO],
 )
 def test_every_model_of_the_zoo(name, form, size, tmp_path):
     torch.manual_seed(0)
@@ -101,7 +101,9 @@ def test_every_model_of_the_zoo(name, form, size, tmp_path):
     assert "BatchNormalization" not in ops
 
 
-@pytest.mark.parametrize(("form", "sizes"), [("spatial", (1.0, 0.3)), ("channel", (0.4, 0.1))])
+@pytest.mark.parametrize(
+    ("form", "sizes"), [("spatial", (1.0, 0.3)), pytest.param("channel", (0.4, 0.1), marks=pytest.mark.slow)]
+)
 def test_a_calibrated_network(form, sizes, tmp_path):
     torch.manual_seed(1)
     net = dn.decompose(randomised(models.small_cnn((8, 8, 12))), example_input=torch.randn(1, 1, 8, 8), form=form)
@@ -119,6 +121,7 @@ def test_a_calibrated_network(form, sizes, tmp_path):
         assert difference(tmp_path / "net.onnx", at_size.module, torch.randn(7, 1, 8, 8)) < 1e-4
 
 
+@pytest.mark.slow
 def test_the_network_stays_as_it_is_and_without_a_size_that_in_force_is_taken(net, tmp_path):
     before = net.plan, net.module, net.training, {k: v.clone() for k, v in net.state_dict().items()}
     report = dn.export_onnx(net, tmp_path / "in-force.onnx")

@@ -100,6 +100,7 @@ except MissingExtraError as error:
 """
 
 
+@pytest.mark.slow
 def test_without_the_extra_onnx_torch_is_enough(tmp_path):
     """For an export to PyTorch's own file, and to measure in PyTorch."""
     source = str(Path(dn.__file__).parents[1])

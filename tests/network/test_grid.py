@@ -318,6 +318,7 @@ def sparse_file(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -144,6 +144,7 @@ def test_at_the_command_line(file, tmp_path, capsys):
     assert "Left alone: 'lstm' 99.7% of the MACs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_on_the_device(tmp_path):
     pytest.importorskip("onnxruntime")
     from decomposable.edge import AnySizeSession

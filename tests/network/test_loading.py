@@ -671,7 +671,7 @@ def first_layers(module, _):
     return module.weight.numel() < 10_000  # the others take seconds
 
 
-LARGE = ("resnet34", "resnet50", "resnet56")
+LARGE = ("resnet34", "resnet50", "resnet56", "vgg15")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else []) for name in ZOO])

@@ -219,6 +219,7 @@ def test_which_sizes_may_have_been_in_force(begin, end, size, expected):
     assert verdict(begin, end, size, *(np.array(column) for column in zip(*switches, strict=True))) == expected
 
 
+@pytest.mark.slow
 def test_saving_copying_extracting_and_calibrating_go_on_meanwhile(net, x, tmp_path):
     load = Load(net, x)
     twins, files, counter = [], [], itertools.count()

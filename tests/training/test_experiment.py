@@ -105,7 +105,8 @@ def test_the_artifact_gives_the_accuracies_of_the_record(whole):
     assert net.info["sizes"] == record["sizes"]
 
 
-@pytest.mark.parametrize(("method", "kills"), [pytest.param("decomposable", 2, marks=pytest.mark.slow), ("plain", 1)])
+@pytest.mark.slow  # test_resume.py cuts off runs of every method, in one process
+@pytest.mark.parametrize(("method", "kills"), [("decomposable", 2), ("plain", 1)])
 def test_a_run_killed_mid_epoch_ends_with_the_same_bits(tmp_path, method, kills):
     """SIGKILL gives a process no chance to tidy up. The network is compared byte by byte."""
     settings = [*QUICK, f"method={method}", "refresh=4", "epochs=10"]
@@ -173,7 +174,7 @@ def test_sigterm_ends_in_one_line_that_says_how_to_go_on(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c_ends_in_one_line_that_is_no_error_and_leaves_no_process(tmp_path, times):
     """The terminal sends it to the whole group; a second one does not wait for the step under way."""
     (tmp_path / "group_recipe.py").write_text(_GROUP_RECIPE)
@@ -209,6 +210,7 @@ def test_a_finished_run_is_not_run_again(whole):
     assert before == {path: path.stat().st_mtime_ns for path in whole[0].iterdir()}
 
 
+@pytest.mark.slow
 def test_an_old_run_is_never_overwritten(whole):
     before = {path: path.stat().st_mtime_ns for path in whole[0].iterdir()}
     result = run(whole[0])
@@ -221,6 +223,7 @@ def test_an_old_run_is_never_overwritten(whole):
     assert before == {path: path.stat().st_mtime_ns for path in whole[0].iterdir()}
 
 
+@pytest.mark.slow
 def test_resuming_with_other_settings_is_refused(tmp_path):
     process = subprocess.Popen(
         command(tmp_path / "run", "--checkpoint-seconds", "0", settings=[*QUICK, "epochs=300"]),
@@ -239,6 +242,7 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_training_from_the_artifact_of_another_run(tmp_path, whole):
     result = run(tmp_path / "next", "--init", str(whole[0] / "network.safetensors"), settings=[*QUICK, "epochs=1"])
     assert result.returncode == 0, result.stderr
@@ -358,6 +362,7 @@ def test_a_signal_after_training_says_how_to_go_on(tmp_path):
     assert dn.train(noisy(settings=settings), out=tmp_path / "run", resume=True)["steps"] == 18
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_whole_group_leaves_a_checkpoint(tmp_path):
     """As supervisors send it: the worker processes get it, too."""
     (tmp_path / "group_recipe.py").write_text(_GROUP_RECIPE)

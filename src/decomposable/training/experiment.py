@@ -119,7 +119,7 @@ def _trained(job: Job, progress: Report, say: Say) -> dict[str, Any]:
             watchers=Watchers(log=log, progress=progress, say=say),
             stop=stop,
             identity=identity,
-            peak_learning_rate=settings.learning_rate if job.init is None else settings.fine_tune_learning_rate,
+            peak_learning_rate=_peak_learning_rate(job),
             commit=code,
         )
         net, rows = finishing.at_its_sizes(job, method, network, data, finishing.stopping(progress, stop))
@@ -167,12 +167,17 @@ def _first_pass(model: nn.Module, batches: TrainBatches, settings: Settings, dev
     return x
 
 
+def _peak_learning_rate(job: Job) -> float:
+    return job.settings.learning_rate if job.init is None else job.settings.fine_tune_learning_rate
+
+
 def _opening(job: Job, batches: TrainBatches) -> str:
     start = f"from {job.init.name}" if job.init is not None else "from scratch"
     data = batches.data
     return (
         f"{job.recipe}: method {job.settings.method}, {start}; {data.train_count:,} training and "
-        f"{data.test_count:,} test images; epochs: {batches.epochs}, of {batches.per_epoch:,} steps; on {job.device}"
+        f"{data.test_count:,} test images; epochs: {batches.epochs}, of {batches.per_epoch:,} steps; "
+        f"learning rate {_peak_learning_rate(job):g}; on {job.device}"
     )
 
 
