@@ -21,6 +21,7 @@ from _common import record
 from torch import nn
 
 import decomposable as dn
+from decomposable.core import gradients
 from decomposable.core.bases import KeptBases
 from decomposable.core.forms import to_matrix
 from decomposable.core.svd import svd
@@ -44,6 +45,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--balance", type=float, default=0.5)
     parser.add_argument("--refresh", type=int, default=8)
     parser.add_argument("--turned", type=float, help="refresh a layer once this part of WᵀW left the diagonal")
+    parser.add_argument("--at-most", action="store_true", help="a low-rank gradient is made smaller, and never larger")
+    parser.add_argument("--all-norms", action="store_true", help="scale the gradients of γ, β and biases, too")
     parser.add_argument("--late", type=float, default=0.0, help="the part of the training without low-rank passes")
     parser.add_argument("--score", choices=("sigma", "norm", "mac"), default="sigma")
     parser.add_argument("--average", type=float, default=0.0, help="decay of a moving average of the weights")
@@ -137,6 +140,11 @@ def main() -> None:
         seed=args.seed,
         **sizes,
     )
+    if args.at_most:
+        ratio = gradients._ratio
+        gradients._ratio = lambda full, low: ratio(full, low).clamp(max=1.0)
+    if args.all_norms:
+        joint._norms._names = {parameter: name for name, parameter in model.named_parameters()}
     if args.turned is not None:
         joint._bases = BasesThatTurn(joint.layers, args.turned)
     weighted = None

@@ -106,7 +106,7 @@ def objective(
         form=settings.form,
         macs=settings.macs,
         example_input=example,
-        distill=1.0,
+        distill=0.5,
         turns=True,
         refresh=8,
         balance=settings.balance,

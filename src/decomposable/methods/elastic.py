@@ -29,7 +29,7 @@ class ElasticSettings(MethodSettings):
 
     elastic_macs: tuple[float, float] = (0.06, 0.7)  # parts of the MACs, between which a budget is drawn
     elastic_smallest: float = 0.0  # the share of low-rank steps that take the smallest of them
-    elastic_distill: float = 1.0  # how much the low-rank network learns from the full one, and not from the labels
+    elastic_distill: float = 0.5  # how much the low-rank network learns from the full one, and not from the labels
     elastic_turns: bool = True  # one of the two networks in a step; false: both in each, at twice the price
     elastic_refresh: int = 8  # low-rank steps from one SVD to the next
 
