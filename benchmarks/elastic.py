@@ -23,6 +23,7 @@ from torch import nn
 import decomposable as dn
 from decomposable.core import gradients
 from decomposable.core.bases import KeptBases
+from decomposable.core.distillation import kl_divergence
 from decomposable.core.forms import to_matrix
 from decomposable.core.svd import svd
 from decomposable.training.loop import parameter_groups
@@ -41,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--macs", type=float, nargs=2, default=(0.06, 0.7))
     parser.add_argument("--smallest", type=float, default=0.0)
     parser.add_argument("--distill", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the softmax of teacher and pupil")
     parser.add_argument("--no-turns", dest="turns", action="store_false")
     parser.add_argument("--balance", type=float, default=0.5)
     parser.add_argument("--refresh", type=int, default=8)
@@ -110,6 +112,11 @@ class BasesThatTurn(KeptBases):
         return dict(self._current)
 
 
+def softened(temperature):
+    """T² KL(full/T ‖ low/T): with T above 1, what the teacher holds likely besides its answer counts, too."""
+    return lambda low, full: temperature**2 * kl_divergence(low / temperature, full / temperature)
+
+
 def off_diagonal(projected) -> float:
     """1 − Σ σ⁴ / ‖(WV)ᵀ(WV)‖²: zero for an SVD."""
     turned = projected.u if len(projected.u) >= len(projected.v) else projected.v
@@ -135,6 +142,7 @@ def main() -> None:
         model,
         balance=0.0 if args.plain else args.balance,
         distill=args.distill,
+        distance=softened(args.temperature) if args.distill else None,
         turns=args.turns,
         refresh=args.refresh,
         seed=args.seed,
