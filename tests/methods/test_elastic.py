@@ -44,7 +44,7 @@ def test_a_loss_that_is_no_number_is_logged_all_the_same():
 
 
 def test_the_low_rank_loss_is_the_divergence_from_the_full_network():
-    network, step = stepping(elastic_macs=(0.5, 0.5))
+    network, step = stepping(elastic_macs=(0.5, 0.5), elastic_distill=1.0)
     step.backward(loss)
     seen = []
 
