@@ -157,6 +157,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(file, tmp_path):
         assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_recipe_of_ones_own_with_its_own_data_is_searched(run, call, tmp_path, monkeypatch):
     (tmp_path / "own_digits_recipe.py").write_text(
         "from decomposable.recipes import small\n"
@@ -509,6 +510,7 @@ def _noting(file, info):
     contents.save(file, info=info)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_odd_values_in_info_are_no_traceback(file, call, tmp_path, verb):
     """They are passed over, or one line says what is wrong with the file."""

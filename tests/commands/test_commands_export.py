@@ -98,6 +98,7 @@ def test_as_json_and_as_torch_export(net, file, call, tmp_path):
     torch.testing.assert_close(torch.export.load(out_file).module()(x), net.extract(plan)(x))
 
 
+@pytest.mark.slow
 def test_a_file_of_one_size(net, file, call, tmp_path):
     contents = artifact.read(file)
     small = tmp_path / "small.safetensors"

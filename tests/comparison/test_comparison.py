@@ -214,6 +214,7 @@ def test_a_comparison_that_is_stopped_goes_on_to_the_same_numbers(tmp_path, jobs
     assert networks[0] == networks[1]
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_leaves_the_others_their_results(tmp_path):
     def brittle(settings=small.DIGITS):
         task = small.digits(settings)

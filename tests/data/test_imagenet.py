@@ -303,6 +303,7 @@ def test_broken_images_are_named(folder, kind, content):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_batch_of_photographs_takes_the_memory_of_one(tmp_path):
     """Measured from outside: sixteen of 3000 × 2000 are 384 MB when all are decoded."""
     for part in ("train", "val"):

@@ -137,6 +137,7 @@ def test_ranks_that_were_not_calibrated_are_said_to_be_so_once(bundle, x):
     AnySizeSession(bundle, macs=0.6)
 
 
+@pytest.mark.slow
 def test_rounded_ranks_have_their_own_statistics(tmp_path, x):
     torch.manual_seed(0)
     net = dn.decompose(dn.models.small_cnn((16, 16, 24)).eval(), example_input=torch.zeros(1, 1, 8, 8))

@@ -34,6 +34,7 @@ def written(home):
     return [path.relative_to(home) for path in home.rglob("*") if "torch" not in path.parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [SESSION, TOOLS], ids=["session", "export"])
 def test_nothing_is_written_under_the_home_folder(program, bundle, tmp_path):
     run(program, bundle, tmp_path / "home")

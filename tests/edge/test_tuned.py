@@ -112,6 +112,7 @@ class Shared(nn.Module):
         return self.head(x) + (self.only_training(x) if self.training else 0)
 
 
+@pytest.mark.slow
 def test_all_kinds_of_vectors(tmp_path):
     torch.manual_seed(0)
     batches = [torch.randn(8, 3, 6, 6) for _ in range(3)]
@@ -122,6 +123,7 @@ def test_all_kinds_of_vectors(tmp_path):
     same_at(net, tmp_path / "net.onnx", batches[0], sizes=(1.0, 0.6, 0.5, 0.4))
 
 
+@pytest.mark.slow
 def test_half_precision(tuned, tmp_path):
     net, x = tuned
     half = copy.deepcopy(net).half()

@@ -97,7 +97,8 @@ class Kinds(nn.Module):
         return {"logits": self.last(torch.relu(self.flat_bn(self.flat(f)))), "features": f}
 
 
-@pytest.mark.parametrize("form", ["spatial", pytest.param("channel", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["spatial", "channel"])
 def test_every_kind_of_layer(tmp_path, form):
     torch.manual_seed(0)
     x = torch.randn(5, 3, 14, 14)
@@ -161,6 +162,7 @@ def test_a_shrunk_network_and_limits(tmp_path):
         session.resize(ranks={"3": 6})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-4), (torch.float16, 2e-2)])
 def test_other_types(tmp_path, dtype, tolerance):
     _, net = mlp()
@@ -241,6 +243,7 @@ class Auxiliary(nn.Module):
         return (self.head(h), self.extra(h)) if self.training else self.head(h)
 
 
+@pytest.mark.slow
 def test_a_layer_that_only_training_uses_counts_as_in_pytorch(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(4, 12)
@@ -262,6 +265,7 @@ class Returning(nn.Module):
         return self.choose(self, x, self.layer(x))
 
 
+@pytest.mark.slow
 def test_outputs_that_are_weights_inputs_or_there_twice(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(3, 6)

@@ -351,6 +351,7 @@ def test_what_was_measured_is_known_to_a_network_that_is_loaded(file, call):
         again.resize_(latency_ms=1.0)
 
 
+@pytest.mark.slow
 def test_bench_in_both_runtimes_as_json(file, call, tmp_path):
     pytest.importorskip("onnxscript")
     out_file = tmp_path / "other.json"

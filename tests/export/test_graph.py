@@ -280,6 +280,7 @@ def test_nothing_in_it_tells_where_it_was_made():
         assert not made.metadata_props
 
 
+@pytest.mark.slow
 def test_control_flow_inside_the_graph_is_cleaned_too():
     class Condition(nn.Module):
         def forward(self, x):

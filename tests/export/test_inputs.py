@@ -152,6 +152,7 @@ def test_dynamic_names_further_axes_that_vary(net, kind, tmp_path):
         assert set(made["attention_mask"].flatten()) == {0, 1}
 
 
+@pytest.mark.slow
 def test_the_height_and_the_width_of_images_may_vary_at_every_size(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2)).eval()
@@ -270,6 +271,7 @@ def test_an_input_that_changes_nothing_is_left_out_and_reported(kind, tmp_path):
     assert_same(run(padded_of()), expected(net, padded_of()))
 
 
+@pytest.mark.slow
 def test_what_is_always_the_same_is_part_of_the_file_and_what_forward_makes_of_the_output_is_not(tmp_path):
     torch.manual_seed(0)
     net = taken(lambda n, b: n(**b, as_tuple=True)[1].sum(), batch_of())

@@ -77,10 +77,8 @@ def test_the_zoo_is_complete():
     assert {name for name, _, _ in ZOO} == set(models.MODELS)
 
 
-@pytest.mark.parametrize(
-    ("name", "form", "size"),
-    [pytest.param(*case, marks=[] if case[:2] == ("resnet20", "spatial") else pytest.mark.slow) for case in ZOO],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "form", "size"), ZOO)
 def test_every_model_of_the_zoo(name, form, size, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(1, 3, 32, 32)
@@ -187,6 +185,7 @@ def test_the_example_is_what_it_is_tried_with(tmp_path, monkeypatch):
     assert (others != sizes[2]).any(1).all()  # rows that are not of the example
 
 
+@pytest.mark.slow
 def test_a_network_of_another_method(tmp_path):
     torch.manual_seed(0)
     widths = Widths(randomised(models.small_cnn((8, 8, 8))), torch.zeros(1, 1, 8, 8))
@@ -262,6 +261,7 @@ def test_what_has_one_size_or_does_not_know_its_input(tmp_path):
             dn.export_onnx(module, tmp_path / "net.onnx")
 
 
+@pytest.mark.slow
 def test_a_difference_that_is_too_large_is_named_and_the_old_file_stays(net, tmp_path, monkeypatch):
     path = tmp_path / "net.onnx"
     path.write_bytes(b"the old one")
@@ -292,6 +292,7 @@ def test_other_types_are_exported_where_the_runtime_has_them(dtype, is_refused, 
         assert call().input.dtype == "float16"
 
 
+@pytest.mark.slow
 def test_a_time_is_that_of_onnx_runtime(net, tmp_path):
     """Here PyTorch would need a smaller size to hold it."""
 

@@ -739,6 +739,7 @@ def pretrained(shared_data):
     return Pretrained(shared_data)
 
 
+@pytest.mark.slow
 def test_calibration_wins_back_accuracy(pretrained):
     net = decompose(pretrained.model, pretrained.x[:1])
     with pytest.warns(UserWarning, match="calibrate_"):

@@ -173,6 +173,7 @@ def test_every_answer_is_that_of_a_size_in_force(net, x):
     assert {load.size_of(answer) for _, _, answer in load.answers} == set(range(len(SIZES)))
 
 
+@pytest.mark.slow
 def test_the_load_notices_a_pass_that_reads_the_size_twice(net, x):
     load = Load(net, x)
 

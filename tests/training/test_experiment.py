@@ -156,6 +156,7 @@ def _without_times(lines):
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
+@pytest.mark.slow
 def test_sigterm_ends_in_one_line_that_says_how_to_go_on(tmp_path):
     process = subprocess.Popen(
         command(tmp_path / "run", "--checkpoint-seconds", "0", settings=[*QUICK, "epochs=300"]),
