@@ -2,7 +2,7 @@
 
 Sizes are not drawn: Z, and the budget of `elastic`, are set to the middles of eight equal parts of their ranges, so
 that every run averages over the same sizes, and that eight low-rank steps with refresh=8 have exactly one SVD in them.
-Of `elastic`, whose networks take turns, each round has both turns, and a step is half of that.
+Of `elastic`, whose networks take turns, each round has a full step and the low-rank ones after it; a step is the mean.
 Memory is the peak of a process of its own for each kind of step, above what it held before the first step.
 """
 
@@ -20,15 +20,17 @@ from _common import interleave, record, verdict
 from torch import nn
 
 from decomposable import JointObjective, models
+from decomposable.methods.elastic import ElasticSettings
 
-RATIO, MACS = (0.01, 0.5), (0.06, 0.7)
+RATIO, ELASTIC = (0.01, 0.5), ElasticSettings()
+TURNS = 1 + ELASTIC.elastic_turns
 PLACES = [(i + 0.5) / 8 for i in range(8)]
 WANTED = {"refresh=1": 2.4, "refresh=8": 1.8, "elastic": 1.3}
 WANTED_MEMORY = {"refresh=1": 2.0, "refresh=8": 2.0, "elastic": 1.6}
 
 
 def make(kind: str, batch: int, channels_last: bool) -> Callable[[float], None]:
-    """A function that makes one optimiser step of this kind, or both turns; its argument is the place of the size."""
+    """A function that makes one optimiser step of this kind, or every turn; its argument is the place of the size."""
     torch.manual_seed(0)
     model = models.resnet34(num_classes=100)
     x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 100, (batch,))
@@ -48,7 +50,13 @@ def make(kind: str, batch: int, channels_last: bool) -> Callable[[float], None]:
 
         return step
     if kind == "elastic":
-        options = {"macs": MACS, "example_input": x[:1], "distill": 1.0, "turns": True, "refresh": 8}
+        options = {
+            "macs": ELASTIC.elastic_macs,
+            "example_input": x[:1],
+            "distill": ELASTIC.elastic_distill,
+            "turns": ELASTIC.elastic_turns,
+            "refresh": ELASTIC.elastic_refresh,
+        }
     else:
         options = {"ratio": RATIO, "refresh": int(kind.removeprefix("refresh="))}
     joint = JointObjective(model, form="spatial", **options)
@@ -57,7 +65,7 @@ def make(kind: str, batch: int, channels_last: bool) -> Callable[[float], None]:
     def joint_step(place: float) -> None:
         size = low * (high / low) ** place if kind == "elastic" else low + (high - low) * place
         joint.sizes.range = (size, size)
-        for _ in range(2 if kind == "elastic" else 1):
+        for _ in range(TURNS if kind == "elastic" else 1):
             optimizer.zero_grad()
             joint.backward(forward=lambda net: net(x), loss=lambda out: nn.functional.cross_entropy(out, y))
             optimizer.step()
@@ -100,7 +108,7 @@ def main() -> None:
     for _ in range(args.repeats):
         for place in PLACES:
             for kind, values in interleave({k: (lambda s=s: s(place)) for k, s in steps.items()}, 1, 0).items():
-                times[kind][place] += [v / (2 if kind == "elastic" else 1) for v in values]
+                times[kind][place] += [v / (TURNS if kind == "elastic" else 1) for v in values]
     totals = {kind: {place: sum(times[kind][place]) for place in PLACES} for kind in kinds}
     by_place = {k: {f"{p:.3f}": totals[k][p] / totals["plain"][p] for p in PLACES} for k in WANTED}
     plain = sum(totals["plain"].values())

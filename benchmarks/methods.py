@@ -3,7 +3,8 @@
 What is random in a step is set to the middles of equal parts of its range, so that every run averages over the same
 sizes: Z of Decomposable-Net over eight values, the two random widths of US-Nets over eight pairs. Decomposable-Net's
 step is measured with an SVD and, between two SVDs, without one; `refresh=N` is the latter and an Nth of the difference.
-Of `elastic`, a round is both turns at a budget out of eight, in which one of eight has an SVD, and a step half of that.
+Of `elastic`, a round is a full step and the low-rank ones after it, at a budget out of eight; a step is the mean. One
+low-rank step in eight has an SVD.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from _common import interleave, record, verdict
 from torch import nn
 
 from decomposable import decompose, methods, models
+from decomposable.methods.elastic import ElasticSettings
 from decomposable.methods.settings import Settings
 from decomposable.recipes.paper import CIFAR100
 
@@ -29,7 +31,7 @@ def middles(low: float, high: float) -> list[float]:
 
 
 class Stepper:
-    """One method around a ResNet-34 of its own; calling it makes an optimiser step, or both turns, of round `i`."""
+    """One method around a ResNet-34 of its own; calling it makes an optimiser step, or every turn, of round `i`."""
 
     def __init__(self, method: str, batch: tuple[torch.Tensor, torch.Tensor], settings: Settings) -> None:
         torch.manual_seed(0)
@@ -41,7 +43,7 @@ class Stepper:
         network = self.method.network(model, self.x[:1], settings, is_trained=method == "tucker")
         self.network = network.train()
         self.step = self.method.step(network, settings)
-        self.turns = 2 if method == "elastic" else 1
+        self.turns = 1 + settings.of(ElasticSettings).elastic_turns if method == "elastic" else 1
         self.budgets = self.step.joint.sizes.range if method == "elastic" else None
         self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
 

@@ -42,6 +42,26 @@ def test_full_and_low_rank_in_turn_and_the_absent_loss_is_nan() -> None:
         assert math.isnan(losses.ratio) == (number % 2 == 0)
 
 
+def test_several_low_rank_calls_after_each_full_one() -> None:
+    joint = objective(model(), turns=3)
+    has_full = [math.isfinite(float(call(joint, BATCHES[number % 6]).full)) for number in range(12)]
+    assert has_full == [True, False, False, False] * 3
+
+
+@pytest.mark.parametrize("turns", [0, -1, 1.5, "2", None])
+def test_turns_that_are_no_number_of_calls_are_refused(turns: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"turns=.*; allowed: True, False or an int of at least 1"):
+        objective(model(), turns=turns)
+
+
+def test_states_with_a_bool_for_whose_turn_it_is_can_be_read() -> None:
+    """As they were written before there could be several low-rank calls in a row."""
+    for is_low in (True, False):
+        joint = objective(model())
+        joint.load_state_dict({**joint.state_dict(), "turn": {"low": is_low, "norms": {"0": 1.0, "4": 1.0}}})
+        assert math.isnan(float(call(joint, BATCHES[0]).full)) == is_low
+
+
 @pytest.mark.parametrize("balance", [0.3, 0.5, 1.0])
 def test_a_full_turn_is_the_plain_gradient_times_two_shares(balance: float) -> None:
     net = model()
@@ -121,7 +141,12 @@ def test_distillation_in_turns_is_that_of_the_same_step() -> None:
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 @pytest.mark.parametrize(
-    "options", [{}, {"distill": 1.0, "refresh": 2, "ratio": None, "macs": (0.2, 0.7), "example_input": BATCHES[0][0]}]
+    "options",
+    [
+        {},
+        {"turns": 2},
+        {"distill": 1.0, "refresh": 2, "ratio": None, "macs": (0.2, 0.7), "example_input": BATCHES[0][0]},
+    ],
 )
 def test_resuming_is_exact(after: int, options: dict) -> None:
     def steps(net: nn.Module, joint: dn.JointObjective, optimizer: torch.optim.Optimizer, numbers: range) -> None:
@@ -151,7 +176,14 @@ def test_states_that_are_not_of_turns_are_refused() -> None:
     state = joint.state_dict()
     with pytest.raises(InvalidArgumentError, match="it has no entry 'turn'"):
         joint.load_state_dict({key: value for key, value in state.items() if key != "turn"})
-    for turn in ({"low": 1, "norms": {}}, {"low": True}, {"low": True, "norms": None}, None):
+    for turn in (
+        {"low": 2, "norms": {}},
+        {"low": -1, "norms": {}},
+        {"low": "1", "norms": {}},
+        {"low": True},
+        {"low": True, "norms": None},
+        None,
+    ):
         with pytest.raises(InvalidArgumentError, match="allowed: what state_dict"):
             joint.load_state_dict({**state, "turn": turn})
     for norms in ({"x": 1.0}, {"0": -1.0}, {"0": "1"}, {"0": math.nan}):
@@ -178,7 +210,7 @@ def test_a_step_that_overflowed_leaves_the_running_norms_as_they_were() -> None:
     joint = objective(net)
     call(joint, BATCHES[0])
     before = joint.state_dict()["turn"]["norms"]
-    joint._is_low_next = False
+    joint._low_turns_left = 0
     joint.backward(forward=lambda n: n(BATCHES[0][0]), loss=lambda out: out.sum() * math.inf)
     assert joint.state_dict()["turn"]["norms"] == before
 

@@ -13,6 +13,8 @@ Three options go beyond the paper: a budget is drawn in place of Z (`draws.py`),
 full one's outputs (`distillation.py`), and the two networks take turns, so that a step is one pass:
 
     step 1, 3, 5, …:  .grad += 2 (1 − λ) ∇_f      step 2, 4, 6, …:  .grad += 2 λ ∇̂, with a running mean of ‖∇_f‖
+
+or, with `turns=3`, three low-rank steps after each full one.
 """
 
 from __future__ import annotations
@@ -84,6 +86,7 @@ class JointObjective:
         distill: d in the low-rank loss (1 − d) · loss + d · KL(full ‖ low), with the full network's outputs detached.
         distance: ``distance(low, full)`` of the outputs in place of the KL divergence of their softmax.
         turns: one of the two networks in each call of `backward`, the full one first: about the price of a plain step.
+            A number is that of low-rank calls after each full one; True is 1.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -114,12 +117,12 @@ class JointObjective:
         smallest: float = 0.0,
         distill: float = 0.0,
         distance: Distance | None = None,
-        turns: bool = False,
+        turns: bool | int = False,
     ) -> None:
         self.model = model
         self.balance, self.distill = _check_share("balance", balance), _check_share("distill", distill)
         self.refresh = check_count("refresh", refresh)
-        self.criterion, self.turns = find_criterion(criterion), _check_flag("turns", turns)
+        self.criterion, self.turns = find_criterion(criterion), _check_turns(turns)
         self.distance = _check_distance(distance, self.distill)
         layers, self.skipped = find_layers(unwrap(model), check_form(form), filter_fn)
         require_layers(layers, self.skipped)
@@ -140,7 +143,7 @@ class JointObjective:
         self._generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else int(seed))
         self._layout = Layout(layers)
         self._norms = RunningNorms(layers)
-        self._is_low_next = False  # where the two networks take turns
+        self._low_turns_left = 0  # until the full network's next
         self._in_full: set[nn.Parameter] = set()  # what the last full pass had a gradient for
         self._has_warned = self._has_checked = False
 
@@ -163,8 +166,9 @@ class JointObjective:
         call = self._check_call(closure, forward, loss)
         if self.turns and self.balance > 0:
             full_share = 2 * (1 - self.balance)
-            losses = self._low_turn(call, scaler) if self._is_low_next else self._full_turn(call, scaler, full_share)
-            self._is_low_next = not self._is_low_next
+            is_low = self._low_turns_left > 0
+            losses = self._low_turn(call, scaler) if is_low else self._full_turn(call, scaler, full_share)
+            self._low_turns_left = self._low_turns_left - 1 if is_low else self.turns
             return losses
 
         drawn = self.sizes.draw(self._generator)
@@ -235,7 +239,7 @@ class JointObjective:
             return self._bases.of_current_weights()
         except torch.linalg.LinAlgError as error:
             warnings.warn(
-                f"the SVD failed, this step is an ordinary full-rank step: {error}", stacklevel=3 + self.turns
+                f"the SVD failed, this step is an ordinary full-rank step: {error}", stacklevel=3 + bool(self.turns)
             )
             return None
 
@@ -244,7 +248,9 @@ class JointObjective:
         turn it is, and the norms of the gradients so far.
         """
         state = {"generator": self._generator.get_state(), "bases": self._bases.state_dict()}
-        return state | {"turn": {"low": self._is_low_next, "norms": self._norms.state_dict()}} if self.turns else state
+        if self.turns:
+            state["turn"] = {"low": self._low_turns_left, "norms": self._norms.state_dict()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict` of an objective with the same settings around the same model."""
@@ -253,11 +259,12 @@ class JointObjective:
                 raise InvalidArgumentError(f"state: it has no entry {key!r}; allowed: what state_dict() returned")
         turn = state.get("turn", {})
         if self.turns:
-            if not isinstance(turn, Mapping) or not isinstance(turn.get("low"), bool) or "norms" not in turn:
+            left = turn.get("low") if isinstance(turn, Mapping) else None  # a bool in older states
+            if not isinstance(left, int) or not 0 <= left <= self.turns or "norms" not in turn:
                 raise InvalidArgumentError(f"state: its turn is {turn!r:.40}; allowed: what state_dict() returned")
             self._norms.load_state_dict(turn["norms"])  # refuses before it changes anything
         self._bases.load_state_dict(state["bases"])
-        self._is_low_next = self.turns and turn["low"]
+        self._low_turns_left = int(turn["low"]) if self.turns else 0
         self._generator.set_state(state["generator"].cpu())
 
     def _low_rank_pass(
@@ -345,7 +352,7 @@ class JointObjective:
             warnings.warn(
                 "the closure ignores the network it is given, so both losses are the full network's; "
                 "use its argument: joint.backward(lambda net: loss(net(x), y))",
-                stacklevel=4 + self.turns,
+                stacklevel=4 + bool(self.turns),
             )
             return
         not_run = {one.name: parameter_of(one.pair.module) for one in low_rank if not one.has_run}
@@ -355,7 +362,7 @@ class JointObjective:
             warnings.warn(
                 f"layer '{missed[0]}' ({len(missed)} in all) ran in the full-rank pass but not in the low-rank one: "
                 "the model reaches it by a reference that is not a submodule; leave it out with filter_fn",
-                stacklevel=4 + self.turns,
+                stacklevel=4 + bool(self.turns),
             )
 
 
@@ -386,10 +393,10 @@ def _check_share(option: str, value: float) -> float:
     return float(value)
 
 
-def _check_flag(option: str, value: bool) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidArgumentError(f"{option}={value!r}; allowed: True or False")
-    return value
+def _check_turns(turns: bool | int) -> int:
+    if not isinstance(turns, bool) and (not is_integer(turns) or turns < 1):
+        raise InvalidArgumentError(f"turns={turns!r}; allowed: True, False or an int of at least 1")
+    return int(turns)
 
 
 def _check_distance(distance: Distance | None, distill: float) -> Distance:

@@ -27,16 +27,17 @@ from decomposable.network.decomposed import DecomposedNet
 class ElasticSettings(MethodSettings):
     """How the low-rank network is drawn and taught; `balance` (λ) is shared with the paper's method."""
 
-    elastic_macs: tuple[float, float] = (0.06, 0.7)  # parts of the MACs, between which a budget is drawn
+    elastic_macs: tuple[float, float] = (0.08, 0.5)  # parts of the MACs, between which a budget is drawn
     elastic_smallest: float = 0.0  # the share of low-rank steps that take the smallest of them
     elastic_distill: float = 0.5  # how much the low-rank network learns from the full one, and not from the labels
-    elastic_turns: bool = True  # one of the two networks in a step; false: both in each, at twice the price
+    elastic_turns: int = 3  # low-rank steps after each full one; 0: both networks in each, at twice the price
     elastic_refresh: int = 8  # low-rank steps from one SVD to the next
 
     checks: ClassVar[tuple[Check, ...]] = (
-        (("elastic_macs",), "two numbers with 0 < low <= high <= 1, as in 0.06,0.7", lambda v: 0 < v[0] <= v[1] <= 1),
+        (("elastic_macs",), "two numbers with 0 < low <= high <= 1, as in 0.08,0.5", lambda v: 0 < v[0] <= v[1] <= 1),
         (("elastic_smallest",), "a number from 0 to below 1", lambda v: 0 <= v < 1),
         (("elastic_distill",), "a number in [0, 1]", lambda v: 0 <= v <= 1),
+        (("elastic_turns",), "an int of at least 0", lambda v: v >= 0),
         (("elastic_refresh",), "an int of at least 1", lambda v: v >= 1),
     )
 
@@ -119,7 +120,7 @@ def _objective(network: WithExample, settings: Settings, macs: tuple[float, floa
         smallest=own.elastic_smallest,
         distill=own.elastic_distill,
         distance=_distance if own.elastic_distill else None,
-        turns=own.elastic_turns,
+        turns=own.elastic_turns or False,
         balance=settings.balance,
         criterion=settings.criterion,
         min_rank=settings.min_rank,
