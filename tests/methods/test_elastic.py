@@ -19,9 +19,9 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.Flatten(), nn.Linear(864, 4))
 
 
-def stepping(**settings: object):
+def stepping(*, is_trained: bool = False, **settings: object):
     method, chosen = methods.find("elastic"), Settings(method="elastic", **settings)
-    network = method.network(model(), X, chosen, is_trained=False)
+    network = method.network(model(), X, chosen, is_trained=is_trained)
     return network, method.step(network, chosen)
 
 
@@ -36,6 +36,46 @@ def test_a_step_logs_what_was_computed_in_it():
     assert sorted(step.backward(loss)) == ["loss", "loss_low", "macs"]
     _, step = stepping(balance=0.0)
     assert [sorted(step.backward(loss)) for _ in range(2)] == [["loss"]] * 2
+
+
+def kinds(step, total: int) -> str:
+    """F or L for the full or the low-rank step at each place of a training of so many."""
+    found = ""
+    for number in range(total):
+        step.at(number / total)
+        found += "F" if "loss" in step.backward(loss) else "L"
+    return found
+
+
+def test_a_training_from_scratch_begins_with_plain_steps_and_ends_evenly():
+    _, step = stepping(elastic_start=0.5, elastic_even=0.6)
+    assert kinds(step, 40) == "F" * 20 + "FLLL" * 3 + "FL" * 4
+    _, step = stepping(is_trained=True, elastic_even=0.6)
+    assert kinds(step, 40) == "FLLL" * 6 + "FL" * 8
+
+
+@pytest.mark.parametrize("after", [7, 13, 14, 18, 22])
+def test_a_paced_training_goes_on_exactly(after: int):
+    total = 24
+    whole = stepping(elastic_start=0.25)[1]
+    expected = kinds(whole, total)
+    first, second = stepping(elastic_start=0.25)[1], stepping(elastic_start=0.25)[1]
+    for number in range(after):
+        first.at(number / total)
+        first.backward(loss)
+    second.load_state_dict(first.state_dict())
+    found = ""
+    for number in range(after, total):
+        second.at(number / total)
+        found += "F" if "loss" in second.backward(loss) else "L"
+    assert found == expected[after:]
+
+
+def test_both_networks_in_each_step_stay_so_to_the_end():
+    _, step = stepping(elastic_turns=0, elastic_start=0.0)
+    for done in (0.0, 0.9):
+        step.at(done)
+        assert sorted(step.backward(loss)) == ["loss", "loss_low", "macs"]
 
 
 def test_a_loss_that_is_no_number_is_logged_all_the_same():

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -50,6 +50,14 @@ class Step(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         return
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A step that is another one early in a training than late: it is told before each."""
+
+    def at(self, done: float) -> None:
+        """The part of the training that is done, from 0 to below 1."""
 
 
 Sized = DecomposedNet | SizedNet

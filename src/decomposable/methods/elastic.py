@@ -1,7 +1,11 @@
 """Decomposable-Net with budgets, distillation and turns: better small networks than the paper's, in half the passes.
 
 A low-rank network of a random part of the MACs learns from the full network's outputs, and the two take turns
-(`joint.py`; docs/training.md says what each of these is worth).
+(`joint.py`; docs/training.md says what each of these is worth). A training has three parts:
+
+    the first      plain steps, so that there is something to cut; not where it starts from trained weights
+    the middle     `elastic_turns` low-rank steps after each full one
+    the last       full and low-rank steps in turn, so that the full network settles, too
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ class ElasticSettings(MethodSettings):
     elastic_smallest: float = 0.0  # the share of low-rank steps that take the smallest of them
     elastic_distill: float = 0.5  # how much the low-rank network learns from the full one, and not from the labels
     elastic_turns: int = 3  # low-rank steps after each full one; 0: both networks in each, at twice the price
+    elastic_start: float = 0.5  # the part of a training from scratch after which there are low-rank steps
+    elastic_even: float = 0.6  # the part of what is left after which there is one low-rank step after each full one
     elastic_refresh: int = 8  # low-rank steps from one SVD to the next
 
     checks: ClassVar[tuple[Check, ...]] = (
@@ -38,18 +44,19 @@ class ElasticSettings(MethodSettings):
         (("elastic_smallest",), "a number from 0 to below 1", lambda v: 0 <= v < 1),
         (("elastic_distill",), "a number in [0, 1]", lambda v: 0 <= v <= 1),
         (("elastic_turns",), "an int of at least 0", lambda v: v >= 0),
+        (("elastic_start", "elastic_even"), "a part of the training from 0 to 1", lambda v: 0 <= v <= 1),
         (("elastic_refresh",), "an int of at least 1", lambda v: v >= 1),
     )
 
 
 class WithExample(nn.Module):
-    """The recipe's model, and one input of it."""
+    """The recipe's model, one input of it, and whether its weights were trained before."""
 
     example_input: Tensor
 
-    def __init__(self, model: nn.Module, example_input: Tensor) -> None:
+    def __init__(self, model: nn.Module, example_input: Tensor, *, is_trained: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.is_trained = model, is_trained
         self.register_buffer("example_input", example_input[:1].clone(), persistent=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +65,17 @@ class WithExample(nn.Module):
 
 
 class ElasticStep(JointStep):
-    """A full-rank step or a low-rank one, in turn."""
+    """A full-rank step or a low-rank one, in turn; which part of the training has which, `at` knows."""
+
+    def __init__(self, joint: JointObjective, *, start: float, even: float) -> None:
+        super().__init__(joint)
+        self.start, self.even = start, even
+        self._balance, self._turns = joint.balance, joint.turns
+
+    def at(self, done: float) -> None:
+        """Before `start`, steps are plain; after `even`, the two networks have as many."""
+        self.joint.balance = self._balance if done >= self.start else 0.0
+        self.joint.turns = min(1, self._turns) if done >= self.even else self._turns
 
     def backward(self, closure: Closure) -> dict[str, Tensor | float]:
         """Add the gradient of the network whose turn it is, or of both; a loss that was not computed is not logged."""
@@ -90,19 +107,22 @@ class Elastic(Decomposable):
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> WithExample:
         """The model, with the input that its costs are told by."""
-        return WithExample(model, example_input)
+        return WithExample(model, example_input, is_trained=is_trained)
 
     def step(self, network: nn.Module, settings: Settings) -> ElasticStep:
         """One of the two networks in each step."""
         assert isinstance(network, WithExample)
-        low, high = settings.of(ElasticSettings).elastic_macs
+        own = settings.of(ElasticSettings)
+        low, high = own.elastic_macs
         try:
-            return ElasticStep(_objective(network, settings, (low, high)))
+            joint = _objective(network, settings, (low, high))
         except BudgetError as error:
             if error.smallest is None:
                 raise
             # A network that cannot be so small is trained for the smallest size that it can have.
-            return ElasticStep(_objective(network, settings, (error.smallest, max(high, error.smallest))))
+            joint = _objective(network, settings, (error.smallest, max(high, error.smallest)))
+        start = 0.0 if network.is_trained else own.elastic_start
+        return ElasticStep(joint, start=start, even=start + (1 - start) * own.elastic_even)
 
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
         """Decomposed by the form and the criterion that it was trained with."""

@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from decomposable.data.base import Batch, TrainBatches
 from decomposable.interrupts import Interrupted
-from decomposable.methods.base import Step
+from decomposable.methods.base import Paced, Step
 from decomposable.methods.settings import Settings
 from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
@@ -95,6 +95,8 @@ def train(
         rate = peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch)
         for group in optimizer.param_groups:  # a function of the step's number needs no scheduler, and no state of one
             group["lr"] = rate
+        if isinstance(method, Paced):
+            method.at(position.step / len(batches))
         optimizer.zero_grad()
         watched = WatchedLoss(loss, moved(batch, device, settings), settings.precision)
         with naming_step(position.step, checkpoints.path):
