@@ -44,6 +44,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--distill", type=float, default=1.0)
     parser.add_argument("--temperature", type=float, default=1.0, help="of the softmax of teacher and pupil")
     parser.add_argument("--no-turns", dest="turns", action="store_false")
+    parser.add_argument("--low-turns", type=int, default=1, help="low-rank steps after each full one, with turns")
+    parser.add_argument("--even-from", type=float, default=1.0, help="the part of the training after which it is one")
     parser.add_argument("--balance", type=float, default=0.5)
     parser.add_argument("--refresh", type=int, default=8)
     parser.add_argument("--turned", type=float, help="refresh a layer once this part of WᵀW left the diagonal")
@@ -143,7 +145,7 @@ def main() -> None:
         balance=0.0 if args.plain else args.balance,
         distill=args.distill,
         distance=softened(args.temperature) if args.distill else None,
-        turns=args.turns,
+        turns=args.low_turns if args.turns else False,
         refresh=args.refresh,
         seed=args.seed,
         **sizes,
@@ -184,6 +186,8 @@ def main() -> None:
         model.train()
         optimizer.zero_grad()
         joint.balance = 0.0 if args.plain or step < args.late * args.steps else args.balance
+        if args.turns and step >= args.even_from * args.steps:
+            joint.turns = 1
         losses = joint.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y))
         optimizer.step()
         has_full, has_low = (not math.isnan(float(each)) for each in (losses.full, losses.low))
