@@ -26,7 +26,7 @@ def run(net, batch):
     return net(batch)
 
 
-def cubes(outputs):
+def cubes(outputs, number=0):
     return outputs.pow(3).sum()
 
 
@@ -34,13 +34,16 @@ def cubes(outputs):
 def columns(monkeypatch):
     """All columns x and g of convolutions that were summed over, in the order of the calls."""
     seen = {"_input_patches": [], "_gradient_patches": []}
-    for name, kept in seen.items():
 
-        def noting(*args, original=getattr(moments, name), kept=kept, **kwargs):
+    def noting(original, kept):
+        def note(*args, **kwargs):
             kept.append(original(*args, **kwargs))
             return kept[-1]
 
-        monkeypatch.setattr(moments, name, noting)
+        return note
+
+    for name, kept in seen.items():
+        monkeypatch.setattr(moments, name, noting(getattr(moments, name), kept))
     return seen
 
 
@@ -53,7 +56,7 @@ def test_the_sum_of_x_gt_is_the_gradient_of_the_weight(kernel, form, columns):
     layers, _ = find_layers(model, form)
     x = torch.randn(3, 4, 13, 11)
     found = second_moments(model, layers, [x], run, cubes)
-    x_MP, g_NP = (torch.cat(parts, dim=1) for parts in columns.values())
+    x_MP, g_NP = (torch.cat(parts).transpose(0, 1).flatten(1) for parts in columns.values())
     cubes(model(x)).backward()
     torch.testing.assert_close(x_MP @ g_NP.mT, to_matrix(conv.weight.grad, layers[0].form), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found["0"].inputs, x_MP @ x_MP.mT / x_MP.shape[1])

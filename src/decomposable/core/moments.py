@@ -36,7 +36,8 @@ MOST_MOMENTS = 1 << 30
 
 _MOST_PATCHES = 1 << 26  # bytes of patches that are laid out at a time: 64 MiB
 
-Loss = Callable[[Any], Tensor]
+Loss = Callable[[Any, int], Tensor]
+"""``loss(outputs, number)`` of a batch by its number in the pass: the *sum* over its images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,26 +60,32 @@ def second_moments(
 ) -> dict[str, Moments]:
     """A, and with a loss G, of every layer, from as few passes over the batches as the memory allows.
 
-    The model runs in eval mode and is as before afterwards. ``loss(outputs)`` is the *sum* of the losses of a batch's
-    images, so that what reaches a layer for one image is that image's own gradient. `seen` is called after every batch.
-    A layer that no batch reaches has moments of zero.
+    The model runs in eval mode and is as before afterwards. The loss is a sum, so that what reaches a layer for one
+    image is that image's own gradient. `seen` is called after every batch. A layer that no batch reaches has moments
+    of zero.
     """
     found: dict[str, Moments] = {}
     for group in passes(layers, with_gradients=loss is not None, memory=memory):
         sums = {layer.name: _Sums(layer, with_gradients=loss is not None) for layer in group}
         images = 0
         with evaluating(model), _frozen(model), _watched(sums.values()):
-            for batch in batches:
+            for number, batch in enumerate(batches):
                 images += _images(batch)
-                _run(model, batch, forward, loss)
+                with torch.set_grad_enabled(loss is not None):
+                    outputs = forward(model, batch)
+                    if loss is not None:
+                        loss(outputs, number).backward()
                 seen()
         if not images:
             raise InvalidArgumentError("data: it yielded no batch; allowed: a loader that can be gone through again")
         found |= {name: each.means(images) for name, each in sums.items()}
+    for name, one in found.items():
+        if not all(bool(each.isfinite().all()) for each in (one.inputs, one.gradients) if each is not None):
+            raise InvalidArgumentError(f"layer '{name}': data gave NaN or infinity; allowed: finite inputs and outputs")
     return found
 
 
-def passes(layers: Sequence[Layer], *, with_gradients: bool, memory: int) -> list[list[Layer]]:
+def passes(layers: Sequence[Layer], *, with_gradients: bool, memory: int = MOST_MOMENTS) -> list[list[Layer]]:
     """The layers in groups whose moments fit in the memory; one that fits in none has a group of its own."""
     groups: list[list[Layer]] = []
     left = 0
@@ -96,13 +103,6 @@ def passes(layers: Sequence[Layer], *, with_gradients: bool, memory: int) -> lis
 def _images(batch: Any) -> int:
     inputs = first_entry(batch)
     return len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 1
-
-
-def _run(model: nn.Module, batch: Any, forward: Forward, loss: Loss | None) -> None:
-    with torch.set_grad_enabled(loss is not None):
-        outputs = forward(model, batch)
-        if loss is not None:
-            loss(outputs).backward()
 
 
 @contextmanager
@@ -145,9 +145,9 @@ class _Sums:
     def see(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         """A forward hook."""
         inputs = args[0] if args else kwargs["input"]
-        for x_MP in _patches(_input_patches, inputs.detach(), module, self.layer.form):
-            self.inputs.addmm_(x_MP, x_MP.mT)
-            self.positions += x_MP.shape[1]
+        for x_BMP in _patches(_input_patches, inputs.detach(), module, self.layer.form):
+            self.inputs.addbmm_(x_BMP, x_BMP.mT)
+            self.positions += x_BMP.shape[0] * x_BMP.shape[2]
         if self.gradients is not None:
             if not output.requires_grad:  # a copy, because what comes next may change it in place
                 output = output.detach().requires_grad_(True).clone()
@@ -157,14 +157,14 @@ class _Sums:
 
     def _see_gradient(self, module: nn.Module, gradient: Tensor, rows: int) -> None:
         assert self.gradients is not None
-        for g_NP in _patches(partial(_gradient_patches, rows=rows), gradient, module, self.layer.form):
-            self.gradients.addmm_(g_NP, g_NP.mT)
+        for g_BNP in _patches(partial(_gradient_patches, rows=rows), gradient, module, self.layer.form):
+            self.gradients.addbmm_(g_BNP, g_BNP.mT)
 
 
 def _patches(cut: Callable[..., Tensor], maps: Tensor, module: nn.Module, form: Form) -> Iterator[Tensor]:
-    """What a matrix sees of some maps, or of their gradients, as columns; a few images at a time."""
+    """What a matrix sees of some maps, or of their gradients, as columns of each image; a few images at a time."""
     if isinstance(module, nn.Linear):
-        yield maps.reshape(-1, maps.shape[-1]).mT.float()
+        yield maps.reshape(1, -1, maps.shape[-1]).mT.float()
         return
     assert isinstance(module, nn.Conv2d)
     maps = maps if maps.dim() == 4 else maps[None]
@@ -184,24 +184,22 @@ def _padded_rows(maps_BIHW: Tensor, conv: nn.Conv2d) -> int:
 
 
 def _input_patches(maps_BIHW: Tensor, conv: nn.Conv2d, form: Form) -> Tensor:
-    """(M × P): patches of H × W pixels, or in the spatial form of 1 × W at every padded row."""
+    """(B × M × P): patches of H × W pixels, or in the spatial form of 1 × W at every padded row."""
     (_, width), (_, stride), (_, dilation) = conv.kernel_size, conv.stride, conv.dilation
     padded = _padded(maps_BIHW, conv)
     if form == "spatial":
-        patches_BMP = F.unfold(padded, (1, width), dilation=(1, dilation), stride=(1, stride))
-    else:
-        patches_BMP = F.unfold(padded, conv.kernel_size, dilation=conv.dilation, stride=conv.stride)
-    return patches_BMP.transpose(0, 1).flatten(1)
+        return F.unfold(padded, (1, width), dilation=(1, dilation), stride=(1, stride))
+    return F.unfold(padded, conv.kernel_size, dilation=conv.dilation, stride=conv.stride)
 
 
 def _gradient_patches(maps_BOHW: Tensor, conv: nn.Conv2d, form: Form, rows: int) -> Tensor:
-    """(N × P): pixels, or in the spatial form for every one of `rows` padded input rows those that it adds to."""
+    """(B × N × P): pixels, or in the spatial form for every one of `rows` padded input rows those that it adds to."""
     if form != "spatial":
-        return maps_BOHW.transpose(0, 1).flatten(1)
+        return maps_BOHW.flatten(2)
     height, stride, dilation = conv.kernel_size[0], conv.stride[0], conv.dilation[0]
     reach = (height - 1) * dilation
     batch, channels, out_rows, columns = maps_BOHW.shape
     spread = maps_BOHW.new_zeros(batch, channels, rows + reach, columns)
     spread[:, :, reach : reach + out_rows * stride : stride] = maps_BOHW
     taps = [spread[:, :, reach - tap * dilation :][:, :, :rows] for tap in range(height)]
-    return torch.stack(taps, dim=2).permute(1, 2, 0, 3, 4).reshape(channels * height, -1)
+    return torch.stack(taps, dim=2).reshape(batch, channels * height, -1)
