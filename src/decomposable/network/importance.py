@@ -160,6 +160,8 @@ def drawn_loss(outputs: Any, number: int) -> Tensor:
             "criterion='output'"
         ) from None
     rows = logits.flatten(0, -2).float()
+    if not rows.isfinite().all():
+        raise InvalidArgumentError(f"data: batch {number + 1} gives NaN or infinity; allowed: finite inputs")
     generator = torch.Generator().manual_seed(number)
     labels = torch.multinomial(rows.detach().softmax(dim=-1).cpu(), 1, generator=generator).squeeze(1)
     return F.cross_entropy(rows, labels.to(rows.device), reduction="sum")
