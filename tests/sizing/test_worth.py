@@ -23,11 +23,11 @@ def test_prefixes_are_the_best_choices_for_what_they_cost(seed):
     dense = [int(rng.integers(per, per * k + 1)) for _, per, k in layers]
 
     def cost(i, rank):
-        losses, per, k = layers[i]
+        _, per, k = layers[i]
         return dense[i] if rank == k else min(dense[i], rank * per)
 
     def lost(i, rank):
-        losses, per, k = layers[i]
+        losses, per, _ = layers[i]
         return 0.0 if rank * per >= dense[i] else losses[rank:].sum()
 
     scores = [worth(s, per_rank=per, dense=d) for (s, per, _), d in zip(layers, dense, strict=True)]
