@@ -34,6 +34,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
     add("--images", metavar="N", type=int, help="training images to measure with, without labels (default: 2000)")
     add("--sizes", metavar="LIST", help="MAC budgets to show, as in 1,0.5,25%% (default: the recipe's)")
+    agreement = "show how often a size says what the full network says: for images whose labels nobody knows"
+    add("--agreement", action="store_true", help=agreement)
     add("--tune", action="store_true", help="train scales, shifts and biases of their own for some sizes (minutes)")
     add("--figure", metavar="PNG", type=Path, help="the figure of the table (default: OUT with the ending .png)")
     arguments.add(parser, "--set", help="settings to replace, such as form=channel seed=1 (train --dry-run lists them)")
@@ -70,6 +72,7 @@ def _run(options: argparse.Namespace) -> None:
                 init=options.init,
                 criterion=options.criterion,
                 tune=options.tune,
+                agreement=options.agreement,
                 device=choose_device(options.device),
                 progress=line,
             )
@@ -136,7 +139,7 @@ VERB = Verb(
     description=(
         "Take trained weights, and find with a few images, without their labels, which bases of which layer lose the\n"
         "least; compute batch normalisation statistics for a grid of sizes, and measure some of them on the test\n"
-        "images. Where these have no labels (negative ones), the table has the agreement with the full network.\n"
+        "images, with labels or, as agreement with the full network, without (--agreement).\n"
         "A network that is trained to be cut loses less: decomposable train.\n\n" + arguments.RECIPES
     ),
     example=(

@@ -19,7 +19,7 @@ from decomposable.network.importance import BY_DATA
 from decomposable.progress import Progress, Report
 from decomposable.recipes import Task
 from decomposable.training import records
-from decomposable.training.evaluation import Row, answers, has_labels, measure
+from decomposable.training.evaluation import Row, answers, measure
 from decomposable.training.experiment import first_pass
 from decomposable.training.finishing import described, material_for
 from decomposable.training.runs import plain_settings
@@ -51,13 +51,15 @@ def cut(
     init: Path,
     criterion: str,
     tune: bool,
+    agreement: bool,
     device: str,
     progress: Report,
 ) -> Cut:
     """The recipe's model with these weights, at every size.
 
     Bases, statistics and what is tuned come from the first images of a training epoch, without their labels; the
-    accuracy from the test images. Where these have no labels, it is how often a size says what the full network says.
+    accuracy from the test images. With `agreement` their labels play no part: it is how often a size says what the full
+    network says.
     """
     progress(Progress("", "reading the data"))
     data, model, digest = task.load_data(), task.build_model(), sha256(init)
@@ -77,8 +79,7 @@ def cut(
     decomposing.calibrate_(net, material, settings)
     if tune:
         net.tune_(material.calibration, passes=settings.calibration_passes, progress=progress)
-    is_agreement = not has_labels(data)
-    judge = _agreement_with(model, data, settings) if is_agreement else None
+    judge = _agreement_with(model, data, settings) if agreement else None
     rows = measure(net, data, settings, curve="", report=progress, judge=judge)
     images = min(settings.calibration_images, data.train_count)
     info = {
@@ -88,10 +89,10 @@ def cut(
         "init": {"file": init.name, "sha256": digest},
         "commit": records.commit(),
         "cut": {"criterion": criterion, "images": images, "tuned": tune},
-        "agreement" if is_agreement else "sizes": [asdict(row) for row in rows],
+        "agreement" if agreement else "sizes": [asdict(row) for row in rows],
         **described(data),
     }
-    return Cut(net=net, rows=rows, is_agreement=is_agreement, images=images, info=info)
+    return Cut(net=net, rows=rows, is_agreement=agreement, images=images, info=info)
 
 
 def _agreement_with(full: nn.Module, data: Data, settings: Settings) -> Callable[[nn.Module], float]:

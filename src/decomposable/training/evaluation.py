@@ -57,11 +57,6 @@ def answers(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int =
     return torch.cat([said for said, _ in _answers(net, data, batch_size=batch_size, workers=workers)])
 
 
-def has_labels(data: Data) -> bool:
-    """Whether the test images have labels; a negative one is none."""
-    return bool((data.test_batch(torch.arange(min(16, data.test_count)))[1] >= 0).all())
-
-
 def _answers(net: nn.Module, data: Data, *, batch_size: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Of every batch of test images what the network says, and the labels."""
     was_training = net.training
