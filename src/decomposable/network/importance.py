@@ -38,7 +38,7 @@ from decomposable.sizing.worth import worth
 BY_DATA = ("loss", "output")
 """Criteria that need data: what is lost of the network's loss, or of every layer's output."""
 
-SIZES = (0.6, 0.4, 0.28, 0.2, 0.14, 0.1)
+SIZES = (0.5, 0.25, 0.12)
 """Parts of the network at which it is measured again."""
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
