@@ -20,10 +20,10 @@ from _common import interleave, record, verdict
 from torch import nn
 
 from decomposable import JointObjective, models
-from decomposable.methods.elastic import ElasticSettings
+from decomposable.methods.elastic import TURNS, ElasticSettings
 
 RATIO, ELASTIC = (0.01, 0.5), ElasticSettings()
-TURNS = 1 + ELASTIC.elastic_turns
+STEPS = 1 + TURNS
 PLACES = [(i + 0.5) / 8 for i in range(8)]
 WANTED = {"refresh=1": 2.4, "refresh=8": 1.8, "elastic": 1.3}
 WANTED_MEMORY = {"refresh=1": 2.0, "refresh=8": 2.0, "elastic": 1.6}
@@ -54,7 +54,7 @@ def make(kind: str, batch: int, channels_last: bool) -> Callable[[float], None]:
             "macs": ELASTIC.elastic_macs,
             "example_input": x[:1],
             "distill": ELASTIC.elastic_distill,
-            "turns": ELASTIC.elastic_turns,
+            "turns": TURNS,
             "refresh": ELASTIC.elastic_refresh,
         }
     else:
@@ -65,7 +65,7 @@ def make(kind: str, batch: int, channels_last: bool) -> Callable[[float], None]:
     def joint_step(place: float) -> None:
         size = low * (high / low) ** place if kind == "elastic" else low + (high - low) * place
         joint.sizes.range = (size, size)
-        for _ in range(TURNS if kind == "elastic" else 1):
+        for _ in range(STEPS if kind == "elastic" else 1):
             optimizer.zero_grad()
             joint.backward(forward=lambda net: net(x), loss=lambda out: nn.functional.cross_entropy(out, y))
             optimizer.step()
@@ -108,7 +108,7 @@ def main() -> None:
     for _ in range(args.repeats):
         for place in PLACES:
             for kind, values in interleave({k: (lambda s=s: s(place)) for k, s in steps.items()}, 1, 0).items():
-                times[kind][place] += [v / (TURNS if kind == "elastic" else 1) for v in values]
+                times[kind][place] += [v / (STEPS if kind == "elastic" else 1) for v in values]
     totals = {kind: {place: sum(times[kind][place]) for place in PLACES} for kind in kinds}
     by_place = {k: {f"{p:.3f}": totals[k][p] / totals["plain"][p] for p in PLACES} for k in WANTED}
     plain = sum(totals["plain"].values())

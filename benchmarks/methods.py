@@ -18,7 +18,7 @@ from _common import interleave, record, verdict
 from torch import nn
 
 from decomposable import decompose, methods, models
-from decomposable.methods.elastic import ElasticSettings
+from decomposable.methods.elastic import TURNS
 from decomposable.methods.settings import Settings
 from decomposable.recipes.paper import CIFAR100
 
@@ -40,10 +40,10 @@ class Stepper:
         self.method = methods.find(method)
         if method == "tucker":
             make_low_rank_(model)
-        network = self.method.network(model, self.x[:1], settings, is_trained=method == "tucker")
+        network = self.method.network(model, self.x[:1], settings, is_trained=method in ("tucker", "elastic"))
         self.network = network.train()
         self.step = self.method.step(network, settings)
-        self.turns = 1 + settings.of(ElasticSettings).elastic_turns if method == "elastic" else 1
+        self.turns = 1 + TURNS if method == "elastic" else 1
         self.budgets = self.step.joint.sizes.range if method == "elastic" else None
         self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
 

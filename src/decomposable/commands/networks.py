@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from decomposable.recipes import Task
     from decomposable.training.evaluation import Row
 
-HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks", "test accuracy")
+HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks")
 
 
 def description_of(file: Path) -> tuple[dict[str, Any], bool]:
@@ -67,7 +67,7 @@ def warn_of(verb: str, complaint: str | None) -> None:
         print(f"decomposable {verb}: warning: {printable(complaint)}", file=sys.stderr)
 
 
-def table(rows: Sequence[tuple[str, Row]]) -> str:
+def table(rows: Sequence[tuple[str, Row]], measured: str = "test accuracy") -> str:
     """Sizes as they were asked for, and what they come to."""
     lines = [
         (
@@ -81,7 +81,7 @@ def table(rows: Sequence[tuple[str, Row]]) -> str:
         )
         for asked, row in rows
     ]
-    return as_table(HEADER, lines)
+    return as_table((*HEADER, measured), lines)
 
 
 def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:

@@ -106,7 +106,9 @@ def _set_limits(axes: Any, methods: Sequence[Sequence[Mapping[str, Any]]]) -> No
     _set_sizes(axes, 0.88 * smallest, 1.06, [size for size in TICKS if size >= 0.88 * smallest])
 
 
-def _blank(*, size: tuple[float, float], dpi: int, title: str, text: str) -> tuple[Any, Any]:
+def _blank(
+    *, size: tuple[float, float], dpi: int, title: str, text: str, measured: str = "test accuracy"
+) -> tuple[Any, Any]:
     """A figure of accuracy over MACs, and its axes, in which nothing is drawn yet."""
     from matplotlib.figure import Figure  # not pyplot: no window and no global state
 
@@ -116,7 +118,7 @@ def _blank(*, size: tuple[float, float], dpi: int, title: str, text: str) -> tup
     line = axes.text(0, 1.03, text, transform=axes.transAxes, fontsize=10.5, color="#444444")
     line.set_in_layout(False)  # a long one must not make the axes narrower
     axes.set_xlabel("MACs, as a fraction of the original network's", fontsize=11)
-    axes.set_ylabel("test accuracy (%)", fontsize=11)
+    axes.set_ylabel(f"{measured} (%)", fontsize=11)
     axes.set_xscale("log")
     axes.grid(color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -140,9 +142,17 @@ def _as_png(figure: Any) -> bytes:
     return png.getvalue()
 
 
-def draw_curves(curves: Sequence[Curve], *, title: str, message: str, caption: str, ticks: Sequence[float]) -> bytes:
+def draw_curves(
+    curves: Sequence[Curve],
+    *,
+    title: str,
+    message: str,
+    caption: str,
+    ticks: Sequence[float],
+    measured: str = "test accuracy",
+) -> bytes:
     """The curves as a PNG; their points at `ticks` are marked, and the last ones named."""
-    figure, axes = _blank(size=(8, 4.8), dpi=160, title=title, text=message)
+    figure, axes = _blank(size=(8, 4.8), dpi=160, title=title, text=message, measured=measured)
     for curve, style in zip(curves, STYLES, strict=False):
         _draw(axes, curve, style, ticks)
     _set_sizes(axes, 0.84 * min(ticks), 1.05, ticks)

@@ -93,11 +93,15 @@ def factors_in_order(
         ordered_scores[layer.name] = all_scores[layer.name][order]
         index = torch.from_numpy(order).to(s_K.device)
         root_K = s_K[index].sqrt()
-        p_MK, q_KN = u_MK[:, index] * root_K, root_K[:, None] * v_NK[:, index].mT
-        weights = first_weight(p_MK, layer.shape, layer.form), second_weight(q_KN, layer.shape, layer.form)
-        kind, layout = layer.weight.dtype, memory_format_of(layer.weight)
-        factors[layer.name] = Factors(*(weight.to(kind).contiguous(memory_format=layout) for weight in weights))
+        factors[layer.name] = factors_of(layer, u_MK[:, index] * root_K, root_K[:, None] * v_NK[:, index].mT)
     return factors, ordered_scores
+
+
+def factors_of(layer: Layer, p_MK: Tensor, q_KN: Tensor) -> Factors:
+    """W = P Q as the weights of two layers, of the type and in the memory format of the layer's own."""
+    weights = first_weight(p_MK, layer.shape, layer.form), second_weight(q_KN, layer.shape, layer.form)
+    kind, layout = layer.weight.dtype, memory_format_of(layer.weight)
+    return Factors(*(weight.to(kind).contiguous(memory_format=layout) for weight in weights))
 
 
 def memory_format_of(weight: Tensor) -> torch.memory_format:

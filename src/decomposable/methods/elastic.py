@@ -1,11 +1,8 @@
 """Decomposable-Net with budgets, distillation and turns: better small networks than the paper's, in half the passes.
 
 A low-rank network of a random part of the MACs learns from the full network's outputs, and the two take turns
-(`joint.py`; docs/training.md says what each of these is worth). A training has three parts:
-
-    the first      plain steps, so that there is something to cut; not where it starts from trained weights
-    the middle     `elastic_turns` low-rank steps after each full one
-    the last       full and low-rank steps in turn, so that the full network settles, too
+(`joint.py`; docs/training.md says what each of these is worth). From trained weights there are three low-rank steps
+after each full one, and at the end one, so that the full network settles, too; from scratch there is one throughout.
 """
 
 from __future__ import annotations
@@ -26,6 +23,9 @@ from decomposable.methods.settings import Settings
 from decomposable.methods.values import Check, MethodSettings
 from decomposable.network.decomposed import DecomposedNet
 
+TURNS = 3
+"""Low-rank steps after each full one where the weights are trained already."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticSettings(MethodSettings):
@@ -34,8 +34,8 @@ class ElasticSettings(MethodSettings):
     elastic_macs: tuple[float, float] = (0.08, 0.5)  # parts of the MACs, between which a budget is drawn
     elastic_smallest: float = 0.0  # the share of low-rank steps that take the smallest of them
     elastic_distill: float = 0.5  # how much the low-rank network learns from the full one, and not from the labels
-    elastic_turns: int = 3  # low-rank steps after each full one; 0: both networks in each, at twice the price
-    elastic_start: float = 0.5  # the part of a training from scratch after which there are low-rank steps
+    elastic_turns: int | None = None  # low-rank steps after each full one: 3, or 1 from scratch; 0: both in each step
+    elastic_start: float = 0.0  # the part of a training from scratch after which there are low-rank steps
     elastic_even: float = 0.6  # the part of what is left after which there is one low-rank step after each full one
     elastic_refresh: int = 8  # low-rank steps from one SVD to the next
 
@@ -43,7 +43,7 @@ class ElasticSettings(MethodSettings):
         (("elastic_macs",), "two numbers with 0 < low <= high <= 1, as in 0.08,0.5", lambda v: 0 < v[0] <= v[1] <= 1),
         (("elastic_smallest",), "a number from 0 to below 1", lambda v: 0 <= v < 1),
         (("elastic_distill",), "a number in [0, 1]", lambda v: 0 <= v <= 1),
-        (("elastic_turns",), "an int of at least 0", lambda v: v >= 0),
+        (("elastic_turns",), "an int of at least 0, or none", lambda v: v is None or v >= 0),
         (("elastic_start", "elastic_even"), "a part of the training from 0 to 1", lambda v: 0 <= v <= 1),
         (("elastic_refresh",), "an int of at least 1", lambda v: v >= 1),
     )
@@ -132,6 +132,7 @@ class Elastic(Decomposable):
 
 def _objective(network: WithExample, settings: Settings, macs: tuple[float, float]) -> JointObjective:
     own = settings.of(ElasticSettings)
+    turns = (TURNS if network.is_trained else 1) if own.elastic_turns is None else own.elastic_turns
     return JointObjective(
         network.model,
         form=settings.form,
@@ -140,7 +141,7 @@ def _objective(network: WithExample, settings: Settings, macs: tuple[float, floa
         smallest=own.elastic_smallest,
         distill=own.elastic_distill,
         distance=_distance if own.elastic_distill else None,
-        turns=own.elastic_turns or False,
+        turns=turns or False,
         balance=settings.balance,
         criterion=settings.criterion,
         min_rank=settings.min_rank,

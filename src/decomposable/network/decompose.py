@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from warnings import warn
 
@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from decomposable.core.criteria import Criterion, find_criterion
-from decomposable.core.factors import Factors, Taylor, factors_in_order
+from decomposable.core.factors import Factors, Taylor, factors_in_order, memory_format_of
 from decomposable.core.forms import check_form, to_matrix
-from decomposable.core.layers import FilterFn, Layer, find_layers, in_order_of, require_layers
+from decomposable.core.layers import FilterFn, Layer, find_layers, in_order_of, laid_out, require_layers
 from decomposable.core.svd import svd
 from decomposable.core.tracing import (
     Forward,
@@ -31,11 +31,14 @@ from decomposable.core.tracing import (
 )
 from decomposable.core.tree import deep_copy, rewire, settle_lazy_, undisturbed, unwrap
 from decomposable.errors import InvalidArgumentError
+from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.importance import BY_DATA, order_by_data
 from decomposable.network.parts import Parts
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
+from decomposable.progress import Report, shown
 from decomposable.sizing.cost import LeftAlone
 from decomposable.sizing.ranks import Limits, RankSelector, rank_limits
 
@@ -46,11 +49,13 @@ def decompose(
     example_input: Any = None,
     *,
     form: str = "spatial",
-    criterion: str | Criterion | Taylor = "singular_value",
+    criterion: str | Criterion | Taylor | None = None,
+    data: Iterable[Any] | None = None,
     filter_fn: FilterFn | None = None,
     min_rank: int = 1,
     limits: Limits | None = None,
     forward: Forward | None = None,
+    progress: Report | None = None,
 ) -> DecomposedNet:
     """Decompose every convolution and linear layer of a copy of the model; the model itself stays as it is.
 
@@ -58,13 +63,19 @@ def decompose(
         model: any module. The result is in eval mode, whatever the model is in, and starts at full size.
         example_input: a tensor, or a batch whose first entry is the input. A pass of the full network with it tells the
             sizes of the feature maps, one of the smallest whether the model runs with two factors in the place of its
-            layers. Without it, sizes in MACs cannot be asked for, and nothing is tried.
+            layers. Without it, sizes in MACs cannot be asked for, and nothing is tried. With `data`, by default the
+            first of its batches.
         form: how convolution weights become matrices, "spatial" or "channel".
-        criterion: which bases go first: "singular_value", "energy", "uniform", `Taylor(...)` or a function.
+        criterion: which bases go first: "singular_value" (the default without data), "energy", "uniform",
+            `Taylor(...)` or a function; with data, "loss" (the default) or "output".
+        data: for a network that was not trained to be cut: batches of a few hundred to a few thousand images, without
+            labels. Bases and their order are those that lose the least loss of the network ("loss", for logits), or
+            the least of every layer's output ("output"). It is gone through several times.
         filter_fn: ``filter_fn(module, name)`` says which layers take part; `net.skipped` names the others.
         min_rank: the smallest rank of any layer.
         limits: smallest and largest rank by name pattern, such as ``{"conv1": (4, None), "layer4.*": (1, 64)}``.
         forward: ``forward(net, batch)`` where calling ``net`` with the batch's first entry is not right.
+        progress: called with lines about how far the measuring is; by default a terminal shows one.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3))
@@ -74,8 +85,10 @@ def decompose(
         (True, torch.Size([2, 8, 6, 6]))
     """
     checked_form, call = check_form(form), forward or call_with_first
-    if not isinstance(criterion, Taylor):
-        criterion = find_criterion(criterion)
+    by, from_weights = _check_criterion(criterion, data)
+    batches = () if data is None else renewable(data, call, "decompose")
+    if example_input is None:
+        example_input = next(iter(batches), None)
     base = deep_copy(rewire(unwrap(model), {})).eval()
     chosen = _Chosen(base, *find_layers(base, checked_form, filter_fn))
     bounds = _bounds(chosen.layers, min_rank, limits)
@@ -85,16 +98,65 @@ def decompose(
         chosen = chosen.without(used_elsewhere)
     _require_no_lazy(base)
     decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in chosen.layers})
-    factors, scores = factors_in_order(base, chosen.layers, decompositions, criterion)
+    factors, scores = factors_in_order(base, chosen.layers, decompositions, from_weights)
     if seen is not None:
         smallest = {name: lower for name, (lower, _) in bounds.items()}
         trial = Trial(base=base, layers=chosen.layers, factors=factors, ranks=smallest, example=batch, forward=call)
         factors, unfit = trial.judge(seen.outputs)
         chosen = chosen.without(unfit)
     parts = _parts(chosen, factors, scores, bounds, seen, captured)
+    if by is not None:
+        with shown(progress) as line, undisturbed(base):
+            parts = _ordered_by_data(parts, base, chosen.layers, batches, call, by, line)
     net = DecomposedNet(base=base, layers=chosen.layers, parts=parts, forward=call)
     net._rows = captured.kept()
     return net
+
+
+def _check_criterion(
+    criterion: str | Criterion | Taylor | None, data: Iterable[Any] | None
+) -> tuple[str | None, Criterion | Taylor]:
+    """By what data say, "loss" or "output", where there are any; and an order by what the weights say."""
+    names = ", ".join(map(repr, BY_DATA))
+    if data is None:
+        if isinstance(criterion, str) and criterion in BY_DATA:
+            raise InvalidArgumentError(f"criterion={criterion!r}: there is no data; allowed: with data=loader")
+        criterion = "singular_value" if criterion is None else criterion
+        return None, criterion if isinstance(criterion, Taylor) else find_criterion(criterion)
+    by = BY_DATA[0] if criterion is None else criterion
+    if not isinstance(by, str) or by not in BY_DATA:
+        raise InvalidArgumentError(f"criterion={criterion!r:.60} and data=; allowed with data: {names}")
+    return by, find_criterion("singular_value")
+
+
+def _ordered_by_data(
+    parts: Parts,
+    base: nn.Module,
+    layers: Sequence[Layer],
+    batches: Iterable[Any],
+    forward: Forward,
+    by: str,
+    report: Report,
+) -> Parts:
+    """The same network with the bases, and the order of them, that lose the least on data."""
+    order = order_by_data(
+        base,
+        layers,
+        parts.selector,
+        batches,
+        lambda net, batch: forward(net, on_device_of(net, batch)),
+        by_loss=by == "loss",
+        report=report,
+    )
+    factors = {name: _laid_out_like(parts.factors[name], found) for name, found in order.factors.items()}
+    return replace(parts, factors=factors, selector=order.selector)
+
+
+def _laid_out_like(before: Factors, after: Factors) -> Factors:
+    """In the layout that was found to be the right one for this network."""
+    return Factors(
+        laid_out(after.first, memory_format_of(before.first)), laid_out(after.second, memory_format_of(before.second))
+    )
 
 
 @dataclass(frozen=True, eq=False)

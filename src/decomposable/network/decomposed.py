@@ -25,6 +25,7 @@ from decomposable.core.tracing import Forward
 from decomposable.core.tree import deep_copy, own_parameters_, rewire
 from decomposable.errors import InvalidArgumentError
 from decomposable.locks import ForkLock
+from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.calibrating import calibrated, checked_plans, recalibrated
 from decomposable.network.calibration.grid import PASSES
 from decomposable.network.calibration.statistics import CalibrationReport, Statistics, Subject
@@ -43,7 +44,6 @@ from decomposable.network.tuning import (
     check_training,
     checked_sizes,
     kl_of_logits,
-    renewable,
     tuned,
     with_calibration,
 )
@@ -321,7 +321,7 @@ class DecomposedNet(nn.Module):
         vectors, feeders = original.vectors(parts.feeders)
         if not vectors:
             raise InvalidArgumentError("tune_: the network has no scale, shift or bias; allowed: one that has some")
-        batches, full_plan = renewable(loader, forward), self.selector.full_plan()
+        batches, full_plan = renewable(loader, forward, "tune_"), self.selector.full_plan()
         task = Task(
             build=lambda plan: original.uncalibrated(replace(parts, plan=plan, tuned=None)),
             teacher=original.at_size(replace(parts, plan=full_plan)).eval(),

@@ -22,10 +22,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from decomposable.checks import check_count, is_number
 from decomposable.core.distillation import Distance, detached, kl_divergence, logits_of
-from decomposable.core.tracing import Forward, call_with_first, first_entry, on_device_of
+from decomposable.core.tracing import Forward, on_device_of
 from decomposable.core.tree import put_parameters_
 from decomposable.errors import InvalidArgumentError
-from decomposable.network.calibration.batches import Kept, endless
+from decomposable.network.calibration.batches import endless, seen_by
 from decomposable.network.calibration.statistics import Build, CalibrationReport, run_normalising
 from decomposable.network.tuned import Tuned
 from decomposable.progress import Report, Tracker
@@ -104,24 +104,12 @@ def check_training(steps: object, learning_rate: object, distance: object) -> No
         raise InvalidArgumentError(f"tune_: distance={distance!r:.80}; allowed: a function of (low, full), or None")
 
 
-def renewable(loader: Iterable[Any], forward: Forward) -> Iterable[Any]:
-    """The loader where it begins anew each time; of one that ends for good, its batches, where memory allows."""
-    if not isinstance(loader, Iterable):
-        raise InvalidArgumentError(f"tune_: the loader is a {type(loader).__name__}; allowed: what yields batches")
-    return Kept(loader, _seen_by(forward), "tune_").again("tune_") if isinstance(loader, Iterator) else loader
-
-
-def _seen_by(forward: Forward) -> Callable[[Any], Any]:
-    """What a network sees of a batch, as far as one can know."""
-    return first_entry if forward is call_with_first else lambda batch: batch
-
-
 @torch.inference_mode(False)
 @torch.enable_grad()
 def tuned(task: Task, plans: Sequence[RankPlan], loader: Iterable[Any], report: Report) -> tuple[Tuned, TuningReport]:
     """The vectors of these sizes, the largest of which comes first, and what became of them."""
     start = time.perf_counter()
-    batches = endless(loader, _seen_by(task.forward), "tune_")
+    batches = endless(loader, seen_by(task.forward), "tune_")
     compared = next(batches)
     tracker = Tracker(report, "tuning", total=len(plans) * task.steps, unit="steps")
     own = list(task.vectors.values())

@@ -84,9 +84,10 @@ class _Table(NamedTuple):
 class RankSelector:
     """Everything that a choice of size depends on; `choose` makes the plan.
 
-    `scores` holds, for each layer of `costs`, its bases' scores in descending order. `fixed_macs` and `fixed_params`
-    are what the network costs besides these layers; `fixed_macs` is None where MACs are not known. `left_alone` says
-    what the largest parts of that are. `stored` says how many bases of each layer there are, where some are gone.
+    `scores` holds, for each layer of `costs`, its bases' scores in descending order; `params_scores` others, where
+    parameter budgets have an order of their own. `fixed_macs` and `fixed_params` are what the network costs besides
+    these layers; `fixed_macs` is None where MACs are not known. `left_alone` says what the largest parts of that are.
+    `stored` says how many bases of each layer there are, where some are gone.
     """
 
     costs: tuple[LayerCost, ...]
@@ -97,6 +98,7 @@ class RankSelector:
     upper: Ints
     left_alone: tuple[LeftAlone, ...] = ()
     stored: Ints | None = None
+    params_scores: tuple[NDArray[np.float64], ...] | None = None
 
     @cached_property
     def full_ranks(self) -> Ints:
@@ -114,8 +116,18 @@ class RankSelector:
         return best_first(self.scores)
 
     @cached_property
-    def _layer_of(self) -> Ints:
-        return np.repeat(np.arange(len(self.costs)), self.full_ranks)[self.order]
+    def params_order(self) -> Ints:
+        """All bases, best first by what they are worth per parameter; the other order where there is but one."""
+        return self.order if self.params_scores is None else best_first(self.params_scores)
+
+    def _order(self, measure: str) -> Ints:
+        return self.params_order if measure == "params" else self.order
+
+    @cached_property
+    def _layers_of(self) -> dict[str, Ints]:
+        """By measure, the layer of every basis in its order."""
+        layers = np.repeat(np.arange(len(self.costs)), self.full_ranks)
+        return {by: layers[self._order(by)] for by in ("macs", "params")}
 
     @cached_property
     def _tables(self) -> dict[Align, _Table]:
@@ -147,12 +159,12 @@ class RankSelector:
             cost = np.where(ranks[i] == full, dense[i], np.minimum(dense[i], ranks[i] * per_rank[i]))
             steps.append(np.diff(cost))
             start += int(cost[0])
-        return start + np.cumsum(np.concatenate([[0], np.concatenate(steps)[self.order]]), dtype=np.int64)
+        return start + np.cumsum(np.concatenate([[0], np.concatenate(steps)[self._order(measure)]]), dtype=np.int64)
 
     def prepare(self) -> None:
         """Make the tables now, so that the first choice is as fast as the others."""
         self._table(1)
-        self._layer_of  # noqa: B018
+        self._layers_of  # noqa: B018
 
     def _fixed(self, measure: str) -> int:
         return self.fixed_params if measure == "params" else (self.fixed_macs or 0)
@@ -227,9 +239,9 @@ class RankSelector:
         """Every layer at its smallest rank."""
         return self._literal(self.lower)
 
-    def _prefix(self, length: int, align: Align) -> Ints:
+    def _prefix(self, length: int, align: Align, measure: Measure = "macs") -> Ints:
         """The ranks that the first so many bases of the list come to."""
-        kept = np.bincount(self._layer_of[:length], minlength=len(self.costs))
+        kept = np.bincount(self._layers_of[measure][:length], minlength=len(self.costs))
         return np.array([ranks[k] for ranks, k in zip(self._table(align).ranks, kept, strict=True)], dtype=np.int64)
 
     def _within(self, measure: Measure, value: float, align: Align) -> RankPlan:
@@ -243,7 +255,7 @@ class RankSelector:
             smallest = self.smallest_cost(measure, align)
             raise BudgetError.of(self._too_small(measure, value, align), smallest / self.full_cost(measure))
         length = int(np.searchsorted(self._table(align).costs[measure], budget, side="right")) - 1
-        ranks = self._prefix(length, align)
+        ranks = self._prefix(length, align, measure)
         dense = self._is_dense(measure, ranks)
         # A dense layer costs the same at any rank, so it takes the largest that it may have.
         return self.plan_of(np.where(dense, self.upper, ranks), dense)

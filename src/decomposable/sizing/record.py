@@ -25,6 +25,7 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")  # the types that network
 _MOST_BASES = 1 << 26  # bases that are gone are only claimed, and tables are made for all
 _MOST_EXTENT = 1 << 31
 _MOST_ALIGNMENTS = 1000
+_PARAMS_SCORES = "params_scores"  # of all layers, end to end; only where there are two orders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +123,9 @@ def describe(
     that is not says nothing.
     """
     names = [cost.name for cost in selector.costs]
-    scores = [np.ascontiguousarray(score, dtype=np.float64) for score in selector.scores]
-    if layout.scores is None:
-        arrays: dict[str, Any] = {f"scores/{name}": score for name, score in zip(names, scores, strict=True)}
-    else:
-        arrays = {layout.scores: np.concatenate(scores)}
+    arrays: dict[str, Any] = _describe_scores(names, selector.scores, layout.scores)
+    if selector.params_scores is not None:
+        arrays[_PARAMS_SCORES] = np.concatenate(selector.params_scores)
     arrays |= {"limits/lower": selector.lower, "limits/upper": selector.upper}
     fields: dict[str, Any] = {
         "fixed_macs": selector.fixed_macs if selector.full_cost("macs") else None,  # no size is a part of nothing
@@ -158,6 +157,14 @@ def describe(
     return fields, arrays
 
 
+def _describe_scores(
+    names: Sequence[str], scores: Sequence[NDArray[np.float64]], together: str | None
+) -> dict[str, NDArray[np.float64]]:
+    if together is not None:
+        return {together: np.concatenate(scores)}
+    return {f"scores/{name}": np.ascontiguousarray(each) for name, each in zip(names, scores, strict=True)}
+
+
 def _describe_plans(what: str, known: KnownSizes, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     plans = (*known.plans, known.full_plan)  # the last row is the end of every interpolation
     return {
@@ -184,7 +191,8 @@ def read_selector(
     left_alone = top.record_list("left_alone") if top.has("left_alone") else []  # older versions do not say
     return RankSelector(
         costs=costs,
-        scores=_read_scores(costs, arrays, layout),
+        scores=_read_scores(costs, arrays, layout.scores),
+        params_scores=_read_scores(costs, arrays, _PARAMS_SCORES) if arrays.count(_PARAMS_SCORES) else None,
         fixed_macs=fixed_macs,
         fixed_params=fixed_params,
         lower=lower,
@@ -207,12 +215,12 @@ def _check_totals(costs: Sequence[LayerCost], fixed_macs: int | None, fixed_para
     require(params > 0 and not is_free, "the network has no MACs or no parameters")
 
 
-def _read_scores(costs: Sequence[LayerCost], arrays: Arrays, layout: Layout) -> tuple[NDArray[np.float64], ...]:
+def _read_scores(costs: Sequence[LayerCost], arrays: Arrays, together: str | None) -> tuple[NDArray[np.float64], ...]:
     counts = [cost.full_rank for cost in costs]
-    if layout.scores is None:
+    if together is None:
         scores = [arrays.values(f"scores/{cost.name}", "float64", (cost.full_rank,)) for cost in costs]
     else:
-        scores = np.split(arrays.values(layout.scores, "float64", (sum(counts),)), np.cumsum(counts)[:-1])
+        scores = np.split(arrays.values(together, "float64", (sum(counts),)), np.cumsum(counts)[:-1])
     for cost, score in zip(costs, scores, strict=True):
         in_order = bool(np.isfinite(score).all() and (np.diff(score) <= 0).all())
         require(in_order, f"the scores of layer '{cost.name:.60}' are not in order")

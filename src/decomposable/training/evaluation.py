@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,16 +47,26 @@ class Row:
 @torch.no_grad()
 def accuracy(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> float:
     """Percent of the test images whose class has the highest output (top-1)."""
+    right = sum(int((said == y).sum()) for said, y in _answers(net, data, batch_size=batch_size, workers=workers))
+    return 100 * right / data.test_count
+
+
+@torch.no_grad()
+def answers(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> Tensor:
+    """What a network says of every test image: the class with the highest output."""
+    return torch.cat([said for said, _ in _answers(net, data, batch_size=batch_size, workers=workers)])
+
+
+def _answers(net: nn.Module, data: Data, *, batch_size: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of every batch of test images what the network says, and the labels."""
     was_training = net.training
     net.eval()
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
-    right = 0
     for x, y in TestBatches(data, batch_size=batch_size).loader(workers=workers):
         outputs = net(x.to(device))
         check_outputs(outputs, data.classes)
-        right += int((outputs.argmax(dim=1).cpu() == y).sum())
+        yield outputs.argmax(dim=1).cpu(), y
     net.train(was_training)
-    return 100 * right / data.test_count
 
 
 def check_outputs(outputs: Any, classes: int) -> None:
@@ -71,8 +81,17 @@ def check_outputs(outputs: Any, classes: int) -> None:
         raise WrongDataError(f"the network has {came}, the data has {classes}; allowed: the same number")
 
 
-def measure(net: Sized, data: Data, settings: Settings, *, curve: str, report: Report) -> list[Row]:
-    """The accuracy at every size that the network has, with no retraining; it keeps the size it had."""
+def measure(
+    net: Sized,
+    data: Data,
+    settings: Settings,
+    *,
+    curve: str,
+    report: Report,
+    judge: Callable[[nn.Module], float] | None = None,
+) -> list[Row]:
+    """The accuracy, or what else one judges by, at every size that the network has; it keeps the size it had."""
+    percent_of = judge or (lambda net: accuracy(net, data, batch_size=settings.batch_size, workers=settings.workers))
     before: Any = net.plan
     rows = []
     wanted = _offered(net, settings.sizes)
@@ -80,8 +99,7 @@ def measure(net: Sized, data: Data, settings: Settings, *, curve: str, report: R
     for i, (size, plan) in enumerate(wanted):
         tracker.update(i, f"now {size:.4g}")
         net.set_plan_(plan)
-        percent = accuracy(net, data, batch_size=settings.batch_size, workers=settings.workers)
-        rows.append(Row.of(size, plan, percent, curve))
+        rows.append(Row.of(size, plan, percent_of(net), curve))
     net.set_plan_(before)
     return rows
 

@@ -138,17 +138,17 @@ def _build_network(job: Job, method: methods.Method, batches: TrainBatches) -> n
     model = job.task.build_model()
     if job.init is not None:
         load_weights_(model, job.init)
-    x = _first_pass(model, batches, settings, job.device)
+    x = first_pass(model, batches, settings, job.device)
     return method.network(model, x[:1], settings, is_trained=job.init is not None).to(job.device)
 
 
 def try_out(task: recipes.Task, settings: Settings, device: str) -> None:
     """Load the data and run a batch through the model: what cannot be trained is seen before anything is written."""
     batches = TrainBatches(task.load_data(), batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
-    _first_pass(task.build_model(), batches, settings, device)
+    first_pass(task.build_model(), batches, settings, device)
 
 
-def _first_pass(model: nn.Module, batches: TrainBatches, settings: Settings, device: str) -> Tensor:
+def first_pass(model: nn.Module, batches: TrainBatches, settings: Settings, device: str) -> Tensor:
     """Have the model run a batch where it is going to compute; the inputs come back."""
     data = batches.data
     model.to(device)

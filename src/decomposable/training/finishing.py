@@ -118,15 +118,18 @@ def record_of(job: Job, position: Position, rows: list[Row]) -> dict[str, Any]:
 def _about(record: Mapping[str, Any], data: Data) -> dict[str, Any]:
     """What the artifact says of itself: nothing of when and where, so that the same run gives the same bytes."""
     kept = ("recipe", "settings", "seed", "init", "commit", "steps", "sizes")
-    x, _ = data.test_batch(torch.arange(1))
     last = record["epochs"][-1] if record["epochs"] else {}
     return {
         **{key: record[key] for key in kept},
         "metrics": {key: value for key, value in last.items() if key != "seconds"},
-        "test_images": data.test_count,
-        "classes": data.classes,
-        "input_shape": list(x.shape[1:]),
+        **described(data),
     }
+
+
+def described(data: Data) -> dict[str, Any]:
+    """What a file says of the data that its accuracies were measured with."""
+    x, _ = data.test_batch(torch.arange(1))
+    return {"test_images": data.test_count, "classes": data.classes, "input_shape": list(x.shape[1:])}
 
 
 def keep(net: methods.Sized, record: Mapping[str, Any], folder: RunFolder, data: Data, log: MetricsLog) -> None:

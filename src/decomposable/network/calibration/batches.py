@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decomposable.core.tracing import first_entry
+from decomposable.core.tracing import Forward, call_with_first, first_entry
 from decomposable.errors import InvalidArgumentError
 
 MOST_KEPT = 1 << 29
@@ -84,6 +84,18 @@ class Kept:
             f"{MOST_KEPT >> 20} MiB that are kept; allowed: fewer images, or a loader that begins anew, such as a "
             "DataLoader or a list"
         )
+
+
+def renewable(loader: Iterable[Any], forward: Forward, asker: str) -> Iterable[Any]:
+    """The loader where it begins anew each time; of one that ends for good, its batches, where memory allows."""
+    if not isinstance(loader, Iterable):
+        raise InvalidArgumentError(f"{asker}: the loader is a {type(loader).__name__}; allowed: what yields batches")
+    return Kept(loader, seen_by(forward), asker).again(asker) if isinstance(loader, Iterator) else loader
+
+
+def seen_by(forward: Forward) -> Callable[[Any], Any]:
+    """What a network sees of a batch: of other ways to run it nobody knows what they use."""
+    return first_entry if forward is call_with_first else lambda batch: batch
 
 
 def endless(loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str) -> Iterator[Any]:

@@ -10,9 +10,9 @@ from functools import reduce
 from typing import Any
 
 from decomposable.checks import is_number
-from decomposable.core.tracing import call_with_first, first_entry, on_device_of
+from decomposable.core.tracing import on_device_of
 from decomposable.errors import InvalidArgumentError
-from decomposable.network.calibration.batches import Kept
+from decomposable.network.calibration.batches import Kept, seen_by
 from decomposable.network.calibration.grid import calibrated_grid
 from decomposable.network.calibration.statistics import (
     CalibrationReport,
@@ -62,8 +62,7 @@ def calibrated(
     """The statistics of these sizes, or of a grid, and what they cost."""
     start = time.perf_counter()
     forward = subject.forward
-    # Of other ways to run a network nobody knows what they use of a batch.
-    batches = Kept(loader, first_entry if forward is call_with_first else lambda batch: batch)
+    batches = Kept(loader, seen_by(forward))
     subject = replace(subject, forward=lambda net, batch: forward(net, on_device_of(net, batch)))
     spent, is_settled = None, True
     if plans is None:

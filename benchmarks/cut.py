@@ -1,0 +1,106 @@
+"""What a cut without training keeps: a ResNet of CIFAR-10 by several criteria; and what a ResNet-50 costs.
+
+    python benchmarks/cut.py --data cifar-10-batches-bin --weights resnet20.th --criteria loss singular_value
+    python benchmarks/cut.py --resnet50
+
+Bases are found and statistics computed with the same training images, augmented. Accuracy is that of 5,000 other
+training images, or with --test of the test set. The ResNet-50 has random weights and images of 224 × 224.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from pathlib import Path
+
+import torch
+from _cifar import accuracy, add_options, augment, load_cifar10, pretrained_resnet20
+from _common import record, verdict
+
+import decomposable as dn
+from decomposable import models
+from decomposable.training.weights import load_weights_
+
+HELD_OUT = 5000
+SIZES = (0.75, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1)
+BY_DATA = ("loss", "output")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.set_defaults(images=2000)
+    parser.add_argument("--criteria", nargs="+", default=["loss"], metavar="NAME")
+    parser.add_argument("--form", default="spatial")
+    parser.add_argument("--resnet56", type=Path, help="the weights of a ResNet-56 in place of --weights")
+    parser.add_argument("--measured-with", type=int, nargs="+", metavar="N", help="images that bases are found with")
+    parser.add_argument("--test", action="store_true", help="measure on the test set")
+    parser.add_argument("--resnet50", action="store_true", help="time and memory of a ResNet-50, 256 images")
+    parser.add_argument("--seed", type=int, default=0, help="of which images, and how augmented")
+    args = parser.parse_args()
+    if args.resnet50:
+        resnet50()
+        return
+    images, labels = load_cifar10(args.data, "train")
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(12345))
+    held, kept = order[:HELD_OUT], order[HELD_OUT:]
+    judged = load_cifar10(args.data, "test") if args.test else (images[held], labels[held])
+    if args.resnet56 is None:
+        model = pretrained_resnet20(args.weights)
+    else:
+        model = models.resnet56(num_classes=10).eval()
+        load_weights_(model, args.resnet56)
+    generator = torch.Generator().manual_seed(args.seed)
+    chosen = kept[torch.randperm(len(kept), generator=generator)[: args.images]]
+    batches = [augment(images[part], generator) for part in chosen.split(250)]
+    for criterion in args.criteria:
+        for count in args.measured_with or [args.images]:
+            start = time.perf_counter()
+            by_data = {"criterion": criterion, "data": _first(batches, count)} if criterion in BY_DATA else {}
+            net = dn.decompose(model, batches[0][:1], form=args.form, **(by_data or {"criterion": criterion}))
+            seconds = time.perf_counter() - start
+            net.calibrate_(batches, sizes=SIZES)
+            found = {}
+            for size in (1.0, *SIZES):
+                net.resize_(macs=size)
+                found[f"{size:g}"] = round(accuracy(net, *judged), 2)
+            print(f"{criterion}, {count} images, {seconds:.0f} s:", found, flush=True)
+            record(
+                "cut",
+                {
+                    "network": "ResNet-20" if args.resnet56 is None else "ResNet-56",
+                    "criterion": criterion,
+                    "form": args.form,
+                    "images": count if by_data else 0,
+                    "calibrated_with": args.images,
+                    "seed": args.seed,
+                    "judged_by": "test" if args.test else "held-out training images",
+                    "seconds": round(seconds, 1),
+                    "accuracy": found,
+                },
+            )
+
+
+def _first(batches: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    return list(torch.cat(batches)[:count].split(min(250, count)))
+
+
+def resnet50() -> None:
+    """Random weights: neither time nor memory depends on what they are."""
+    torch.manual_seed(0)
+    model = models.resnet50().eval()
+    loader = [torch.randn(16, 3, 224, 224, generator=torch.Generator().manual_seed(i)) for i in range(16)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    start = time.perf_counter()
+    net = dn.decompose(model, data=loader, progress=lambda line: print(line, flush=True))
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    verdict("decompose(data=…) of a ResNet-50, minutes", seconds / 60, "at most 15", seconds <= 900)
+    verdict("its peak memory, GiB, all of the process", peak, "at most 6", peak <= 6)
+    record("cut", {"network": "ResNet-50", "seconds": seconds, "peak_gib": peak, "before_gib": before, "images": 256})
+    print(net.resize_(macs=0.25))
+
+
+if __name__ == "__main__":
+    main()

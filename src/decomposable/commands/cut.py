@@ -1,0 +1,151 @@
+"""`decomposable cut`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from decomposable.commands import arguments, networks
+from decomposable.console import Verb, answer, progress_line, showing_warnings
+from decomposable.errors import InvalidArgumentError, MissingExtraError
+from decomposable.progress import Progress
+
+if TYPE_CHECKING:
+    from decomposable.training.cutting import Cut
+
+CRITERIA = {
+    "loss": "the loss of the network, to second order (the default)",
+    "output": "the output of each layer",
+    "singular_value": "the weights alone, as energy and uniform",
+}
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    arguments.add(parser, "recipe", "--data")
+    add("--init", metavar="FILE", type=Path, required=True, help="the trained weights (.safetensors, .pt, .pth)")
+    add("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write, a .safetensors")
+    add(
+        "--criterion",
+        metavar="NAME",
+        default="loss",
+        help=f"what a cut must not lose: {'; '.join(f'{name}: {text}' for name, text in CRITERIA.items())}",
+    )
+    add("--images", metavar="N", type=int, help="training images to measure with, without labels (default: 2000)")
+    add("--sizes", metavar="LIST", help="MAC budgets to show, as in 1,0.5,25%% (default: the recipe's)")
+    agreement = "show how often a size says what the full network says: for images whose labels nobody knows"
+    add("--agreement", action="store_true", help=agreement)
+    add("--tune", action="store_true", help="train scales, shifts and biases of their own for some sizes (minutes)")
+    add("--figure", metavar="PNG", type=Path, help="the figure of the table (default: OUT with the ending .png)")
+    arguments.add(parser, "--set", help="settings to replace, such as form=channel seed=1 (train --dry-run lists them)")
+    arguments.add(parser, "--force", "--device")
+
+
+def _run(options: argparse.Namespace) -> None:
+    with progress_line(options) as line:
+        line(Progress("", "reading the recipe"))  # at once: importing PyTorch takes a while
+        from decomposable import recipes
+        from decomposable.methods.settings import from_text, with_overrides
+        from decomposable.training.cutting import IMAGES, WAYS, cut
+        from decomposable.training.devices import choose_device, make_deterministic
+
+        out = arguments.checked_out(options, [".safetensors"])
+        figure = _checked_figure(options, out)
+        if options.criterion not in WAYS:
+            raise InvalidArgumentError(f"--criterion {options.criterion}; allowed: {', '.join(WAYS)}")
+        function = recipes.find(options.recipe)
+        settings = from_text(recipes.default_settings(function), options.set)
+        images = IMAGES if options.images is None else options.images
+        if images < 2:
+            raise InvalidArgumentError(f"--images {images}; allowed: an int of at least 2")
+        settings = with_overrides(settings, {"calibration_images": images})
+        if (sizes := arguments.sizes_listed(options)) is not None:
+            settings = with_overrides(settings, {"sizes": tuple(sizes)})
+        make_deterministic()
+        task = recipes.make_task(function, options.data, settings)
+        with showing_warnings("decomposable cut"):
+            made = cut(
+                options.recipe,
+                task,
+                settings,
+                init=options.init,
+                criterion=options.criterion,
+                tune=options.tune,
+                agreement=options.agreement,
+                device=choose_device(options.device),
+                progress=line,
+            )
+        line(Progress("writing the file"))
+        made.net.save(out, made.info)
+        drawn = _draw(figure, options.recipe, made)
+    measured = "agreement" if made.is_agreement else "test accuracy"
+    table = networks.table([(f"{row.size:g}", row) for row in made.rows], measured)
+    compared = f"{made.info['test_images']:,} test images"
+    how = f"how often a size says what the full network says of {compared}" if made.is_agreement else compared
+    answer(
+        options,
+        {"file": str(out), "figure": str(figure), **made.info},
+        table,
+        f"\nNothing was trained{', but scales, shifts and biases (--tune)' if options.tune else ''}: bases by "
+        f"{options.criterion}, from {made.images:,} images without labels; {how}",
+        f"Every size is in {out}; see: decomposable sizes {out}",
+        drawn,
+    )
+
+
+def _checked_figure(options: argparse.Namespace, out: Path) -> Path:
+    path: Path = options.figure or out.with_suffix(".png")
+    if path.suffix != ".png":
+        raise InvalidArgumentError(f"--figure {path}: got the ending {path.suffix!r}; allowed: .png")
+    if not path.parent.is_dir():
+        raise InvalidArgumentError(f"--figure {path}: there is no folder {path.parent}; allowed: one that exists")
+    if path.is_dir() or (path.exists() and not options.force):
+        raise InvalidArgumentError(f"--figure {path}: it exists; allowed: another name, or --force to replace it")
+    return path
+
+
+def _draw(path: Path, recipe: str, made: Cut) -> str:
+    """Write the figure, if what it takes is installed; what to say about it."""
+    from decomposable.comparison.figure import Curve, draw_curves
+    from decomposable.files import write_atomically
+
+    rows = sorted((row for row in made.rows if row.macs_fraction is not None), key=lambda row: -row.size)
+    if len(rows) < 2:
+        return "No figure: fewer than two sizes were measured"
+    curve = Curve(
+        label="tuned" if made.info["cut"]["tuned"] else "as cut",
+        sizes=[row.size for row in rows],
+        accuracies=[row.accuracy or 0.0 for row in rows],
+    )
+    try:
+        png = draw_curves(
+            [curve],
+            title=f"{recipe}: cut without training",
+            message=f"Bases by {made.info['cut']['criterion']}, from {made.images:,} images without labels",
+            caption="",
+            ticks=[row.size for row in rows],
+            measured="agreement with the full network" if made.is_agreement else "test accuracy",
+        )
+    except ImportError:
+        return f"No figure: {MissingExtraError.of('matplotlib', 'plot')}; then run the same command again with --force"
+    write_atomically(path, png)
+    return f"The figure is {path}"
+
+
+VERB = Verb(
+    name="cut",
+    summary="make a trained network one of any size, without training it",
+    description=(
+        "Take trained weights, and find with a few images, without their labels, which bases of which layer lose the\n"
+        "least; compute batch normalisation statistics for a grid of sizes, and measure some of them on the test\n"
+        "images, with labels or, as agreement with the full network, without (--agreement).\n"
+        "A network that is trained to be cut loses less: decomposable train.\n\n" + arguments.RECIPES
+    ),
+    example=(
+        "decomposable cut cifar10-resnet20 --data DIR --init resnet20.pt -o resnet20.safetensors\n"
+        "  decomposable cut my_package.recipes:mine --init weights.pt --images 500 --tune -o mine.safetensors"
+    ),
+    add_options=_options,
+    run=_run,
+)

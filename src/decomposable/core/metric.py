@@ -1,0 +1,80 @@
+"""W decomposed in the metric that data give it, so that what a cut loses is least where it matters.
+
+The network feels a change E of W as tr(A E G Eᵀ) = ‖A^½ E G^½‖²: of its output where G is the identity, of its loss to
+second order and under the Kronecker approximation where G is the gradients' moment. The rank-r matrix nearest to W in
+that norm is cut from the SVD of A^½ W G^½, with the roots undone afterwards. Any root R with R Rᵀ = A will do for A^½,
+because ‖Rᵀ E‖ depends on R Rᵀ alone; Cholesky's is the cheapest, and undone by back-substitution.
+
+Shape suffixes: M, N rows and columns of the matrix; K the bases that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from decomposable.core.moments import Moments
+from decomposable.core.svd import svd
+
+DAMPING = 1e-3
+"""Of the mean of a moment's diagonal, added to the diagonal: directions that the data never used are not free."""
+
+
+class Product(NamedTuple):
+    """W = p · q; its bases are the columns of p with the rows of q."""
+
+    p: Tensor  # (M, K)
+    q: Tensor  # (K, N)
+
+
+class InMetric(NamedTuple):
+    """W = p · q, best basis first; leaving basis k out loses losses[k] in the metric."""
+
+    p: Tensor  # (M, K)
+    q: Tensor  # (K, N)
+    losses: Tensor  # (K,), falling
+
+
+@torch.no_grad()
+def decompose_in_metric(
+    products: Mapping[str, Product], moments: Mapping[str, Moments], damping: float = DAMPING
+) -> dict[str, InMetric]:
+    """Every matrix' bases in the metric of its moments, as many as it had; both sides of a basis are of one length.
+
+    The bases of a product span what they spanned before: a matrix that was cut is turned inside what is left of it.
+    """
+    roots = {name: _roots(moments[name], product.p, damping) for name, product in products.items()}
+    inner, sides = {}, {}
+    for name, (p_MK, q_KN) in products.items():
+        left_MM, right_NN = roots[name]
+        p_MK = left_MM.mT @ p_MK.double()
+        q_NK = q_KN.double().mT if right_NN is None else right_NN.mT @ q_KN.double().mT
+        # Orthonormal sides leave a small square matrix to decompose, whatever the sizes of the two.
+        (left_MK, a_KK), (right_NK, b_KK) = torch.linalg.qr(p_MK), torch.linalg.qr(q_NK)
+        inner[name], sides[name] = a_KK @ b_KK.mT, (left_MK, right_NK)
+    found = {}
+    for name, (u_KK, s_K, v_KK) in svd(inner).items():
+        (left_MM, right_NN), (left_MK, right_NK) = roots[name], sides[name]
+        p_MK = torch.linalg.solve_triangular(left_MM.mT, left_MK @ u_KK, upper=True)
+        q_NK = right_NK @ v_KK
+        q_NK = q_NK if right_NN is None else torch.linalg.solve_triangular(right_NN.mT, q_NK, upper=True)
+        share_K = (s_K * q_NK.norm(dim=0) / p_MK.norm(dim=0)).sqrt()
+        other_K = torch.where(share_K > 0, s_K / share_K, 0.0)
+        found[name] = InMetric(p_MK * share_K, (q_NK * other_K).mT, s_K.square())
+    return found
+
+
+def _roots(moments: Moments, like: Tensor, damping: float) -> tuple[Tensor, Tensor | None]:
+    gradients = moments.gradients
+    return _root(moments.inputs.to(like.device), damping), None if gradients is None else _root(gradients, damping)
+
+
+def _root(moment: Tensor, damping: float) -> Tensor:
+    """A lower triangle L with L Lᵀ = the damped moment; of a moment of zeros, the identity."""
+    matrix = moment.double()
+    mean = matrix.diagonal().mean()
+    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.cholesky(matrix + damping * mean * identity) if mean > 0 else identity

@@ -1,0 +1,211 @@
+"""The bases of a trained network and their order, by what a cut loses on data: `decompose(data=…)`.
+
+A metric tells what a layer's cut loses while all else stays as it is (`core/metric.py`). That is right for a small cut,
+and too optimistic for a large one, where what is lost upstream changes what comes downstream. So it is measured again
+on the way down:
+
+    measure the network ─▶ bases and losses in that metric ─▶ order by loss per MAC ─▶ cut to the next size ─▶ measure …
+
+Bases that a cut has dropped stay behind all others, and those that it kept are turned among themselves: a size contains
+every smaller one, as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from decomposable.core.distillation import logits_of
+from decomposable.core.factors import Factors, factors_of
+from decomposable.core.forms import to_matrix, to_weight
+from decomposable.core.layers import Layer
+from decomposable.core.metric import InMetric, Product, decompose_in_metric
+from decomposable.core.moments import passes, second_moments
+from decomposable.core.tracing import Forward
+from decomposable.errors import InvalidArgumentError
+from decomposable.network.calibration.statistics import averaged, tracked_batch_norms
+from decomposable.progress import Report, Tracker
+from decomposable.sizing.ranks import RankSelector
+from decomposable.sizing.worth import worth
+
+BY_DATA = ("loss", "output")
+"""Criteria that need data: what is lost of the network's loss, or of every layer's output."""
+
+SIZES = (0.5, 0.25, 0.12)
+"""Parts of the network at which it is measured again."""
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Every layer's factors, best basis first, and the selector that knows the order of all of them."""
+
+    factors: Mapping[str, Factors]
+    selector: RankSelector
+
+
+def order_by_data(
+    base: nn.Module,
+    layers: Sequence[Layer],
+    selector: RankSelector,
+    batches: Iterable[Any],
+    forward: Forward,
+    *,
+    by_loss: bool,
+    sizes: Sequence[float] = SIZES,
+    report: Report,
+) -> Order:
+    """Bases by the loss that their going causes, or by the change of their layer's output, relative to that output.
+
+    The network's weights and statistics are written to meanwhile, and as before afterwards.
+    """
+    goals = [size for size in sizes if size > selector.smallest_size]
+    seen = _counter(batches, (1 + len(goals)) * len(passes(layers, with_gradients=by_loss)), report)
+    cuts = {layer.name: _Cut.of(layer) for layer in layers}
+    with _restored(base, layers):
+        for goal in (*goals, None):
+            moments = second_moments(base, layers, batches, forward, drawn_loss if by_loss else None, seen=seen)
+            bases = decompose_in_metric({name: one.what_is_kept for name, one in cuts.items()}, moments)
+            raw = {}
+            for cost in selector.costs:
+                one, found = cuts[cost.name], bases[cost.name]
+                one.turn(found)
+                losses = found.losses.cpu().numpy()
+                losses = losses if by_loss else losses / max(losses.sum(), np.finfo(np.float64).tiny)
+                raw[cost.name] = worth(
+                    losses, per_rank=cost.macs_per_rank, dense=cost.dense_macs, is_whole=one.is_whole
+                )
+            _score(cuts, raw)
+            selector = _with_scores(selector, cuts)
+            if goal is not None:
+                for name, rank in selector.choose(macs=goal).ranks.items():
+                    cuts[name].drop(rank)
+                _write_(base, layers, cuts, batches, forward)
+    return Order({layer.name: factors_of(layer, cuts[layer.name].p, cuts[layer.name].q) for layer in layers}, selector)
+
+
+@dataclass(eq=False)
+class _Cut:
+    """The bases of one layer: those that are kept, best first, and behind them those that went, in that order."""
+
+    p: Tensor
+    q: Tensor
+    scores: Numbers
+    kept: int
+
+    @classmethod
+    def of(cls, layer: Layer) -> _Cut:
+        """W = W · 1 or 1 · W, with as few bases as that can have."""
+        w_MN = to_matrix(layer.weight.detach(), layer.form).double()
+        rows, columns = w_MN.shape
+        one = torch.eye(min(rows, columns), dtype=w_MN.dtype, device=w_MN.device)
+        p, q = (w_MN, one) if columns <= rows else (one, w_MN)
+        return cls(p.clone(), q.clone(), np.zeros(len(q)), len(q))
+
+    @property
+    def is_whole(self) -> bool:
+        return self.kept == len(self.q)
+
+    @property
+    def what_is_kept(self) -> Product:
+        return Product(self.p[:, : self.kept], self.q[: self.kept])
+
+    def turn(self, bases: InMetric) -> None:
+        """Others that span the same, in the place of those that are kept."""
+        self.p[:, : self.kept], self.q[: self.kept] = bases.p, bases.q
+
+    def drop(self, rank: int) -> None:
+        """Bases beyond this rank are gone."""
+        self.kept = min(self.kept, rank)
+
+
+def _score(cuts: Mapping[str, _Cut], raw: Mapping[str, Numbers]) -> None:
+    """Scores of the bases that are kept: their worth, but more than that of all that went before."""
+    gone = [one.scores[one.kept :] for one in cuts.values()]
+    least = max((each[0] for each in gone if len(each)), default=0.0)
+    ascending = np.sort(np.concatenate(list(raw.values())))
+    for name, one in cuts.items():
+        # What is raised to one level keeps its order, by a part in a million.
+        place = np.searchsorted(ascending, raw[name], side="right") / max(1, len(ascending))
+        one.scores[: one.kept] = np.maximum(raw[name], least) * (1 + 1e-6 * place)
+
+
+def _with_scores(selector: RankSelector, cuts: Mapping[str, _Cut]) -> RankSelector:
+    """The selector with the order per MAC and, for budgets of parameters, the one per parameter."""
+    scores = [cuts[cost.name].scores for cost in selector.costs]
+    per_param = [cost.macs_per_rank / cost.params_per_rank for cost in selector.costs]
+    return replace(
+        selector,
+        scores=tuple(each.copy() for each in scores),
+        params_scores=tuple(each * ratio for each, ratio in zip(scores, per_param, strict=True)),
+    )
+
+
+def drawn_loss(outputs: Any, number: int) -> Tensor:
+    """Σ cross-entropy to labels drawn from the network's own softmax, the same in every pass: no label is needed."""
+    try:
+        logits = logits_of(outputs)
+    except InvalidArgumentError:
+        came = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise InvalidArgumentError(
+            f"criterion='loss': the network gives {came}; allowed: a matrix of logits, an output that has logits, or "
+            "criterion='output'"
+        ) from None
+    rows = logits.flatten(0, -2).float()
+    if not rows.isfinite().all():
+        raise InvalidArgumentError(f"data: batch {number + 1} gives NaN or infinity; allowed: finite inputs")
+    generator = torch.Generator().manual_seed(number)
+    labels = torch.multinomial(rows.detach().softmax(dim=-1).cpu(), 1, generator=generator).squeeze(1)
+    return F.cross_entropy(rows, labels.to(rows.device), reduction="sum")
+
+
+@torch.no_grad()
+def _write_(
+    base: nn.Module, layers: Sequence[Layer], cuts: Mapping[str, _Cut], batches: Iterable[Any], forward: Forward
+) -> None:
+    """The weights as they were cut, and the statistics that go with them."""
+    for layer in layers:
+        if not cuts[layer.name].is_whole:
+            p_MR, q_RN = cuts[layer.name].what_is_kept
+            layer.weight.copy_(to_weight(p_MR @ q_RN, layer.shape, layer.form))
+    if tracked_batch_norms(base):
+        averaged([lambda: base], forward, batches)  # which leaves them in the network
+
+
+@contextmanager
+def _restored(base: nn.Module, layers: Sequence[Layer]) -> Iterator[None]:
+    """Afterwards the weights, the statistics and how these are averaged are as before."""
+    weights = {layer.weight: layer.weight.detach().clone() for layer in layers}
+    norms = [(norm, norm._buffers, norm.momentum, norm.training) for norm in tracked_batch_norms(base).values()]
+    for norm, buffers, _, _ in norms:
+        norm._buffers = {name: None if each is None else each.clone() for name, each in buffers.items()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, before in weights.items():
+                weight.copy_(before)
+        for norm, buffers, momentum, mode in norms:
+            norm._buffers, norm.momentum, norm.training = buffers, momentum, mode
+
+
+def _counter(batches: Iterable[Any], passes_in_all: int, report: Report) -> Callable[[], None]:
+    """Called after every batch, tells how far it is, where the loader says how many there are."""
+    per_pass = len(batches) if isinstance(batches, Sized) else 0
+    tracker = Tracker(report, "measuring", total=per_pass * passes_in_all, unit="batches")
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        tracker.update(done)
+
+    return count

@@ -1,0 +1,102 @@
+"""From trained weights to a network of any size without training: bases by data, statistics, sizes measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from decomposable.core.criteria import CRITERIA
+from decomposable.data.base import Data, TrainBatches
+from decomposable.methods import decomposing
+from decomposable.methods.settings import Settings
+from decomposable.network.decompose import decompose
+from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.importance import BY_DATA
+from decomposable.progress import Progress, Report
+from decomposable.recipes import Task
+from decomposable.training import records
+from decomposable.training.evaluation import Row, answers, measure
+from decomposable.training.experiment import first_pass
+from decomposable.training.finishing import described, material_for
+from decomposable.training.runs import plain_settings
+from decomposable.training.weights import load_weights_, sha256
+
+WAYS = (*BY_DATA, *CRITERIA)
+"""Criteria of a cut: by data, the best one first, or by the weights alone."""
+
+IMAGES = 2000
+"""Training images that the bases are measured with, where nobody says how many."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cut:
+    """A network that was cut, and what its sizes reach: accuracy, or agreement with the full one."""
+
+    net: DecomposedNet
+    rows: list[Row]
+    is_agreement: bool
+    images: int
+    info: dict[str, Any]
+
+
+def cut(
+    recipe: str,
+    task: Task,
+    settings: Settings,
+    *,
+    init: Path,
+    criterion: str,
+    tune: bool,
+    agreement: bool,
+    device: str,
+    progress: Report,
+) -> Cut:
+    """The recipe's model with these weights, at every size.
+
+    Bases, statistics and what is tuned come from the first images of a training epoch, without their labels; the
+    accuracy from the test images. With `agreement` their labels play no part: it is how often a size says what the full
+    network says.
+    """
+    progress(Progress("", "reading the data"))
+    data, model, digest = task.load_data(), task.build_model(), sha256(init)
+    load_weights_(model, init)
+    batches = TrainBatches(data, batch_size=settings.batch_size, epochs=1, seed=settings.seed)
+    first_pass(model, batches, settings, device)
+    material = material_for(data, settings, task.loss, progress)
+    net = decompose(
+        model,
+        material.example_input,
+        form=settings.form,
+        criterion=criterion,
+        data=material.calibration if criterion in BY_DATA else None,
+        min_rank=settings.min_rank,
+        progress=progress,
+    )
+    decomposing.calibrate_(net, material, settings)
+    if tune:
+        net.tune_(material.calibration, passes=settings.calibration_passes, progress=progress)
+    judge = _agreement_with(model, data, settings) if agreement else None
+    rows = measure(net, data, settings, curve="", report=progress, judge=judge)
+    images = min(settings.calibration_images, data.train_count)
+    info = {
+        "recipe": recipe,
+        "settings": plain_settings(settings),
+        "seed": settings.seed,
+        "init": {"file": init.name, "sha256": digest},
+        "commit": records.commit(),
+        "cut": {"criterion": criterion, "images": images, "tuned": tune},
+        "agreement" if agreement else "sizes": [asdict(row) for row in rows],
+        **described(data),
+    }
+    return Cut(net=net, rows=rows, is_agreement=agreement, images=images, info=info)
+
+
+def _agreement_with(full: nn.Module, data: Data, settings: Settings) -> Callable[[nn.Module], float]:
+    """How often, in percent, a network says of the test images what the full one says."""
+    how = {"batch_size": settings.batch_size, "workers": settings.workers}
+    expected = answers(full, data, **how)
+    return lambda net: 100 * float((answers(net, data, **how) == expected).double().mean())

@@ -1,0 +1,94 @@
+"""W in the metric of data: against Eckart and Young with symmetric roots, and the output that is really lost."""
+
+import pytest
+import torch
+
+from decomposable.core.metric import Product, decompose_in_metric
+from decomposable.core.moments import Moments
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def normal(*shape):
+    return torch.randn(*shape, generator=GENERATOR, dtype=torch.float64)
+
+
+def moment(size, samples=50):
+    x = normal(size, samples) * torch.linspace(0.1, 3, size, dtype=torch.float64)[:, None]
+    return x @ x.mT / samples
+
+
+def root(matrix):
+    """A^½, the symmetric one."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors @ torch.diag(values.clamp(min=0).sqrt()) @ vectors.mT
+
+
+def whole(w):
+    """W as a product with as few bases as it can have."""
+    rows, columns = w.shape
+    one = torch.eye(min(rows, columns), dtype=w.dtype)
+    return Product(w, one) if columns <= rows else Product(one, w)
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (7, 7), (1, 5), (5, 1)])
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_every_cut_is_the_best_one_in_the_metric(shape, has_gradients):
+    w, a, g = normal(*shape), moment(shape[0]), moment(shape[1]) if has_gradients else None
+    p, q, losses = decompose_in_metric({"w": whole(w)}, {"w": Moments(a, g)}, damping=0.0)["w"]
+    torch.testing.assert_close(p @ q, w)
+    left, right = root(a), root(g) if g is not None else torch.eye(shape[1], dtype=w.dtype)
+    sigma = torch.linalg.svdvals(left @ w @ right)
+    torch.testing.assert_close(losses, sigma.square(), rtol=1e-6, atol=1e-9)
+    for rank in range(min(shape)):
+        lost = (left @ (w - p[:, :rank] @ q[:rank]) @ right).square().sum()
+        torch.testing.assert_close(lost, sigma[rank:].square().sum(), rtol=1e-6, atol=1e-9)
+
+
+def test_without_gradients_the_loss_is_that_of_the_output():
+    x, w = normal(40, 8), normal(8, 5)
+    p, q, losses = decompose_in_metric({"w": whole(w)}, {"w": Moments(x.mT @ x / 40)}, damping=0.0)["w"]
+    for rank in range(5):
+        lost = (x @ w - x @ (p[:, :rank] @ q[:rank])).square().sum(dim=1).mean()
+        torch.testing.assert_close(lost, losses[rank:].sum(), rtol=1e-6, atol=1e-9)
+
+
+def test_both_sides_of_a_basis_are_of_one_length():
+    p, q, _ = decompose_in_metric({"w": whole(normal(6, 9))}, {"w": Moments(moment(6), moment(9))})["w"]
+    torch.testing.assert_close(p.norm(dim=0), q.norm(dim=1))
+
+
+def test_what_was_cut_is_turned_inside_what_is_left():
+    w = normal(8, 6)
+    p, q, _ = decompose_in_metric({"w": whole(w)}, {"w": Moments(moment(8), moment(6))})["w"]
+    kept = Product(p[:, :3], q[:3])
+    turned = decompose_in_metric({"w": kept}, {"w": Moments(moment(8), moment(6))})["w"]
+    assert turned.p.shape == (8, 3)
+    torch.testing.assert_close(turned.p @ turned.q, kept.p @ kept.q)
+    assert not torch.allclose(turned.p, kept.p)
+    for before, after in ((kept.p, turned.p), (kept.q.mT, turned.q.mT)):
+        assert torch.linalg.matrix_rank(torch.cat([before, after], dim=1)) == 3
+
+
+def test_directions_that_no_data_used_go_first():
+    w = torch.diag(torch.tensor([5.0, 4.0, 3.0, 2.0], dtype=torch.float64))
+    a = torch.diag(torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=torch.float64))
+    p, q, losses = decompose_in_metric({"w": whole(w)}, {"w": Moments(a)})["w"]
+    torch.testing.assert_close((p[:, :3] @ q[:3]).diagonal(), torch.tensor([0.0, 4, 3, 2], dtype=torch.float64))
+    assert losses[3] < 0.03
+
+
+def test_moments_of_zero_leave_the_metric_of_the_weights():
+    """Of a layer that no batch has reached."""
+    w = normal(5, 4)
+    p, q, losses = decompose_in_metric({"w": whole(w)}, {"w": Moments(torch.zeros(5, 5), torch.zeros(4, 4))})["w"]
+    torch.testing.assert_close(p @ q, w)
+    torch.testing.assert_close(losses, torch.linalg.svdvals(w).square())
+
+
+def test_a_matrix_of_less_than_full_rank():
+    w = normal(6, 2) @ normal(2, 5)
+    p, q, losses = decompose_in_metric({"w": whole(w)}, {"w": Moments(moment(6), moment(5))})["w"]
+    torch.testing.assert_close(p @ q, w)
+    assert (losses[2:] < 1e-9 * losses[0]).all()
+    assert torch.isfinite(p).all()

@@ -1,0 +1,228 @@
+"""`decompose(data=…)`: a network that was not trained to be cut, with bases and an order that data give it."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import decomposable as dn
+from decomposable.core.forms import to_factors, to_matrix
+from decomposable.errors import InvalidArgumentError
+from decomposable.network import importance
+from decomposable.network.importance import drawn_loss
+
+SIZES = (0.8, 0.6, 0.4, 0.3)
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(16, 24, 3, stride=2, padding=1),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(96, 32),
+        nn.ReLU(),
+        nn.Linear(32, 5),
+    )
+
+
+def images(count=64, seed=1):
+    """Smooth ones, with one channel that is always dark."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(count, 3, 4, 4, generator=generator)
+    coarse[:, 2] = 0
+    return F.interpolate(coarse, size=12, mode="bilinear")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A small network that tells apart by which quarter is brightest, or that none is bright."""
+    model = make()
+    x = images(512, seed=2)
+    means = F.adaptive_avg_pool2d(x[:, 0], 2).flatten(1)
+    y = torch.where(means.max(dim=1).values > 0.3, means.argmax(dim=1), 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def batches(count=64, size=16):
+    return list(images(count).split(size))
+
+
+@pytest.fixture(scope="module")
+def by_loss(trained):
+    net = dn.decompose(trained, data=batches())
+    net.calibrate_(batches())
+    return net
+
+
+def loss_of(trained, net, size):
+    """KL from the full network's answers, on images that the order was not made from."""
+    x = images(256, seed=3)
+    net.resize_(macs=size)
+    with torch.no_grad():
+        return float(F.kl_div(net(x).log_softmax(1), trained(x).log_softmax(1), reduction="batchmean", log_target=True))
+
+
+@pytest.mark.parametrize("criterion", [None, "loss", "output"])
+@pytest.mark.parametrize("form", ["spatial", "channel"])
+def test_less_is_lost_than_by_the_weights_alone(trained, criterion, form):
+    x = batches()
+    nets = {
+        "data": dn.decompose(trained, data=x, criterion=criterion, form=form),
+        "weights": dn.decompose(trained, x[0], form=form),
+    }
+    for net in nets.values():
+        net.calibrate_(x, sizes=SIZES)
+    lost = {name: sum(loss_of(trained, net, size) for size in SIZES) for name, net in nets.items()}
+    assert lost["data"] < 0.8 * lost["weights"]
+
+
+def test_the_full_size_is_the_network_itself(trained, by_loss):
+    by_loss.resize_(macs=1.0)
+    x = images(8)
+    torch.testing.assert_close(by_loss(x), trained(x))
+
+
+def test_all_bases_together_are_the_weights(trained, by_loss):
+    for name, factors in by_loss._in_force.parts.factors.items():
+        weight = trained.get_submodule(name).weight
+        form = "spatial" if weight.dim() == 4 else "channel"
+        p, q = to_factors(factors.first, factors.second, form)
+        torch.testing.assert_close(p @ q, to_matrix(weight.detach(), form), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("measure", ["macs", "params"])
+def test_plans_are_nested(by_loss, measure):
+    before = None
+    for size in np.linspace(0.15, 1.0, 40):
+        plan = by_loss.selector.choose(**{measure: float(size)})
+        if before is not None:
+            assert all(before.ranks[name] <= rank for name, rank in plan.ranks.items())
+        before = plan
+
+
+def test_two_orders_that_are_the_same_inside_every_layer(by_loss):
+    selector = by_loss.selector
+    assert selector.params_scores is not None
+    for scores in (selector.scores, selector.params_scores):
+        assert all((np.diff(each) <= 0).all() for each in scores)
+    assert not np.array_equal(selector.order, selector.params_order)
+    ratio = selector.choose(ratio=0.4)
+    kept = selector.order[: round(0.4 * len(selector.order))]
+    layers = np.repeat(np.arange(len(selector.costs)), selector.full_ranks)
+    assert list(ratio.ranks.values()) == np.maximum(1, np.bincount(layers[kept], minlength=4)).tolist()
+
+
+def test_what_no_image_uses_goes_first(by_loss):
+    """The third channel is always dark: a third of the first layer's bases of full rank says nothing."""
+    first = dn.decompose(make().eval(), data=batches(), criterion="output")
+    scores = first.selector.scores[0]
+    assert scores[6:].max() < 1e-2 * scores[0]
+
+
+def test_the_model_is_as_before(trained):
+    model = copy.deepcopy(trained).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    dn.decompose(model, data=batches())
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_the_same_data_give_the_same_network(trained, by_loss):
+    again = dn.decompose(trained, data=batches())
+    for one, other in zip(by_loss.selector.scores, again.selector.scores, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_tuples_dicts_and_loaders_that_end_for_good(trained, by_loss):
+    labelled = [(x, torch.zeros(len(x))) for x in batches()]
+    for data in (labelled, iter(batches()), (x for x in batches()), [{"x": x} for x in batches()]):
+        net = dn.decompose(trained, data=data)
+        assert np.array_equal(net.selector.order, by_loss.selector.order)
+
+
+def test_a_file_and_a_bundle_keep_both_orders(by_loss, tmp_path):
+    path = tmp_path / "net.safetensors"
+    by_loss.save(path)
+    loaded = dn.load(path, model=make())
+    assert np.array_equal(loaded.selector.params_order, by_loss.selector.params_order)
+    for size in (0.3, 0.5, 0.7):
+        assert loaded.resize_(params=size) == by_loss.selector.choose(params=size)
+        assert loaded.resize_(macs=size) == by_loss.selector.choose(macs=size)
+
+
+def test_a_file_of_a_size_keeps_both_orders(by_loss, tmp_path):
+    path = tmp_path / "net.safetensors"
+    by_loss.resize_(macs=0.6)
+    by_loss.save(path)
+    part = dn.load(path, model=make(), macs=0.5)
+    assert np.array_equal(part.selector.params_order, by_loss.selector.params_order)
+    plan = part.resize_(params=0.3)  # of what there is: the order per parameter wants one that is gone
+    assert plan.params <= 0.3 * plan.full_params
+    assert all(plan.ranks[name] <= rank for name, rank in by_loss.selector.choose(macs=0.5).ranks.items())
+
+
+def test_other_outputs_than_logits_are_refused_for_the_loss_only():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    with pytest.raises(InvalidArgumentError, match=r"the network gives a tensor of shape \(16, 4, 8, 8\)"):
+        dn.decompose(model, data=batches())
+    assert dn.decompose(model, data=batches(), criterion="output").resize_(macs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"criterion": "loss"}, "criterion='loss': there is no data; allowed: with data=loader"),
+        ({"criterion": "output"}, "criterion='output': there is no data"),
+        ({"criterion": "energy", "data": batches()}, "allowed with data: 'loss', 'output'"),
+        ({"data": 3}, "decompose: the loader is a int; allowed: what yields batches"),
+        ({"data": []}, "data: it yielded no batch"),
+        ({"data": [torch.full((4, 3, 12, 12), torch.nan)]}, "NaN or infinity; allowed: finite inputs"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        dn.decompose(make(), **options)
+
+
+def test_labels_are_drawn_from_the_softmax_and_the_same_in_every_pass():
+    logits = torch.log(torch.tensor([[0.7, 0.3]])).expand(4000, 2)
+    losses = [drawn_loss(logits, number) for number in (0, 0, 1)]
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+    expected = 4000 * -(0.7 * np.log(0.7) + 0.3 * np.log(0.3))
+    assert float(losses[0]) == pytest.approx(expected, rel=0.05)
+
+
+def test_the_network_is_measured_again_on_the_way_down(trained, monkeypatch):
+    measured = []
+    original = importance.second_moments
+
+    def noting(base, *args, **kwargs):
+        measured.append(base[0].weight.detach().clone())
+        return original(base, *args, **kwargs)
+
+    monkeypatch.setattr(importance, "second_moments", noting)
+    net = dn.decompose(trained, data=batches())
+    goals = [size for size in importance.SIZES if size > net.selector.smallest_size]
+    assert len(measured) == 1 + len(goals) > 2
+    assert torch.equal(measured[0], trained[0].weight)
+    # A network that is measured has lost as many bases of its first layer as its size has.
+    for size, weight in zip(goals, measured[1:], strict=True):
+        rank = int(torch.linalg.matrix_rank(to_matrix(weight, "spatial"), rtol=1e-4))
+        assert rank == net.selector.choose(macs=size).ranks["0"]
