@@ -47,3 +47,16 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data: {folder} is not a folder (set DECOMPOSABLE_SHARED_DATA to another)")
     return folder
+
+
+@pytest.fixture
+def call(capsys):
+    """The command as it is typed: its exit code, and what it wrote to both streams."""
+    from decomposable.commands import main as cli
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call

@@ -39,16 +39,6 @@ def file(run, tmp_path):
     return shutil.copy(run / "network.safetensors", tmp_path / "network.safetensors")
 
 
-@pytest.fixture
-def call(capsys):
-    def call(*arguments):
-        code = cli.main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
 def build():
     return models.small_cnn()
 

@@ -1,6 +1,7 @@
 """`decomposable cut`, called as users call it."""
 
 import json
+from functools import partialmethod
 
 import numpy as np
 import pytest
@@ -28,16 +29,6 @@ def weights(made_once):
         return True
 
     return made_once("cut-weights", fill)[0] / "weights.safetensors"
-
-
-@pytest.fixture
-def call(capsys):
-    def call(*arguments):
-        code = cli.main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_weights_in_and_every_size_out(call, weights, tmp_path):
@@ -70,7 +61,9 @@ def test_criteria_and_forms(call, weights, tmp_path):
     assert not np.allclose(scores["output"][0], scores["singular_value"][0])
 
 
-def test_tuning_is_said_and_stored(call, weights, tmp_path):
+def test_tuning_is_said_and_stored(call, weights, tmp_path, monkeypatch):
+    shorter = partialmethod(dn.DecomposedNet.tune_, steps=2, sizes=[0.5])
+    monkeypatch.setattr(dn.DecomposedNet, "tune_", shorter)
     out = tmp_path / "net.safetensors"
     code, text, _ = call("cut", "digits", "--init", weights, "-o", out, "--tune", "--json", *QUICK)
     assert code == 0

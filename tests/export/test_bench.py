@@ -11,7 +11,6 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import models
-from decomposable.commands import main as cli
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.export.measuring import measure, runners
 from decomposable.network.calls import Call, InputSpec
@@ -310,16 +309,6 @@ def file(net, tmp_path):
     path = tmp_path / "network.safetensors"
     net.save(path)
     return path
-
-
-@pytest.fixture
-def call(capsys):
-    def call(*arguments):
-        code = cli.main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_bench_prints_the_times_and_keeps_them_beside_the_file(file, net, call):

@@ -71,11 +71,15 @@ def sizes_listed(options: argparse.Namespace) -> list[float] | None:
 
 def checked_out(options: argparse.Namespace, endings: Sequence[str]) -> Path:
     """The file to write (`-o`), which is refused before any work where it can be seen that it cannot be."""
-    out: Path = options.out
-    if out.suffix not in endings:
-        raise InvalidArgumentError(f"-o {out}: got the ending {out.suffix!r}; allowed: {' or '.join(endings)}")
-    if not out.parent.is_dir():
-        raise InvalidArgumentError(f"-o {out}: there is no folder {out.parent}; allowed: one that exists")
-    if out.is_dir() or (out.exists() and not options.force):
-        raise InvalidArgumentError(f"-o {out}: it exists; allowed: another name, or --force to replace it")
-    return out
+    return checked_file("-o", options.out, endings, options)
+
+
+def checked_file(option: str, path: Path, endings: Sequence[str], options: argparse.Namespace) -> Path:
+    """A file to write, in the same way."""
+    if path.suffix not in endings:
+        raise InvalidArgumentError(f"{option} {path}: got the ending {path.suffix!r}; allowed: {' or '.join(endings)}")
+    if not path.parent.is_dir():
+        raise InvalidArgumentError(f"{option} {path}: there is no folder {path.parent}; allowed: one that exists")
+    if path.is_dir() or (path.exists() and not options.force):
+        raise InvalidArgumentError(f"{option} {path}: it exists; allowed: another name, or --force to replace it")
+    return path

@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> None:
         from decomposable.training.devices import choose_device, make_deterministic
 
         out = arguments.checked_out(options, [".safetensors"])
-        figure = _checked_figure(options, out)
+        figure = arguments.checked_file("--figure", options.figure or out.with_suffix(".png"), [".png"], options)
         if options.criterion not in WAYS:
             raise InvalidArgumentError(f"--criterion {options.criterion}; allowed: {', '.join(WAYS)}")
         function = recipes.find(options.recipe)
@@ -92,17 +92,6 @@ def _run(options: argparse.Namespace) -> None:
         f"Every size is in {out}; see: decomposable sizes {out}",
         drawn,
     )
-
-
-def _checked_figure(options: argparse.Namespace, out: Path) -> Path:
-    path: Path = options.figure or out.with_suffix(".png")
-    if path.suffix != ".png":
-        raise InvalidArgumentError(f"--figure {path}: got the ending {path.suffix!r}; allowed: .png")
-    if not path.parent.is_dir():
-        raise InvalidArgumentError(f"--figure {path}: there is no folder {path.parent}; allowed: one that exists")
-    if path.is_dir() or (path.exists() and not options.force):
-        raise InvalidArgumentError(f"--figure {path}: it exists; allowed: another name, or --force to replace it")
-    return path
 
 
 def _draw(path: Path, recipe: str, made: Cut) -> str:
