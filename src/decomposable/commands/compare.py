@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import arguments
+from decomposable.commands import arguments, networks
 from decomposable.console import Verb, answer, as_table, progress_line
-from decomposable.errors import InvalidArgumentError, MissingExtraError
+from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
@@ -137,17 +137,10 @@ def _cell(points: list[Mapping[str, Any]], size: float) -> str:
 def _draw(out: Path, content: Mapping[str, Any]) -> str:
     """Write the figure, if what it takes is installed; what to say about it."""
     from decomposable.comparison import figure
-    from decomposable.files import write_atomically
 
     if not content["methods"]:
         return "No figure: nothing is trained yet"
-    try:
-        png = figure.draw(content)
-    except ImportError:
-        return f"No figure: {MissingExtraError.of('matplotlib', 'plot')}; then run the same command again"
-    path = out / "comparison.png"
-    write_atomically(path, png)
-    return f"The figure is {path}"
+    return networks.write_figure(out / "comparison.png", lambda: figure.draw(content), again="")
 
 
 VERB = Verb(

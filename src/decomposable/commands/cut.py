@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from decomposable.commands import arguments, networks
 from decomposable.console import Verb, answer, progress_line, showing_warnings
-from decomposable.errors import InvalidArgumentError, MissingExtraError
+from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress
 
 if TYPE_CHECKING:
@@ -97,7 +97,6 @@ def _run(options: argparse.Namespace) -> None:
 def _draw(path: Path, recipe: str, made: Cut) -> str:
     """Write the figure, if what it takes is installed; what to say about it."""
     from decomposable.comparison.figure import Curve, draw_curves
-    from decomposable.files import write_atomically
 
     rows = sorted((row for row in made.rows if row.macs_fraction is not None), key=lambda row: -row.size)
     if len(rows) < 2:
@@ -107,8 +106,9 @@ def _draw(path: Path, recipe: str, made: Cut) -> str:
         sizes=[row.size for row in rows],
         accuracies=[row.accuracy or 0.0 for row in rows],
     )
-    try:
-        png = draw_curves(
+
+    def drawn() -> bytes:
+        return draw_curves(
             [curve],
             title=f"{recipe}: cut without training",
             message=f"Bases by {made.info['cut']['criterion']}, from {made.images:,} images without labels",
@@ -116,10 +116,8 @@ def _draw(path: Path, recipe: str, made: Cut) -> str:
             ticks=[row.size for row in rows],
             measured="agreement with the full network" if made.is_agreement else "test accuracy",
         )
-    except ImportError:
-        return f"No figure: {MissingExtraError.of('matplotlib', 'plot')}; then run the same command again with --force"
-    write_atomically(path, png)
-    return f"The figure is {path}"
+
+    return networks.write_figure(path, drawn, again=" with --force")
 
 
 VERB = Verb(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.console import as_table
-from decomposable.errors import ArtifactError, InvalidArgumentError, ModelNeededError
+from decomposable.errors import ArtifactError, InvalidArgumentError, MissingExtraError, ModelNeededError
 from decomposable.notes import measured_rows, recipe_in
 from decomposable.text import printable
 
@@ -82,6 +82,18 @@ def table(rows: Sequence[tuple[str, Row]], measured: str = "test accuracy") -> s
         for asked, row in rows
     ]
     return as_table((*HEADER, measured), lines)
+
+
+def write_figure(path: Path, drawn: Callable[[], bytes], again: str) -> str:
+    """Write a figure, if what it takes is installed; what to say about it."""
+    from decomposable.files import write_atomically
+
+    try:
+        png = drawn()
+    except ImportError:
+        return f"No figure: {MissingExtraError.of('matplotlib', 'plot')}; then run the same command again{again}"
+    write_atomically(path, png)
+    return f"The figure is {path}"
 
 
 def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:
