@@ -36,8 +36,12 @@ def norm(gradient: Tensor) -> Tensor:
         found = torch.linalg.vector_norm(gradient)
         if 1e-12 < found < 1e12:
             return found
-    is_without_float64 = gradient.device.type == "mps"
-    return torch.linalg.vector_norm(gradient, dtype=torch.float32 if is_without_float64 else torch.float64)
+    return torch.linalg.vector_norm(gradient, dtype=_precise(gradient.device))
+
+
+def _precise(device: torch.device) -> torch.dtype:
+    """The most exact type that a device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _ratio(full_norm: Tensor, low_norm: Tensor) -> Tensor:
@@ -62,8 +66,8 @@ class RunningNorms:
             value = gradient.get(weight)
             if value is None:
                 continue
-            found = norm(value).double() if scale is None else norm(value).double() / scale
-            before = self._norms[name].to(found.device) if name in self._norms else torch.full_like(found, math.nan)
+            found = norm(value).to(_precise(value.device)) / (1.0 if scale is None else scale)
+            before = self._norms[name].to(found) if name in self._norms else torch.full_like(found, math.nan)
             mean = torch.where(before.isfinite(), torch.lerp(found, before, _KEPT), found)  # the first stands alone
             self._norms[name] = torch.where(found.isfinite(), mean, before)
 
@@ -78,8 +82,9 @@ class RunningNorms:
                 result[parameter] = value * share
             else:
                 # NaN is a norm that no full pass has had yet: all of them overflowed.
-                wanted = self._norms[name].to(value.device).nan_to_num(0.0) * (1.0 if scale is None else scale)
-                result[parameter] = value * (share * _ratio(wanted, norm(value).double())).to(value.dtype)
+                found = norm(value).to(_precise(value.device))
+                wanted = self._norms[name].to(found).nan_to_num(0.0) * (1.0 if scale is None else scale)
+                result[parameter] = value * (share * _ratio(wanted, found)).to(value.dtype)
         return result
 
     def state_dict(self) -> dict[str, float]:

@@ -227,7 +227,7 @@ class JointObjective:
 
     def _choose(self, decompositions: Mapping[str, SVD], drawn: float) -> Size:
         names = [layer.name for layer in self.layers]
-        sigmas = torch.cat([decompositions[name].s.double() for name in names]).cpu().numpy()
+        sigmas = torch.cat([decompositions[name].s for name in names]).cpu().double().numpy()
         sections = np.split(sigmas, np.cumsum([layer.full_rank for layer in self.layers])[:-1])
         # A layer's bases go in the order of their singular values; a criterion may rank them otherwise.
         scores = [np.sort(score(self.criterion, n, s))[::-1] for n, s in zip(names, sections, strict=True)]
@@ -384,7 +384,7 @@ class _Pass(NamedTuple):
 
 def _scale_of(scaler: Scaler | None, loss: Tensor) -> Tensor | None:
     """By what a scaler multiplies the loss; the running norms are without it."""
-    return None if scaler is None else scaler.scale(torch.ones((), device=loss.device)).double()
+    return None if scaler is None else scaler.scale(torch.ones((), device=loss.device))
 
 
 def _check_share(option: str, value: float) -> float:
