@@ -1,0 +1,45 @@
+"""Recipes whose test set is a part of the training images, so that choices can be made without the real one.
+
+    PYTHONPATH=benchmarks decomposable train held_out:fashion --data DIR --set method=elastic --out RUN
+
+Everything else is as in the recipe of the same name: network, settings, augmentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from decomposable import recipes
+from decomposable.data.base import Images, InMemory
+from decomposable.methods.settings import Settings
+from decomposable.recipes.small import CIFAR10_RESNET20, FASHION_MNIST, cifar10_resnet20
+from decomposable.recipes.small import fashion as whole_fashion
+
+
+def fashion(data: Path | None, settings: Settings = FASHION_MNIST) -> recipes.Task:
+    """Fashion-MNIST: 50,000 training images to train with, the other 10,000 to judge by."""
+    return _judged_by(10_000, whole_fashion(data, settings))
+
+
+def cifar10(data: Path | None, settings: Settings = CIFAR10_RESNET20) -> recipes.Task:
+    """CIFAR-10: 45,000 training images to train with, the other 5,000 to judge by."""
+    return _judged_by(5_000, cifar10_resnet20(data, settings))
+
+
+def _judged_by(count: int, task: recipes.Task) -> recipes.Task:
+    return replace(task, load_data=lambda: _split(task.load_data(), count))
+
+
+def _split(data: object, count: int) -> InMemory:
+    """The test images are dropped; the same training images take their place for every seed."""
+    assert isinstance(data, InMemory)
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(12345))
+    held, kept = order[:count], order[count:]
+    return replace(data, train=_rows(data.train, kept), test=_rows(data.train, held))
+
+
+def _rows(images: Images, rows: torch.Tensor) -> Images:
+    return Images(images.pixels[rows], images.labels[rows])
