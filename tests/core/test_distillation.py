@@ -91,15 +91,36 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     assert abs(slope - float((unit * direction).sum()) * own_norm) < 1e-4 * own_norm * float(direction.norm())
 
 
-def test_at_full_rank_there_is_nothing_to_learn_from_the_teacher() -> None:
+@pytest.mark.parametrize("turns", [False, True])
+def test_at_full_rank_there_is_nothing_to_learn_from_the_teacher_and_the_labels_teach(turns: bool) -> None:
+    """The divergence of a network from itself has a gradient of rounding errors, which must not be scaled up."""
     net = model()
-    losses = dn.JointObjective(net, ratio=1.0, distill=1.0, seed=0).backward(forward=forward, loss=loss)
+    joint = dn.JointObjective(net, ratio=1.0, distill=1.0, turns=turns, seed=0)
+    for _ in range(1 + turns):
+        net.zero_grad()
+        losses = joint.backward(forward=forward, loss=loss)
     got = gradients(net)
     net.zero_grad()
-    loss(net(X)).backward()
-    assert abs(float(losses.low)) < 1e-12
-    for one, other in zip(got[1::2], gradients(net)[1::2], strict=True):  # biases: kernels are scaled to the norm
-        assert torch.allclose(one, 0.5 * other, atol=1e-12)
+    wanted = loss(net(X))
+    wanted.backward()
+    assert torch.allclose(losses.low, wanted)
+    for one, other in zip(got, gradients(net), strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+
+
+def test_classes_that_the_teacher_excludes_add_nothing() -> None:
+    """A logit of −∞, as a mask has it: the divergence is that of the other classes, and so is its gradient."""
+    low, full = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    found = []
+    for masked in (True, False):
+        leaf = low.clone().requires_grad_(True)
+        mask = torch.tensor([False, False, True, False])
+        one, other = (t.masked_fill(mask, -torch.inf) if masked else t[:, ~mask] for t in (leaf, full))
+        divergence = distillation.kl_divergence(one, other)
+        divergence.backward()
+        found.append((divergence.detach(), leaf.grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other)
 
 
 def test_the_teacher_gets_no_gradient_from_the_distance() -> None:
@@ -166,7 +187,8 @@ def test_calls_that_cannot_be_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "outputs", [torch.zeros(2, 3, 4), torch.zeros(3), [torch.zeros(2, 3)], {"boxes": torch.zeros(2, 3)}]
+    "outputs",
+    [torch.zeros(2, 3, 4), torch.zeros(3), torch.zeros(4, 1), [torch.zeros(2, 3)], {"boxes": torch.zeros(2, 3)}],
 )
 def test_outputs_without_logits_are_refused_with_what_to_do(outputs: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"allowed: .* or distance=fn\(low, full\)"):

@@ -177,7 +177,6 @@ def test_states_that_are_not_of_turns_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="it has no entry 'turn'"):
         joint.load_state_dict({key: value for key, value in state.items() if key != "turn"})
     for turn in (
-        {"low": 2, "norms": {}},
         {"low": -1, "norms": {}},
         {"low": "1", "norms": {}},
         {"low": True},
@@ -189,6 +188,56 @@ def test_states_that_are_not_of_turns_are_refused() -> None:
     for norms in ({"x": 1.0}, {"0": -1.0}, {"0": "1"}, {"0": math.nan}):
         with pytest.raises(InvalidArgumentError, match="allowed: a state of this model"):
             joint.load_state_dict({**state, "turn": {"low": True, "norms": norms}})
+
+
+def test_a_state_of_more_turns_can_be_read_by_an_objective_of_fewer() -> None:
+    """As where a training had three low-rank calls after each full one, and now has one."""
+    many, one = objective(model(), turns=3), objective(model())
+    call(many, BATCHES[0])
+    one.load_state_dict(many.state_dict())
+    kinds = [math.isfinite(float(call(one, BATCHES[number % 6]).full)) for number in range(6)]
+    assert kinds == [False, False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"bases": {"age": -1}}, {"bases": None}, {"generator": torch.zeros(3)}, {"generator": 1}]
+)
+def test_a_state_that_is_refused_changes_nothing(wrong: dict) -> None:
+    joint, other = objective(model(), refresh=4), objective(model(), refresh=4, seed=5)
+    for one in (joint, other):
+        call(one, BATCHES[0])
+    call(other, BATCHES[1])
+    before = copy.deepcopy(joint.state_dict())
+    with pytest.raises(InvalidArgumentError, match="allowed: what state_dict"):
+        joint.load_state_dict({**other.state_dict(), **wrong})
+    after = joint.state_dict()
+    assert torch.equal(before["generator"], after["generator"])
+    assert (before["turn"], before["bases"]) == (after["turn"], after["bases"])
+
+
+@pytest.mark.parametrize("options", [{"distill": 1.0}, {"distill": 0.5}, {}], ids=str)
+def test_equal_batches_that_count_a_fourth_each_are_one_batch(options: dict) -> None:
+    """The same gradient, and the same running norms, whatever a call counts."""
+    found = []
+    for share in (1, 4):
+        net = model()
+        joint = objective(net, ratio=0.4, **options)
+        for _ in range(2):  # a full one and a low-rank one
+            net.zero_grad()
+            turn = copy.deepcopy(joint.state_dict())
+            for _ in range(share):
+                joint.load_state_dict(turn)
+                call(joint, BATCHES[0], weight=1 / share)
+        found.append((gradients(net), joint.state_dict()["turn"]["norms"]))
+    for one, other in zip(found[0][0], found[1][0], strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, math.inf, math.nan, "1", None])
+def test_a_weight_that_is_no_share_is_refused(weight: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"weight=.*; allowed: a number above 0"):
+        call(objective(model()), BATCHES[0], weight=weight)
 
 
 def test_a_scaler_whose_scale_changes_changes_nothing_else() -> None:

@@ -281,6 +281,41 @@ def test_a_part_of_a_network_can_be_tuned_and_its_largest_size_keeps_its_vectors
     assert not torch.equal(smaller["norm.weight"], before["norm.weight"])
 
 
+@pytest.mark.parametrize("first", ["tune_", "calibrate_"])
+def test_tuning_a_part_of_a_network_leaves_its_largest_size_as_it_is(first, tmp_path):
+    whole = made()
+    if first == "tune_":
+        whole.tune_(data(), [0.5, 0.25], steps=3, passes=5)
+    else:
+        whole.calibrate_(data(), passes=5)
+    whole.save(tmp_path / "net.safetensors")
+    part = dn.load(tmp_path / "net.safetensors", model=Small(), macs=0.45)
+    largest, x = part.plan, data()[0]
+    before = part(x)
+    part.tune_(data(), [0.3, 0.2], steps=3, passes=5)
+    part.set_plan_(largest)
+    assert torch.equal(part(x), before)
+
+
+def test_a_part_of_a_network_that_forgets_its_tuning_has_the_original_vectors(net, tmp_path):
+    net.save(tmp_path / "net.safetensors")
+    part = dn.load(tmp_path / "net.safetensors", model=Small(), macs=0.5)
+    part.forget_tuning_()
+    wanted = dict(made().extract(part.selector.of_size(0.3)).named_parameters())
+    for name, parameter in part.extract(part.selector.of_size(0.3)).named_parameters():
+        if parameter.dim() == 1:
+            assert torch.equal(parameter, wanted[name]), name
+
+
+def test_chosen_sizes_beside_a_grid_cost_what_they_are_and_not_the_grid_again(net):
+    net.calibrate_(data(), passes=12)
+    net.calibrate_(data(), sizes=[0.7, 0.5], align=4)
+    chosen = [net.selector.of_size(size, align=4).ranks for size in (0.7, 0.5)]
+    report = net.tune_(data(), [0.5], steps=2, passes=5)
+    assert report.calibration.passes < 5 + 0.7 + 0.5 + 0.1
+    assert {*chosen} <= {plan.ranks for plan in net._statistics.plans}
+
+
 def test_without_batch_normalisation_there_is_nothing_to_calibrate():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16), nn.Linear(16, 6))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decomposable.core.forms import matrix_shape, to_matrix
 from decomposable.core.layers import Layer
-from decomposable.core.svd import SVD, check_finite, project, svd
+from decomposable.core.svd import SVD, check_finite, most_precise, project, svd
 from decomposable.errors import InvalidArgumentError
 
 
@@ -67,8 +67,10 @@ class KeptBases:
         layers = {name: {"u": d.u, "s": d.s, "v": d.v, "sum": self._seen[name][1]} for name, d in self._current.items()}
         return {"age": self._age, "layers": layers, "projected": sorted(self._projected)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the bases of a `state_dict`."""
+    def check(self, state: Any) -> None:
+        """Refuse what is not a `state_dict` of bases of this model."""
+        if not isinstance(state, Mapping):
+            raise InvalidArgumentError(f"state: its bases are {state!r:.40}; allowed: what state_dict() returned")
         stored = state.get("layers", {})
         expected = {layer.name: layer for layer in self.layers}
         for name, entry in stored.items():
@@ -79,11 +81,15 @@ class KeptBases:
         age, projected = state.get("age", 0), state.get("projected", [])
         if type(age) is not int or not 0 <= age < self.refresh or not set(projected) <= expected.keys():
             raise InvalidArgumentError(f"state: it is of age {age!r:.40}; allowed: what state_dict() returned")
-        self._age, self._projected = age, set(projected)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the bases of a `state_dict`."""
+        self._age, self._projected = state.get("age", 0), set(state.get("projected", []))
         self._current = {}
         self._seen = {}
-        for name, entry in stored.items():
-            device = expected[name].weight.device
+        devices = {layer.name: layer.weight.device for layer in self.layers}
+        for name, entry in state.get("layers", {}).items():
+            device = devices[name]
             self._current[name] = SVD(*(entry[key].to(device) for key in ("u", "s", "v")))
             self._seen[name] = (None, entry["sum"])
 
@@ -100,6 +106,7 @@ def _are_bases_of(layer: Layer, entry: Mapping[str, Any]) -> bool:
 
 def _fingerprint(weight: Tensor) -> Tensor:
     """A number that changes when entries do, or change places."""
-    rows, columns = (weight.flatten(1).sum(dim=d, dtype=torch.float64) for d in (1, 0))
+    exact = most_precise(weight.device)
+    rows, columns = (weight.flatten(1).sum(dim=d, dtype=exact) for d in (1, 0))
     by_row, by_column = (t @ torch.arange(1, len(t) + 1, dtype=t.dtype, device=t.device) for t in (rows, columns))
     return by_row + by_column

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -27,7 +26,10 @@ def kl_divergence(low: Any, full: Any) -> Tensor:
     (0.0, True)
     """
     low_log, full_log = (_log_softmax(logits_of(outputs)).flatten(0, -2) for outputs in (low, full))
-    return F.kl_div(low_log, full_log, reduction="batchmean", log_target=True)
+    full = full_log.exp()
+    # A class that the teacher holds impossible (a logit of −∞) adds nothing, and 0 · ∞ would be NaN.
+    low_log, full_log = (each.masked_fill(full == 0, 0.0) for each in (low_log, full_log))
+    return (full * (full_log - low_log)).sum() / len(full)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
@@ -39,12 +41,12 @@ def logits_of(outputs: Any) -> Tensor:
     """The logits in what a network returns; what has none is refused."""
     found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     axes = (2,) if found is outputs else (2, 3)  # a plain tensor of more axes may be anything
-    if isinstance(found, Tensor) and found.is_floating_point() and found.dim() in axes:
+    if isinstance(found, Tensor) and found.is_floating_point() and found.dim() in axes and found.shape[-1] > 1:
         return found
     came = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(outputs).__name__
     raise InvalidArgumentError(
-        f"distill: the network gives {came}; allowed: a matrix of logits, an output that has logits, or "
-        "distance=fn(low, full)"
+        f"distill: the network gives {came}; allowed: a matrix of logits of two or more classes, an "
+        "output that has logits, or distance=fn(low, full)"
     )
 
 

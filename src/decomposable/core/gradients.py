@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.layers import Layer
+from decomposable.core.svd import most_precise
 from decomposable.errors import InvalidArgumentError
 
 Gradient = Mapping[nn.Parameter, Tensor | None]
@@ -36,12 +37,7 @@ def norm(gradient: Tensor) -> Tensor:
         found = torch.linalg.vector_norm(gradient)
         if 1e-12 < found < 1e12:
             return found
-    return torch.linalg.vector_norm(gradient, dtype=_precise(gradient.device))
-
-
-def _precise(device: torch.device) -> torch.dtype:
-    """The most exact type that a device has."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.linalg.vector_norm(gradient, dtype=most_precise(gradient.device))
 
 
 def _ratio(full_norm: Tensor, low_norm: Tensor) -> Tensor:
@@ -53,25 +49,26 @@ class RunningNorms:
     """‖∇_f‖ of every decomposed weight, averaged over the full-rank steps so far.
 
     Where full- and low-rank steps take turns, a low-rank step has no ∇_f to be scaled to; this stands in for it. Norms
-    are those of the unscaled loss, because a `GradScaler` changes its scale; of a step that it will skip none is taken.
+    are those of the loss itself, because a `GradScaler` changes its scale, and a call its weight; of a step that a
+    scaler will skip none is taken.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._names = {layer.weight: layer.name for layer in layers}
         self._norms: dict[str, Tensor] = {}
 
-    def update(self, gradient: Gradient, scale: Tensor | None) -> None:
-        """Take in the gradient of a full-rank step."""
+    def update(self, gradient: Gradient, scale: Tensor | float) -> None:
+        """Take in the gradient of a full-rank step, which is that of `scale` times the loss."""
         for weight, name in self._names.items():
             value = gradient.get(weight)
             if value is None:
                 continue
-            found = norm(value).to(_precise(value.device)) / (1.0 if scale is None else scale)
+            found = norm(value).to(most_precise(value.device)) / scale
             before = self._norms[name].to(found) if name in self._norms else torch.full_like(found, math.nan)
             mean = torch.where(before.isfinite(), torch.lerp(found, before, _KEPT), found)  # the first stands alone
             self._norms[name] = torch.where(found.isfinite(), mean, before)
 
-    def rebalanced(self, gradient: Gradient, share: float, scale: Tensor | None) -> dict[nn.Parameter, Tensor | None]:
+    def rebalanced(self, gradient: Gradient, share: float, scale: Tensor | float) -> dict[nn.Parameter, Tensor | None]:
         """Share · ∇̂, with ∇̂ scaled to the running norm for every decomposed weight."""
         result: dict[nn.Parameter, Tensor | None] = {}
         for parameter, value in gradient.items():
@@ -82,8 +79,8 @@ class RunningNorms:
                 result[parameter] = value * share
             else:
                 # NaN is a norm that no full pass has had yet: all of them overflowed.
-                found = norm(value).to(_precise(value.device))
-                wanted = self._norms[name].to(found).nan_to_num(0.0) * (1.0 if scale is None else scale)
+                found = norm(value).to(most_precise(value.device))
+                wanted = self._norms[name].to(found).nan_to_num(0.0) * scale
                 result[parameter] = value * (share * _ratio(wanted, found)).to(value.dtype)
         return result
 
@@ -92,8 +89,8 @@ class RunningNorms:
         norms = {name: float(value) for name, value in self._norms.items()}
         return {name: value for name, value in norms.items() if math.isfinite(value)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+    def check(self, state: Any) -> None:
+        """Refuse what is not a `state_dict` of norms of this model."""
         known = set(self._names.values())
         if not isinstance(state, Mapping):
             raise InvalidArgumentError(f"state: its norms are {state!r:.40}; allowed: what state_dict() returned")
@@ -102,6 +99,9 @@ class RunningNorms:
                 raise InvalidArgumentError(
                     f"state: its norm of '{name:.80}' is {value!r:.40}; allowed: a state of this model"
                 )
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from there."""
         self._norms = {name: torch.tensor(value, dtype=torch.float64) for name, value in state.items()}
 
 

@@ -52,7 +52,8 @@ class Losses(NamedTuple):
 
     `ratio` is the rank ratio Z that was drawn, or that of the plan for the budget that was drawn, of which `macs` and
     `params` say what part of the full network's it has. Of a network that had no pass (with balance=0, or when it is
-    the other's turn) the loss is NaN. Where an SVD failed the step is a full-rank one: `low` is `full`, `ratio` is 1.
+    the other's turn) the loss is NaN. Where an SVD failed the step is a full-rank one: `low` is `full` and `ratio` is
+    1, or with turns both are NaN.
     """
 
     full: Tensor
@@ -154,16 +155,17 @@ class JointObjective:
         *,
         forward: Callable[[nn.Module], Any] | None = None,
         loss: Callable[[Any], Tensor] | None = None,
+        weight: float = 1.0,
     ) -> Losses:
         """Compute both losses of one batch and add the joint gradient to every parameter's `.grad`.
 
         `closure(net)` returns the loss of the network it is given; it is called with the model and with its low-rank
-        network, so everything else in it (the batch, the labels) is the same for both. A `GradScaler` may be passed
-        here, or applied in the closure; step and update it as usual.
+        network, so everything else in it (the batch, the labels) is the same for both. A `GradScaler` is passed here;
+        step and update it as usual. The gradient is multiplied with `weight`: 1/n for the mean of n calls.
 
         With `distill`, outputs and loss are told apart: ``backward(forward=lambda net: net(x), loss=lambda out: ...)``.
         """
-        call = self._check_call(closure, forward, loss)
+        call = self._check_call(closure, forward, loss, weight)
         if self.turns and self.balance > 0:
             full_share = 2 * (1 - self.balance)
             is_low = self._low_turns_left > 0
@@ -183,7 +185,8 @@ class JointObjective:
             return Losses(full.loss, full.loss, 1.0)
 
         size = self._choose(decompositions, drawn)
-        low = self._low_rank_pass(call, scaler, decompositions, size.ranks, full.outputs)
+        taught = None if self._is_whole(size) else full.outputs
+        low = self._low_rank_pass(call, scaler, decompositions, size.ranks, taught)
         kernels = {layer.weight for layer in self.layers}
         accumulate(
             {
@@ -196,7 +199,7 @@ class JointObjective:
     def _full_turn(self, call: _Call, scaler: Scaler | None, share: float) -> Losses:
         """2 (1 − λ) ∇_f, or another share of it."""
         full = self._differentiate(call, self.model, scaler)
-        self._norms.update(full.gradient, _scale_of(scaler, full.loss))
+        self._norms.update(full.gradient, call.scale(scaler, full.loss))
         accumulate(scaled(full.gradient, share))
         return Losses(full.loss, torch.full_like(full.loss, math.nan), math.nan)
 
@@ -207,10 +210,14 @@ class JointObjective:
         if decompositions is None:
             return self._full_turn(call, scaler, 1.0)
         size = self._choose(decompositions, drawn)
-        taught = self._teach(call) if self.distill else None
+        taught = self._teach(call) if self.distill and not self._is_whole(size) else None
         low = self._low_rank_pass(call, scaler, decompositions, size.ranks, taught)
-        accumulate(self._norms.rebalanced(low.gradient, 2 * self.balance, _scale_of(scaler, low.loss)))
+        accumulate(self._norms.rebalanced(low.gradient, 2 * self.balance, call.scale(scaler, low.loss)))
         return Losses(torch.full_like(low.loss, math.nan), low.loss, size.ratio, size.macs, size.params)
+
+    def _is_whole(self, size: Size) -> bool:
+        """Whether nothing is cut off: the full network has nothing to teach itself, its labels have."""
+        return all(size.ranks[layer.name] == layer.full_rank for layer in self.layers)
 
     @torch.no_grad()
     def _teach(self, call: _Call) -> Any:
@@ -258,14 +265,18 @@ class JointObjective:
             if key not in state:
                 raise InvalidArgumentError(f"state: it has no entry {key!r}; allowed: what state_dict() returned")
         turn = state.get("turn", {})
+        self._bases.check(state["bases"])  # all is checked before anything changes
         if self.turns:
             left = turn.get("low") if isinstance(turn, Mapping) else None  # a bool in older states
-            if not isinstance(left, int) or not 0 <= left <= self.turns or "norms" not in turn:
+            if not isinstance(left, int) or left < 0 or "norms" not in turn:
                 raise InvalidArgumentError(f"state: its turn is {turn!r:.40}; allowed: what state_dict() returned")
-            self._norms.load_state_dict(turn["norms"])  # refuses before it changes anything
+            self._norms.check(turn["norms"])
+        generator = _check_generator(state["generator"])
         self._bases.load_state_dict(state["bases"])
+        if self.turns:
+            self._norms.load_state_dict(turn["norms"])
         self._low_turns_left = int(turn["low"]) if self.turns else 0
-        self._generator.set_state(state["generator"].cpu())
+        self._generator.set_state(generator)
 
     def _low_rank_pass(
         self,
@@ -316,7 +327,8 @@ class JointObjective:
         if not self._has_checked:
             refuse_reentrant_checkpoints(loss)
             self._has_checked = True
-        whole = loss if scaler is None else scaler.scale(loss)
+        weighted = loss if call.weight == 1 else loss * call.weight
+        whole = weighted if scaler is None else scaler.scale(weighted)
         found = torch.autograd.grad(whole, parameters, allow_unused=True)
         gradient = dict(zip(parameters, found, strict=True))
         if network is self.model:
@@ -329,18 +341,24 @@ class JointObjective:
         return distance if self.distill == 1 else (1 - self.distill) * call.loss(outputs) + self.distill * distance
 
     def _check_call(
-        self, closure: Closure | None, forward: Callable[[nn.Module], Any] | None, loss: Callable[[Any], Tensor] | None
+        self,
+        closure: Closure | None,
+        forward: Callable[[nn.Module], Any] | None,
+        loss: Callable[[Any], Tensor] | None,
+        weight: float,
     ) -> _Call:
-        """How a network is run and what its loss is."""
+        """How a network is run, what its loss is, and how much it counts."""
+        if not is_number(weight) or not 0 < weight < math.inf:
+            raise InvalidArgumentError(f"weight={weight!r}; allowed: a number above 0, such as 1/len(batches)")
         if closure is not None and forward is None and loss is None:
             if self.distill:
                 raise InvalidArgumentError(
                     f"backward: distill={self.distill:g} needs the outputs, which a closure does not show; allowed: "
                     "backward(forward=lambda net: net(x), loss=lambda out: ...)"
                 )
-            return _Call(closure, lambda loss: loss, "closure")
+            return _Call(closure, lambda loss: loss, "closure", weight)
         if closure is None and forward is not None and loss is not None:
-            return _Call(forward, loss, "loss")
+            return _Call(forward, loss, "loss", weight)
         raise InvalidArgumentError("backward: allowed: a closure, or both forward= and loss=")
 
     def _check_used(self, low_rank: list[LowRankLayer]) -> None:
@@ -367,11 +385,18 @@ class JointObjective:
 
 
 class _Call(NamedTuple):
-    """How a network is run, and the loss of what comes out."""
+    """How a network is run, the loss of what comes out, and how much that counts."""
 
     run: Callable[[nn.Module], Any]
     loss: Callable[[Any], Tensor]
     name: str  # of the argument that gives the loss
+    weight: float
+
+    def scale(self, scaler: Scaler | None, loss: Tensor) -> Tensor | float:
+        """By what the loss is multiplied before its gradient is taken; the running norms are without it."""
+        if scaler is None:
+            return self.weight
+        return scaler.scale(torch.ones((), device=loss.device)) * self.weight
 
 
 class _Pass(NamedTuple):
@@ -382,9 +407,14 @@ class _Pass(NamedTuple):
     outputs: Any
 
 
-def _scale_of(scaler: Scaler | None, loss: Tensor) -> Tensor | None:
-    """By what a scaler multiplies the loss; the running norms are without it."""
-    return None if scaler is None else scaler.scale(torch.ones((), device=loss.device))
+def _check_generator(state: object) -> Tensor:
+    """The state of a generator, or a refusal of what is none."""
+    try:
+        found = state.cpu()  # type: ignore[attr-defined]
+        torch.Generator().set_state(found)
+    except (AttributeError, RuntimeError, TypeError) as error:  # no tensor, or one of another size or type
+        raise InvalidArgumentError("state: its generator is not one; allowed: what state_dict() returned") from error
+    return found
 
 
 def _check_share(option: str, value: float) -> float:

@@ -30,6 +30,11 @@ _ZERO = torch.finfo(torch.float32).eps  # of σ_max: the rounding of a float32 w
 _SMALL = 64  # Gram matrices up to this size are solved in one batched call on the CPU too; a thread each would not pay
 
 
+def most_precise(device: torch.device) -> torch.dtype:
+    """Float64, where a device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 class SVD(NamedTuple):
     """W = u · diag(s) · vᵀ with s descending and the columns of u and v orthonormal."""
 

@@ -297,9 +297,10 @@ class DecomposedNet(nn.Module):
     ) -> TuningReport:
         """Train scales, shifts and biases of their own for some sizes, with the full network as the teacher.
 
-        No labels are needed. Every later resize uses them, interpolated between these sizes; the full size and all
-        other weights stay as they are. Batch normalisation is calibrated anew afterwards, with the same loader: a grid,
-        or the sizes that were chosen before. Tuning again replaces what was tuned; where it fails, nothing changes.
+        No labels are needed. Every later resize uses them, interpolated between these sizes; all other weights and the
+        full size (of a network that was loaded in part, its largest) stay as they are. Batch normalisation is
+        calibrated anew afterwards, with the same loader: a grid, or the sizes that were chosen before. Tuning again
+        replaces what was tuned; where it fails, nothing changes.
 
         Args:
             loader: as in `calibrate_`. It is gone through as often as the steps need; one that can be gone through only
@@ -352,7 +353,9 @@ class DecomposedNet(nn.Module):
         The statistics that were calibrated with those of their own are dropped, too: call `calibrate_` again.
         """
         with self._lock:
-            if self._tuned is not None:
+            if (tuned := self._tuned) is not None:
+                # A part of a network was given those of its largest size when it was loaded.
+                self._original.put_vectors_(tuned.original_vectors)
                 self._take(tuned=None, statistics=None)
 
     def forget_statistics_(self) -> None:

@@ -74,6 +74,12 @@ class Original:
         found = vectors_of(self.base)
         return found, {name: feeder_of(name, feeders, paths) for name in found}
 
+    @torch.inference_mode(False)
+    def put_vectors_(self, values: Mapping[str, Tensor]) -> None:
+        """Give the model these vectors, each laid end to end; what another thread runs keeps those it has."""
+        own = {name: self.base.get_parameter(name) for name in values}
+        put_parameters_(self.base, {own[name]: _like(own[name], each) for name, each in values.items()})
+
     def in_factors(self, factors: Mapping[str, Factors]) -> nn.Module:
         """The network with these two factors in place of every decomposed layer."""
         replacements: dict[nn.Module, nn.Module] = {}

@@ -29,6 +29,11 @@ class Tuned(InTorch, TunedSizes):
         found = self.interpolated(plan)
         return {} if found is None else found[0]
 
+    @property
+    def original_vectors(self) -> dict[str, Tensor]:
+        """Those that the original network has."""
+        return dict(zip(self.names, self.original[0].split(self.channels), strict=True))
+
     def of_names(self, names: Container[str]) -> Tuned | None:
         """Those of these names alone; None where there are none."""
         kept = [i for i, name in enumerate(self.names) if name in names]

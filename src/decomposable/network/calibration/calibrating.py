@@ -18,6 +18,7 @@ from decomposable.network.calibration.statistics import (
     CalibrationReport,
     Statistics,
     Subject,
+    as_statistics,
     measured,
     measured_exactly,
 )
@@ -95,10 +96,11 @@ def recalibrated(
     passes: float,
     report: Report,
 ) -> tuple[Statistics, CalibrationReport]:
-    """Statistics anew, after the network has changed at all sizes but the full one, which keeps its own.
+    """Statistics anew, after the network has changed at all sizes but the largest, which keeps its own: the full one,
+    or of a part of a network the largest in it.
 
-    What was a grid becomes one, and so does what was not calibrated; chosen sizes are measured as they were chosen.
-    The loader is gone through for each of these.
+    What was a grid becomes one, and so does what was not calibrated, its largest size included; chosen sizes are
+    measured as they were chosen. The loader is gone through for each of these.
     """
     ways: list[tuple[int, list[RankPlan] | None]] = [(align, None) for align in (older.grids if older else (1,))]
     full: list[int] = []
@@ -106,7 +108,7 @@ def recalibrated(
         most = dict(zip(older.full_plan.ranks, selector.most_ranks.tolist(), strict=True))
         there = [i for i, plan in enumerate(older.plans) if all(plan.ranks[name] <= most[name] for name in most)]
         full = [i for i in there if older.plans[i].is_full]
-        chosen = [older.plans[i] for i in there if i not in full]
+        chosen = [older.plans[i] for i in there if i not in full and not _is_on_a_grid(older.plans[i], selector, older)]
         if chosen and set(older.alignments) != set(older.grids):
             ways.append((1, chosen))
         ways = ways or [(1, None)]
@@ -117,6 +119,9 @@ def recalibrated(
     statistics = reduce(Statistics.merged, (each for each, _ in made))
     if older is not None:
         statistics = statistics.merged(older.of_rows(full)) if full else statistics
+        largest = selector.full_plan()
+        if not largest.is_full and (row := older.at(largest)) is not None:
+            statistics = statistics.merged(as_statistics(subject, [largest], [row]))
         statistics = replace(statistics, alignments=tuple(sorted({*statistics.alignments, *older.alignments})))
     reports = [each for _, each in made]
     return statistics, CalibrationReport(
@@ -127,6 +132,14 @@ def recalibrated(
         passes=sum(each.passes or 0.0 for each in reports),
         is_settled=all(each.is_settled for each in reports),
     )
+
+
+def _is_on_a_grid(plan: RankPlan, selector: RankSelector, older: Statistics) -> bool:
+    """Whether a size is one of those that a grid is made of, which is made anew as a whole."""
+    cost = plan.macs if selector.measure == "macs" else plan.params
+    assert cost is not None
+    possible = [align for align in older.grids if cost >= selector.smallest_cost(selector.measure, align)]
+    return any(selector.of_size(cost, align=align).ranks == plan.ranks for align in possible)
 
 
 def _counter(batches: Kept, passes: float, report: Report) -> Callable[[RankPlan], None]:

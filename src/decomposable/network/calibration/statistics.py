@@ -160,10 +160,11 @@ def measured(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any]
         ran(plans[index])
 
     rows = averaged([partial(subject.build, plan) for plan in plans], subject.forward, batches, seen)
-    return _as_statistics(subject, plans, rows)
+    return as_statistics(subject, plans, rows)
 
 
-def _as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[Row]) -> Statistics:
+def as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[Row]) -> Statistics:
+    """What was found for each plan, in one table."""
     names = tuple(rows[0])
     mean, var = (torch.stack([torch.cat([row[name][i] for name in names]) for row in rows]) for i in (0, 1))
     buffers = [subject.original[name] for name in names]
@@ -243,7 +244,7 @@ def measured_exactly(subject: Subject, plans: Sequence[RankPlan], batches: Itera
             mean, var = _data_statistics(network, norms[name], batches, subject.forward)
             norms[name].running_mean, norms[name].running_var = mean, var
         rows.append({name: (norm.running_mean, norm.running_var) for name, norm in norms.items()})  # type: ignore[misc]
-    return _as_statistics(subject, plans, rows)
+    return as_statistics(subject, plans, rows)
 
 
 def _in_order_of_use(
