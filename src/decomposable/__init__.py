@@ -21,6 +21,7 @@ _HOME = {
     "Task": "recipes",
     "Taylor": "core.factors",
     "SizedNet": "network.sized",
+    "analysis": "analysis",
     "compare": "comparison",
     "decompose": "network.decompose",
     "export_any_size": "export.any_size",
@@ -33,6 +34,7 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
+    from decomposable import analysis as analysis
     from decomposable import models as models
     from decomposable import recipes as recipes
     from decomposable.comparison import compare as compare

@@ -33,7 +33,7 @@ def cubes(outputs, number=0):
 @pytest.fixture
 def columns(monkeypatch):
     """All columns x and g of convolutions that were summed over, in the order of the calls."""
-    seen = {"_input_patches": [], "_gradient_patches": []}
+    seen = {"input_patches": [], "_gradient_patches": []}
 
     def noting(original, kept):
         def note(*args, **kwargs):

@@ -185,8 +185,7 @@ class JointObjective:
             return Losses(full.loss, full.loss, 1.0)
 
         size = self._choose(decompositions, drawn)
-        taught = None if self._is_whole(size) else full.outputs
-        low = self._low_rank_pass(call, scaler, decompositions, size.ranks, taught)
+        low = self._low_rank_pass(call, scaler, decompositions, size, full.outputs)
         kernels = {layer.weight for layer in self.layers}
         accumulate(
             {
@@ -195,6 +194,21 @@ class JointObjective:
             }
         )
         return Losses(full.loss, low.loss, size.ratio, size.macs, size.params)
+
+    def gradients(
+        self,
+        closure: Closure | None = None,
+        *,
+        forward: Callable[[nn.Module], Any] | None = None,
+        loss: Callable[[Any], Tensor] | None = None,
+    ) -> tuple[Gradient, Gradient]:
+        """∇_f and ∇ of one batch, neither mixed nor rebalanced, at the next size that is drawn; no `.grad` changes."""
+        call = self._check_call(closure, forward, loss, 1.0)
+        drawn = self.sizes.draw(self._generator)
+        full = self._differentiate(call, self.model, None)
+        decompositions = self._bases.of_current_weights()
+        size = self._choose(decompositions, drawn)
+        return full.gradient, self._low_rank_pass(call, None, decompositions, size, full.outputs).gradient
 
     def _full_turn(self, call: _Call, scaler: Scaler | None, share: float) -> Losses:
         """2 (1 − λ) ∇_f, or another share of it."""
@@ -211,7 +225,7 @@ class JointObjective:
             return self._full_turn(call, scaler, 1.0)
         size = self._choose(decompositions, drawn)
         taught = self._teach(call) if self.distill and not self._is_whole(size) else None
-        low = self._low_rank_pass(call, scaler, decompositions, size.ranks, taught)
+        low = self._low_rank_pass(call, scaler, decompositions, size, taught)
         accumulate(self._norms.rebalanced(low.gradient, 2 * self.balance, call.scale(scaler, low.loss)))
         return Losses(torch.full_like(low.loss, math.nan), low.loss, size.ratio, size.macs, size.params)
 
@@ -283,13 +297,13 @@ class JointObjective:
         call: _Call,
         scaler: Scaler | None,
         decompositions: Mapping[str, SVD],
-        ranks: Mapping[str, int],
+        size: Size,
         taught: Any,
     ) -> _Pass:
         """The low-rank network's loss and gradient; `taught` are the full network's outputs, where they count."""
-        network, layers = self._build_low_rank_network(decompositions, ranks)
+        network, layers = self._build_low_rank_network(decompositions, size.ranks)
         with self._layout.used_by(network):
-            result = self._differentiate(call, network, scaler, taught)
+            result = self._differentiate(call, network, scaler, None if self._is_whole(size) else taught)
         self._check_used(layers)
         return result
 

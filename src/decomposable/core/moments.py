@@ -145,13 +145,13 @@ class _Sums:
     def see(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         """A forward hook."""
         inputs = args[0] if args else kwargs["input"]
-        for x_BMP in _patches(_input_patches, inputs.detach(), module, self.layer.form):
+        for x_BMP in _patches(input_patches, inputs.detach(), module, self.layer.form):
             self.inputs.addbmm_(x_BMP, x_BMP.mT)
             self.positions += x_BMP.shape[0] * x_BMP.shape[2]
         if self.gradients is not None:
             if not output.requires_grad:  # a copy, because what comes next may change it in place
                 output = output.detach().requires_grad_(True).clone()
-            rows = _padded_rows(inputs, module) if isinstance(module, nn.Conv2d) else 0
+            rows = padded_rows(inputs, module) if isinstance(module, nn.Conv2d) else 0
             output.register_hook(lambda gradient: self._see_gradient(module, gradient.detach(), rows))
         return output
 
@@ -178,12 +178,13 @@ def _padded(maps_BIHW: Tensor, conv: nn.Conv2d) -> Tensor:
     return F.pad(maps_BIHW, conv._reversed_padding_repeated_twice, mode=mode)
 
 
-def _padded_rows(maps_BIHW: Tensor, conv: nn.Conv2d) -> int:
+def padded_rows(maps_BIHW: Tensor, conv: nn.Conv2d) -> int:
+    """How many rows a map has once it is padded."""
     _, _, above, below = conv._reversed_padding_repeated_twice
     return maps_BIHW.shape[-2] + above + below
 
 
-def _input_patches(maps_BIHW: Tensor, conv: nn.Conv2d, form: Form) -> Tensor:
+def input_patches(maps_BIHW: Tensor, conv: nn.Conv2d, form: Form) -> Tensor:
     """(B × M × P): patches of H × W pixels, or in the spatial form of 1 × W at every padded row."""
     (_, width), (_, stride), (_, dilation) = conv.kernel_size, conv.stride, conv.dilation
     padded = _padded(maps_BIHW, conv)

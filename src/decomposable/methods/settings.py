@@ -97,8 +97,8 @@ class Settings(_OfAll, metaclass=_FlatNames):
     weight_decay: float = 5e-4  # η, for the kernels of convolutions and linear layers only
     clip_norm: float = 0.0  # the largest norm of the gradient; 0 is no limit
 
-    # Of the joint objective (`decompose` reads the form, the criterion and the least rank, too; `elastic` has a draw and
-    # a refresh of its own):
+    # Of the joint objective; `elastic` has a draw and a refresh of its own, `decompose` reads the form, the criterion
+    # and the least rank, too:
     form: str = "spatial"
     ratio: tuple[float, float] = (0.01, 0.5)  # α_l and α_u, between which Z is drawn
     balance: float = 0.5  # λ

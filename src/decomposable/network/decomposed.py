@@ -125,6 +125,11 @@ class DecomposedNet(nn.Module):
         return self._in_force.parts.plan
 
     @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers that are decomposed: the name, the form and the original's weight of each."""
+        return self._original.layers
+
+    @property
     def inputs(self) -> Mapping[str, InputSpec]:
         """What it takes, by name; nothing where no example input has told."""
         return self._in_force.parts.inputs
