@@ -459,6 +459,28 @@ def test_gradient_of_close_singular_values_is_appendix_a_with_the_clip(spectrum,
     torch.testing.assert_close(ours, appendix_a(found, rank, outer), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (4, 4)], ids=["tall", "wide", "square"])
+@pytest.mark.parametrize("gap", [1e-6, 0.1])
+def test_an_added_gap_stands_in_the_denominator_of_appendix_a(gap, shape):
+    """Equation 6 with ε in it, basis by basis; where singular values lie apart and ε is small, it is the gradient."""
+    matrix, outer = with_spectrum(*shape, [4, 2, 1.5, 0.5]), random(*shape, seed=5)
+    w = matrix.double().requires_grad_(True)
+    u, s, v = found = decompose(w.detach())
+    p, q = truncate(w, found, 2, added_gap=gap)
+    ((p @ q) * outer.double()).sum().backward()
+    gradient = outer.double() @ v[:, :2] @ v[:, :2].mT + u[:, :2] @ u[:, :2].mT @ outer.double()
+    gradient = gradient - u[:, :2] @ u[:, :2].mT @ outer.double() @ v[:, :2] @ v[:, :2].mT
+    for i in (0, 1):
+        for k in (2, 3):
+            a, b = v[:, i] @ outer.double().mT @ u[:, k], u[:, i] @ outer.double() @ v[:, k]
+            gaps = s[i] ** 2 - s[k] ** 2 + gap
+            gradient = gradient + (s[i] * s[k] * a + s[k] ** 2 * b) / gaps * torch.outer(u[:, i], v[:, k])
+            gradient = gradient + (s[k] ** 2 * a + s[i] * s[k] * b) / gaps * torch.outer(u[:, k], v[:, i])
+    torch.testing.assert_close(w.grad, gradient, rtol=1e-9, atol=1e-9)
+    if gap < 1e-3:
+        torch.testing.assert_close(w.grad, our_gradient(matrix.double(), 2, outer.double()), rtol=1e-5, atol=1e-5)
+
+
 def test_clip_is_the_root_of_0_99_and_bounds_the_gradient():
     assert abs(RHO_MAX**2 - 0.99) < 1e-12
     matrix = with_spectrum(6, 4, [2, 2, 2, 2])

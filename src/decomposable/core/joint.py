@@ -77,6 +77,8 @@ class JointObjective:
         refresh: decompose every this many steps; in between, W is projected onto the bases kept. 1 is the paper's.
         filter_fn: ``filter_fn(module, name)`` says which layers take part; `skipped` names the others with a reason.
         seed: of the generator of Z; by default torch's initial seed.
+        added_gap: a constant that is added to σ_i² − σ_k² in the gradient, in place of clipping σ_k/σ_i (appendix A,
+            where the paper shows why not).
 
     Beyond the paper (docs/training.md says what each is worth):
         macs, params: in place of `ratio`, budgets as in ``resize_``, between which one is drawn log-uniformly; the
@@ -119,10 +121,14 @@ class JointObjective:
         distill: float = 0.0,
         distance: Distance | None = None,
         turns: bool | int = False,
+        added_gap: float = 0.0,
     ) -> None:
         self.model = model
         self.balance, self.distill = _check_share("balance", balance), _check_share("distill", distill)
         self.refresh = check_count("refresh", refresh)
+        if not is_number(added_gap) or not 0 <= added_gap < math.inf:
+            raise InvalidArgumentError(f"added_gap={added_gap!r}; allowed: a number of at least 0")
+        self.added_gap = float(added_gap)
         self.criterion, self.turns = find_criterion(criterion), _check_turns(turns)
         self.distance = _check_distance(distance, self.distill)
         layers, self.skipped = find_layers(unwrap(model), check_form(form), filter_fn)
@@ -317,7 +323,7 @@ class JointObjective:
             if rank == layer.full_rank:
                 factors = None  # nothing is dropped, W̃ = W
             else:
-                factors = truncate(to_matrix(layer.weight, layer.form), decomposition, rank)
+                factors = truncate(to_matrix(layer.weight, layer.form), decomposition, rank, self.added_gap)
             for module in layer.modules:
                 replacements[module] = LowRankLayer(layer, self._pairs[module], factors, self._layout)
         network = rewire(unwrap(self.model), replacements)

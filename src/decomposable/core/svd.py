@@ -190,12 +190,13 @@ def project(w_MN: Tensor, kept: SVD) -> SVD:
     return SVD(wv_MK[:, order_K] / torch.where(s_K > 0, s_K, 1.0), s_K, v_NK[:, order_K])
 
 
-def truncate(w_MN: Tensor, decomposition: SVD, rank: int) -> tuple[Tensor, Tensor]:
+def truncate(w_MN: Tensor, decomposition: SVD, rank: int, added_gap: float = 0.0) -> tuple[Tensor, Tensor]:
     """The factors P = U_r and Q = S_r V_rᵀ of the rank-r approximation W̃ = P Q, differentiable in W.
 
-    The gradient is appendix A's, with ρ clipped at δ = √0.99. Whatever is computed from P and Q, be it P Q itself or a
-    layer that applies one after the other, ∂L/∂P = G V_r S_r and ∂L/∂Q = U_rᵀ G with G = ∂L/∂W̃, and that is all of G
-    that the gradient depends on.
+    The gradient is appendix A's, with ρ clipped at δ = √0.99, or, where a gap is given, with σ_i² − σ_k² made larger by
+    that constant, which is what the paper compares its clipping with. Whatever is computed from P and Q, be it P Q
+    itself or a layer that applies one after the other, ∂L/∂P = G V_r S_r and ∂L/∂Q = U_rᵀ G with G = ∂L/∂W̃, and that
+    is all of G that the gradient depends on.
 
     Bases with σ = 0 (to rounding) are left out whatever `rank` says: they add nothing to W̃, and which null vectors an
     SVD returns is arbitrary, so that no gradient is to be had from them (docs/method.md derives what is).
@@ -206,7 +207,7 @@ def truncate(w_MN: Tensor, decomposition: SVD, rank: int) -> tuple[Tensor, Tenso
     (torch.Size([5, 2]), torch.Size([2, 3]))
     """
     rank = max(1, min(rank, decomposition.numerical_rank))
-    p_MR, q_RN = _Truncate.apply(w_MN, *decomposition, rank)
+    p_MR, q_RN = _Truncate.apply(w_MN, *decomposition, rank, added_gap)
     return p_MR, q_RN
 
 
@@ -214,9 +215,11 @@ class _Truncate(torch.autograd.Function):
     """(W, its SVD, r) → (U_r, S_r V_rᵀ), with the gradient for W only: the SVD is a function of W already."""
 
     @staticmethod
-    def forward(ctx: Any, w_MN: Tensor, u_MK: Tensor, s_K: Tensor, v_NK: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, w_MN: Tensor, u_MK: Tensor, s_K: Tensor, v_NK: Tensor, rank: int, added_gap: float
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(u_MK, s_K, v_NK)
-        ctx.rank, ctx.dtype = rank, w_MN.dtype
+        ctx.rank, ctx.dtype, ctx.added_gap = rank, w_MN.dtype, added_gap
         q_RN = s_K[:rank, None] * v_NK[:, :rank].mT
         return u_MK[:, :rank].to(w_MN.dtype, copy=True), q_RN.to(w_MN.dtype)
 
@@ -230,11 +233,11 @@ class _Truncate(torch.autograd.Function):
             is_zero_R = s_R < torch.finfo(dtype).tiny
             g_v_MR = torch.where(is_zero_R, 0.0, grad_p_MR.to(dtype) / torch.where(is_zero_R, 1.0, s_R))
             ut_g_RN = torch.where(is_zero_R[:, None], 0.0, grad_q_RN.to(dtype))
-            grad_w_MN = truncation_gradient(decomposition, g_v_MR, ut_g_RN)
-        return grad_w_MN.to(ctx.dtype), None, None, None, None
+            grad_w_MN = truncation_gradient(decomposition, g_v_MR, ut_g_RN, ctx.added_gap)
+        return grad_w_MN.to(ctx.dtype), None, None, None, None, None
 
 
-def truncation_gradient(decomposition: SVD, g_v_MR: Tensor, ut_g_RN: Tensor) -> Tensor:
+def truncation_gradient(decomposition: SVD, g_v_MR: Tensor, ut_g_RN: Tensor, added_gap: float = 0.0) -> Tensor:
     """∇ = ∂L/∂W from G V_r and U_rᵀ G, where G = ∂L/∂W̃ (appendix A, equation 5 and the three lines below it).
 
     With tilde for the r kept and bar for the other bases, A = Ṽᵀ Gᵀ Ū, B = Ũᵀ G V̄ and ρ_ij = σ_j/σ_i clipped at δ,
@@ -246,15 +249,19 @@ def truncation_gradient(decomposition: SVD, g_v_MR: Tensor, ut_g_RN: Tensor) -> 
 
         Ũ B V̄ᵀ = Ũ Ũᵀ G (I − Ṽ Ṽᵀ),
 
-    which makes the expression symmetric in rows and columns, valid for M < N as it stands, and cheaper.
+    which makes the expression symmetric in rows and columns, valid for M < N as it stands, and cheaper. With an added
+    gap ε, 1/(σ_i² − σ_k² + ε) takes the place of the clipped 1/(σ_i² − σ_k²) in K₁ and K₃.
     """
     u_MK, s_K, v_NK = decomposition
     rank = g_v_MR.shape[1]
     u_MR, u_MT, v_NR = u_MK[:, :rank], u_MK[:, rank:], v_NK[:, :rank]
     s_R1, s_1T = s_K[:rank, None], s_K[None, rank:]
-    rho_RT = (s_1T / torch.where(s_R1 > 0, s_R1, 1.0)).clamp(max=RHO_MAX)
-    k3_RT = rho_RT.square() / (1 - rho_RT.square())
-    k1_RT = rho_RT / (1 - rho_RT.square())
+    if added_gap:
+        gaps_RT = s_R1.square() - s_1T.square() + added_gap
+        k1_RT, k3_RT = s_R1 * s_1T / gaps_RT, s_1T.square() / gaps_RT
+    else:
+        rho_RT = (s_1T / torch.where(s_R1 > 0, s_R1, 1.0)).clamp(max=RHO_MAX)
+        k1_RT, k3_RT = (factor / (1 - rho_RT.square()) for factor in (rho_RT, rho_RT.square()))
 
     ut_g_v_RK = ut_g_RN @ v_NK
     a_RT, b_RT = g_v_MR.mT @ u_MT, ut_g_v_RK[:, rank:]

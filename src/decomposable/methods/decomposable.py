@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from math import inf
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -13,7 +15,17 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material, Method
 from decomposable.methods.decomposing import decomposed
 from decomposable.methods.settings import Settings
+from decomposable.methods.values import Check, MethodSettings
 from decomposable.network.decomposed import DecomposedNet
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointSettings(MethodSettings):
+    """What the paper compares its clipping with."""
+
+    added_gap: float = 0.0  # appendix A: added to σ_i² − σ_k² in the gradient, in place of clipping σ_k/σ_i
+
+    checks: ClassVar[tuple[Check, ...]] = ((("added_gap",), "a number of at least 0", lambda v: 0 <= v < inf),)
 
 
 class JointStep:
@@ -45,6 +57,7 @@ class Decomposable(Method):
     summary = "the full network and a low-rank network of random size together: Decomposable-Net"
     label = "Decomposable-Net"
     style = LineStyle(color="#0072B2", marker="o", linewidth=2.8, zorder=6, place=0)
+    settings: type[MethodSettings] | None = JointSettings
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """The Taylor criterion takes a gradient of its own, which no step of the training has."""
@@ -66,6 +79,7 @@ class Decomposable(Method):
                 min_rank=settings.min_rank,
                 refresh=settings.refresh,
                 seed=settings.seed,
+                added_gap=settings.of(JointSettings).added_gap,
             )
         )
 

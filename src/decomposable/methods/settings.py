@@ -22,6 +22,7 @@ from decomposable.methods.values import MOST, Check, Checked, MethodSettings, Te
 from decomposable.sizing.plans import FrozenDict
 
 if TYPE_CHECKING:  # to whom the settings of single methods are fields like all others; at run time `_FlatNames` is why
+    from decomposable.methods.decomposable import JointSettings
     from decomposable.methods.elastic import ElasticSettings
     from decomposable.methods.scratch import ScratchSettings
     from decomposable.methods.slimmable import SlimmableSettings
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # to whom the settings of single methods are fields like all 
         TuckerSettings,
         SlimmableSettings,
         UniversalSettings,
+        JointSettings,
         ElasticSettings,
     ):
         pass

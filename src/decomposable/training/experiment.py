@@ -23,7 +23,7 @@ from decomposable.training.devices import bits_depend_on, make_deterministic, se
 from decomposable.training.evaluation import WrongDataError, accuracy, check_outputs
 from decomposable.training.loop import Say, Watchers
 from decomposable.training.metrics import MetricsLog
-from decomposable.training.runs import Job, check_same_run, finished, prepare
+from decomposable.training.runs import Job, check_same_job, finished, prepare
 from decomposable.training.weights import load_weights_
 
 
@@ -98,7 +98,7 @@ def _trained(job: Job, progress: Report, say: Say) -> dict[str, Any]:
     checkpoints = Checkpoints(job.folder.checkpoint, every_seconds=job.checkpoint_seconds)
     saved = checkpoints.read()
     if saved is not None:
-        check_same_run(checkpoints.path, saved["run"], identity)
+        check_same_job(checkpoints.path, saved["run"], job, data=identity["data"])
     steps_made = 0 if saved is None else position_in(saved, checkpoints.path, batches).step
     method = methods.find(settings.method)
     network = _build_network(job, method, batches)

@@ -214,9 +214,20 @@ def check_seconds(checkpoint_seconds: float) -> None:
         raise InvalidArgumentError(f"--checkpoint-seconds {checkpoint_seconds:g}; allowed: a number of at least 0")
 
 
+def check_same_job(where: Path, theirs: Mapping[str, Any], job: Job, **more: Any) -> None:
+    """Refuse to go on with what another job has begun. What was no setting then was as it is by default now."""
+    ours = {**job.identity, **more}
+    known = theirs.get("settings")
+    if isinstance(known, Mapping):
+        default = plain_settings(type(job.settings)())
+        added = {key: default[key] for key in ours["settings"].keys() - known.keys() if key in default}
+        theirs = {**theirs, "settings": {**known, **added}}
+    check_same_run(where, theirs, ours)
+
+
 def finished(job: Job) -> dict[str, Any] | None:
     """The record, if the run is complete; refuse one of another run."""
     record = job.folder.finished()
     if record is not None:
-        check_same_run(job.folder.record, record["identity"], {**job.identity, "data": record["identity"].get("data")})
+        check_same_job(job.folder.record, record["identity"], job, data=record["identity"].get("data"))
     return record
