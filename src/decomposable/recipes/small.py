@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from decomposable import models
 from decomposable.data import cifar, fashion_mnist
 from decomposable.data import digits as digits_data
@@ -64,6 +66,16 @@ def fashion(data: Path | None, settings: Settings = FASHION_MNIST) -> Task:
     """A small CNN on Fashion-MNIST, 28 × 28 grey values."""
     return Task(
         build_model=lambda: models.small_cnn((16, 32, 32, 64, 64)),
+        load_data=lambda: fashion_mnist.load(data, mean=settings.mean, std=settings.std),
+    )
+
+
+def fashion_connected(data: Path | None, settings: Settings = FASHION_MNIST) -> Task:
+    """A fully connected network without normalisation on Fashion-MNIST: what proposition 2 of the paper speaks of."""
+    return Task(
+        build_model=lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
+        ),
         load_data=lambda: fashion_mnist.load(data, mean=settings.mean, std=settings.std),
     )
 

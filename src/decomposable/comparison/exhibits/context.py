@@ -1,0 +1,170 @@
+"""What a measurement sees: the curves of the trainings that its exhibit asked for, the networks, and the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from decomposable import recipes
+from decomposable.comparison.exhibits.scales import Group, Scale
+from decomposable.comparison.exhibits.shown import Series
+from decomposable.data.base import Data, TestBatches
+from decomposable.methods import METHODS
+from decomposable.methods.loading import load
+from decomposable.methods.settings import Settings, with_overrides
+from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.sized import batch_statistics
+from decomposable.progress import Progress, Report
+from decomposable.training.evaluation import accuracy
+from decomposable.training.finishing import material_for
+
+SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1)
+"""At which networks are measured that no training has measured: parts of the MACs."""
+
+Points = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A group of trainings that is done: its curves, networks, data and settings."""
+
+    group: Group
+    folder: Path
+    data_folder: Path | None
+    report: Report
+
+    @cached_property
+    def _recipe(self) -> recipes.Recipe:
+        return recipes.find(self.group.recipe)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Those of every training in it, but for what a method replaces."""
+        return with_overrides(recipes.default_settings(self._recipe), self.group.settings)
+
+    @cached_property
+    def task(self) -> recipes.Task:
+        """Model, data and loss."""
+        return recipes.make_task(self._recipe, self.data_folder, self.settings)
+
+    @cached_property
+    def data(self) -> Data:
+        """Read once."""
+        return self.task.load_data()
+
+    @cached_property
+    def _methods(self) -> dict[str, Any]:
+        content = json.loads((self.folder / "comparison.json").read_text())
+        return dict(content["methods"])
+
+    @cached_property
+    def example(self) -> Tensor:
+        """One input."""
+        return self.data.test_batch(torch.arange(1))[0]
+
+    @cached_property
+    def calibration(self) -> list[Any]:
+        """Augmented training images, as networks are calibrated with after training."""
+        return list(material_for(self.data, self.settings, self.task.loss, lambda line: None).calibration)
+
+    def test_inputs(self, count: int) -> list[Tensor]:
+        """The first so many test images."""
+        places = torch.arange(min(count, self.data.test_count))
+        return [self.data.test_batch(part)[0] for part in places.split(100)]
+
+    def curves(self, method: str) -> dict[str, Points]:
+        """All curves of a method, the largest size first."""
+        return dict(self._methods[method]["curves"]) if method in self._methods else {}
+
+    def shown(self, method: str) -> Points:
+        """The curve that stands for a method; empty where it was not trained."""
+        points: Points = self._methods[method]["shown"]["points"] if method in self._methods else ()
+        return points
+
+    def network(self, method: str, seed: int = 0, training: str = "") -> Any:
+        """The network that a training has left."""
+        return load(self.folder / method / str(seed) / training / "network.safetensors", model=self.task.build_model())
+
+    def model(self, method: str, seed: int = 0, training: str = "") -> nn.Module:
+        """The trained model itself, of a method that decomposes: the network at full size."""
+        net = self.network(method, seed, training)
+        assert isinstance(net, DecomposedNet)
+        return net.extract(net.selector.full_plan()).eval()
+
+    def trainings(self, method: str, seed: int = 0) -> list[str]:
+        """The folders of a method's trainings; one without a name where there is only one."""
+        place = self.folder / method / str(seed)
+        return sorted(each.parent.name for each in place.glob("*/network.safetensors")) or [""]
+
+    def record(self, method: str, seed: int = 0) -> dict[str, Any]:
+        """What was run and what came out."""
+        found: dict[str, Any] = json.loads((self.folder / method / str(seed) / "record.json").read_text())
+        return found
+
+    def accuracy(self, module: nn.Module) -> float:
+        """Percent of the test images."""
+        return accuracy(module, self.data, batch_size=250)
+
+    def calibrated_accuracy(self, module: nn.Module, what: str) -> float:
+        """The same with batch normalisation statistics of its own."""
+        self.report(Progress("measuring", what))
+        for name, (mean, var) in batch_statistics(module, self.calibration).items():
+            module.get_submodule(name)._buffers.update(running_mean=mean, running_var=var)
+        return self.accuracy(module)
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """All groups of an exhibit, by their folder."""
+
+    scale: Scale
+    out: Path
+    data: Path | None
+    report: Report
+
+    def of(self, group: Group) -> Trained:
+        """The trainings of a group."""
+        return Trained(group, self.out / group.folder, self.data, self.report)
+
+
+def series_of(points: Points, name: str, method: str, *, is_dashed: bool = False) -> Series:
+    """A curve of a comparison: accuracy over MACs."""
+    style = getattr(METHODS.get(method), "style", None)
+    several = any(point["seeds"] > 1 for point in points)
+    return Series(
+        name=name,
+        x=[point["macs_fraction"] for point in points],
+        y=[point["accuracy"] for point in points],
+        low=[point["lowest"] for point in points] if several else (),
+        high=[point["highest"] for point in points] if several else (),
+        method=method,
+        is_dashed=is_dashed,
+        is_points=style is not None and style.linestyle == "none",
+    )
+
+
+def at_size(points: Points, size: float, key: str = "accuracy") -> float:
+    """A curve between its points, by the logarithm of the size; NaN beyond its ends."""
+    ordered = sorted(points, key=lambda point: point["macs_fraction"])
+    if not ordered or not ordered[0]["macs_fraction"] * 0.999 <= size <= ordered[-1]["macs_fraction"] * 1.001:
+        return float("nan")
+    places = np.log([point["macs_fraction"] for point in ordered])
+    return float(np.interp(np.log(size), places, [point[key] for point in ordered]))
+
+
+def label_of(method: str) -> str:
+    """What figures call a method."""
+    return getattr(METHODS.get(method), "label", "") or method
+
+
+def test_batches(data: Data) -> Iterable[Any]:
+    """All test images."""
+    return TestBatches(data, batch_size=250).loader(workers=0)

@@ -1,0 +1,132 @@
+"""Train what an exhibit still lacks, measure it, and keep what came out.
+
+OUT/GROUP/…                 trainings under one protocol: the folder of a comparison, shared by exhibits
+OUT/exhibits/NAME.json      the exhibit as it was measured: figures, tables, claims, and where all of it comes from
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from decomposable.comparison import running
+from decomposable.comparison.estimate import Estimate, estimate, total_seconds
+from decomposable.comparison.exhibits.catalogue import EXHIBITS, Exhibit, find
+from decomposable.comparison.exhibits.context import Context
+from decomposable.comparison.exhibits.scales import SCALES, Group, Scale, merged
+from decomposable.comparison.parts import Circumstances, Comparison, prepare
+from decomposable.comparison.watching import Failures, Watchers
+from decomposable.errors import InvalidArgumentError
+from decomposable.files import write_atomically
+from decomposable.machine import timestamp
+from decomposable.progress import Report
+from decomposable.training import records
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Order:
+    """What was asked for: some exhibits at one scale."""
+
+    exhibits: Sequence[Exhibit]
+    scale: Scale
+    out: Path
+    data: Path | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of all trainings, such as a few steps only
+    how: Mapping[str, Any] = field(default_factory=dict)  # device, checkpoint_seconds, command
+
+    @property
+    def groups(self) -> list[Group]:
+        """All trainings, each folder once."""
+        return merged(group for exhibit in self.exhibits for group in exhibit.groups(self.scale))
+
+    def prepared(self, group: Group) -> tuple[Comparison, Circumstances]:
+        """The comparison of a group, checked."""
+        return prepare(
+            group.recipe,
+            out=self.out / group.folder,
+            names=group.methods,
+            seeds=group.seeds,
+            data=self.data,
+            overrides={**group.settings, **self.overrides},
+            **self.how,
+        )
+
+
+def ordered(name: str, scale: str, **rest: Any) -> Order:
+    """The order for one exhibit, or for all."""
+    if scale not in SCALES:
+        raise InvalidArgumentError(f"--scale {scale}: unknown; allowed: {', '.join(SCALES)}")
+    exhibits = list(EXHIBITS.values()) if name == "all" else [find(name)]
+    return Order(exhibits=exhibits, scale=SCALES[scale], **rest)
+
+
+def estimated(order: Order, *, jobs: int | None, progress: Report) -> tuple[list[tuple[Group, Estimate]], float]:
+    """Every training, about how long it takes, and about how long all of them take."""
+    found: list[tuple[Group, Estimate]] = []
+    seconds = 0.0
+    for group in order.groups:
+        comparison, circumstances = order.prepared(group)
+        count = running.number_of_jobs(jobs, circumstances.device)
+        estimates = estimate(comparison, circumstances, jobs=count, progress=progress)
+        seconds += total_seconds(estimates, count)
+        found += [(group, each) for each in estimates]
+    return found, seconds
+
+
+def run(order: Order, *, jobs: int | None, watchers: Watchers) -> tuple[dict[str, dict[str, Any]], Failures]:
+    """Train what is missing, then measure every exhibit whose trainings are complete; what failed comes back, too."""
+    failures: Failures = {}
+    for group in order.groups:
+        watchers.say(f"{group.folder}: {', '.join(group.methods)}")
+        comparison, circumstances = order.prepared(group)
+        _, failed = running.run(comparison, circumstances, jobs=jobs, watchers=watchers)
+        failures.update({f"{group.folder}/{name}": reason for name, reason in failed.items()})
+    found = {}
+    for exhibit in order.exhibits:
+        broken = [name for name in failures if name.split("/")[0] in {g.folder for g in exhibit.groups(order.scale)}]
+        if broken:
+            watchers.say(f"{exhibit.name}: not measured, because {broken[0]} failed")
+            continue
+        watchers.say(f"{exhibit.name}: measuring")
+        found[exhibit.name] = measured(exhibit, order, watchers.progress)
+    return found, failures
+
+
+def measured(exhibit: Exhibit, order: Order, report: Report) -> dict[str, Any]:
+    """The exhibit as it is now, written to its file."""
+    groups = merged(exhibit.groups(order.scale))
+    shown = exhibit.measure(Context(order.scale, order.out, order.data, report))
+    command = str(order.how.get("command", ""))
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "exhibit": exhibit.name,
+        "where": exhibit.where,
+        "title": exhibit.title,
+        "scale": order.scale.name,
+        "made": timestamp(),
+        "command": records.command_without_folders(command) if command else "",
+        "commit": records.commit(),
+        "machine": records.machine(),
+        "trainings": [
+            {
+                "folder": group.folder,
+                "title": group.title,
+                "recipe": group.recipe,
+                "methods": list(group.methods),
+                "seeds": list(group.seeds),
+                "settings": dict(group.settings) | dict(order.overrides),
+            }
+            for group in groups
+        ],
+        **shown.as_plain(),
+        "printed": [asdict(table) for table in exhibit.printed],
+    }
+    path = order.out / "exhibits" / f"{exhibit.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    return content

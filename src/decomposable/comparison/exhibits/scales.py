@@ -1,0 +1,91 @@
+"""What is trained for the exhibits: at the paper's scale for whoever has the GPUs, and at one that fits two cores.
+
+Trainings lie in *groups*, a folder of a comparison each. Exhibits share groups: what one has trained is there for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from decomposable.errors import InvalidArgumentError
+from decomposable.methods.tucker.method import CIFAR_GRID, IMAGENET_GRID
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Some methods under one protocol: a recipe with settings of its own, in a folder of its own."""
+
+    folder: str
+    recipe: str
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+
+    def with_methods(self, *methods: str) -> Group:
+        """The same with these methods."""
+        return replace(self, methods=methods)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """`curves` are the networks and data sets of the large comparisons, `ablation` the one of everything else."""
+
+    name: str
+    curves: tuple[Group, ...]
+    ablation: Group
+    connected: Group  # a fully connected network, for proposition 2
+
+    def compared(self, *methods: str) -> tuple[Group, ...]:
+        """These methods on every network and data set of the large comparisons."""
+        return tuple(group.with_methods(*methods) for group in self.curves)
+
+    def ablated(self, *methods: str, label: str = "", **settings: Any) -> Group:
+        """These methods on the one network of the ablations, with settings of their own under a label."""
+        base = self.ablation.with_methods(*methods)
+        if not settings:
+            return base
+        return replace(base, folder=f"{base.folder}-{label}", settings={**base.settings, **settings})
+
+
+def _group(recipe: str, title: str, seeds: Iterable[int], folder: str = "", **settings: Any) -> Group:
+    return Group(folder=folder or recipe, recipe=recipe, methods=(), seeds=tuple(seeds), settings=settings, title=title)
+
+
+PAPER = Scale(
+    name="paper",
+    curves=(
+        _group("cifar10-vgg15", "VGG-15 on CIFAR-10", range(5), **CIFAR_GRID),
+        _group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **CIFAR_GRID),
+        _group("imagenet-resnet50", "ResNet-50 on ImageNet", range(3), **IMAGENET_GRID),
+    ),
+    ablation=_group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **CIFAR_GRID),
+    connected=_group("fashion-mnist-connected", "a fully connected network on Fashion-MNIST", range(5), epochs=20),
+)
+LAPTOP = Scale(
+    name="laptop",
+    curves=(
+        _group("fashion-mnist", "a small CNN on Fashion-MNIST, 8 epochs", range(2)),
+        _group("cifar10-resnet20", "ResNet-20 on CIFAR-10, 12 epochs", range(1), epochs=12, tuning_epochs=4),
+    ),
+    ablation=_group(
+        "fashion-mnist", "a small CNN on Fashion-MNIST, 4 epochs", range(1), folder="fashion-mnist-short", epochs=4
+    ),
+    connected=_group("fashion-mnist-connected", "a fully connected network on Fashion-MNIST", range(1), epochs=4),
+)
+SCALES = {scale.name: scale for scale in (PAPER, LAPTOP)}
+
+
+def merged(groups: Iterable[Group]) -> list[Group]:
+    """Each folder once, with the methods that any of the groups wants in it."""
+    found: dict[str, Group] = {}
+    for group in groups:
+        before = found.get(group.folder, group)
+        if (before.recipe, dict(before.settings)) != (group.recipe, dict(group.settings)):
+            raise InvalidArgumentError(f"{group.folder}: two protocols in one folder; allowed: one")
+        methods = tuple(dict.fromkeys((*before.methods, *group.methods)))
+        seeds = tuple(sorted({*before.seeds, *group.seeds}))
+        found[group.folder] = replace(group, methods=methods, seeds=seeds)
+    return list(found.values())

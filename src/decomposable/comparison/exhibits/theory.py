@@ -1,0 +1,196 @@
+"""Propositions 1 and 2 and appendix E, measured on trained networks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from decomposable import analysis
+from decomposable.comparison.exhibits.context import Context
+from decomposable.comparison.exhibits.shown import Axis, Figure, Series, Shown, Table, judged
+from decomposable.network.decomposed import DecomposedNet
+
+IMAGES = 64
+LIPSCHITZ_RATIOS = (0.5, 0.75, 0.9, 0.95)
+BOUND_RATIOS = (0.1, 0.2, 0.3, 0.5, 0.75, 0.9)
+
+
+def proposition_1(context: Context) -> Shown:
+    """Whether the error of a layer's output falls as its rank rises."""
+    trained = context.of(context.scale.ablated("decomposable"))
+    model, inputs = trained.model("decomposable"), trained.test_inputs(IMAGES)
+    found = {form: analysis.errors_by_rank(model, inputs, form=form, images=IMAGES) for form in ("channel", "spatial")}
+    spatial = {name: each for name, each in found["spatial"].items() if each.form == "spatial"}
+    rows = []
+    for name, each in found["channel"].items():
+        other = spatial.get(name)
+        behind = "–" if other is None else f"{other.rises} of {len(other.energy)}"
+        before = "–" if other is None else f"{other.rises_before_taps} of {len(other.energy)}"
+        rows.append([name, f"{each.rises} of {len(each.energy)}", before, behind])
+    channel_rises = sum(each.rises for each in found["channel"].values())
+    before_rises = sum(each.rises_before_taps for each in spatial.values())
+    behind_rises = sum(each.rises for each in spatial.values())
+    pairs = sum(len(each.energy) for each in spatial.values())
+    example = max(spatial.values(), key=lambda each: each.rises) if spatial else next(iter(found["channel"].values()))
+    ranks = (np.arange(example.output.shape[1]) / (example.output.shape[1] - 1)).tolist()
+    image = int(np.diff(example.output / example.energy[:, None], axis=1).max(axis=1).argmax())
+    return Shown(
+        figures=[
+            Figure(
+                title=f"Layer '{example.name}' in the spatial form, one image: error over rank",
+                x=Axis(label="rank, as a part of the full rank"),
+                y=Axis(label="‖y − ŷ‖² / ‖y‖²"),
+                series=[
+                    Series(name="of the output", x=ranks, y=example.output[image] / example.energy[image]),
+                    Series(
+                        name="before the vertical taps are summed",
+                        x=ranks,
+                        y=example.before_taps[image] / example.before_taps[image, 0],
+                        is_dashed=True,
+                    ),
+                ],
+                note="The image in which it rises most.",
+            )
+        ],
+        tables=[
+            Table(
+                title=f"In how many of {IMAGES} images the error of a layer rises somewhere with its rank",
+                columns=["layer", "channel form", "spatial form, before the taps are summed", "spatial form, output"],
+                rows=rows,
+            )
+        ],
+        claims=[
+            judged(
+                "The error of a layer's output never rises with its rank (channel form and linear layers).",
+                [channel_rises == 0],
+                f"it rises in {channel_rises} of {sum(len(e.energy) for e in found['channel'].values())} cases",
+            ),
+            judged(
+                "In the spatial form it holds before the vertical taps are summed …",
+                [before_rises == 0],
+                f"it rises in {before_rises} of {pairs} cases",
+            ),
+            judged(
+                "… and, as the paper has it, of the output itself.",
+                [behind_rises == 0],
+                f"it rises in {behind_rises} of {pairs} cases: the proposition is of a matrix product, and the taps "
+                "are summed behind it",
+            ),
+        ],
+    )
+
+
+def proposition_2(context: Context) -> Shown:
+    """The divergence of cut networks, and its bound, on a fully connected network."""
+    trained = context.of(context.scale.connected.with_methods("decomposable"))
+    net = trained.network("decomposable")
+    assert isinstance(net, DecomposedNet)
+    inputs = trained.test_inputs(1000)
+    found = {}
+    for ratio in BOUND_RATIOS:
+        net.resize_(ratio=ratio)
+        found[ratio] = analysis.divergence(net, inputs)
+    means = {ratio: (float(each.kl.mean()), float(each.bound.mean())) for ratio, each in found.items()}
+    rows = [
+        [f"{ratio:g}", f"{kl:.3g}", f"{bound:.3g}", f"{found[ratio].tightness:.2%}"]
+        for ratio, (kl, bound) in means.items()
+    ]
+    return Shown(
+        figures=[
+            Figure(
+                title="Divergence of the softmax from the full network's, and its bound",
+                x=Axis(label="Z, the part of all bases that is kept"),
+                y=Axis(label="nats, mean of 1,000 test images", is_log=True),
+                series=[
+                    Series(
+                        name="bound of proposition 2", x=list(means), y=[b for _, b in means.values()], is_dashed=True
+                    ),
+                    Series(name="KL(p ‖ p̃)", x=list(means), y=[max(kl, 1e-9) for kl, _ in means.values()]),
+                ],
+            )
+        ],
+        tables=[
+            Table(title="How tight it is", columns=["Z", "KL, mean", "bound, mean", "KL / bound, mean"], rows=rows)
+        ],
+        claims=[
+            judged(
+                "KL(p ‖ p̃) stays below the bound.",
+                [each.holds for each in found.values()],
+                f"in all {sum(len(each.kl) for each in found.values()):,} cases; it is {_range(found)} of the bound",
+            )
+        ],
+    )
+
+
+def _range(found: dict[float, analysis.Divergence]) -> str:
+    values = [each.tightness for each in found.values()]
+    return f"{min(values):.2%} to {max(values):.2%}"
+
+
+def appendix_e(context: Context) -> Shown:
+    """Lipschitz constants of layers and their products, in theory and measured."""
+    trained = context.of(context.scale.ablated("decomposable"))
+    net = trained.network("decomposable")
+    assert isinstance(net, DecomposedNet)
+    inputs = trained.test_inputs(500)
+    found = {}
+    for ratio in LIPSCHITZ_RATIOS:
+        net.set_plan_(net.choose(ratio=ratio))
+        found[ratio] = analysis.lipschitz(net, inputs, images=500)
+    half = found[0.5]
+    names, places = list(half.names), list(range(1, len(half.names) + 1))
+    layers = Axis(label="layer, from the first to the last")
+    later = places[:-1]
+    smaller = [bool(np.nanmax(f.empirical / f.theoretical) < 1) for f in found.values()]
+    below_one = int((half.empirical[1:] < 1).sum())
+    order = [float(np.nanmean(np.log(found[ratio].empirical_products))) for ratio in LIPSCHITZ_RATIOS]
+    return Shown(
+        figures=[
+            Figure(
+                title="ω of each layer, Z = 0.5",
+                x=layers,
+                y=Axis(label="ω", is_log=True),
+                series=[
+                    Series(name="theoretical", x=places, y=half.theoretical, is_dashed=True),
+                    Series(name="empirical", x=places, y=half.empirical),
+                ],
+                note=", ".join(f"{place} {name}" for place, name in zip(places, names, strict=True)),
+            ),
+            Figure(
+                title="Ω, the product over all later layers, Z = 0.5",
+                x=layers,
+                y=Axis(label="Ω", is_log=True),
+                series=[
+                    Series(name="theoretical", x=later, y=half.theoretical_products, is_dashed=True),
+                    Series(name="empirical", x=later, y=half.empirical_products),
+                ],
+            ),
+            Figure(
+                title="Empirical Ω at four rank ratios",
+                x=layers,
+                y=Axis(label="Ω", is_log=True),
+                series=[
+                    Series(name=f"Z = {ratio:g}", x=later, y=each.empirical_products) for ratio, each in found.items()
+                ],
+            ),
+        ],
+        claims=[
+            judged(
+                "The empirical constants are much smaller than the theoretical ones.",
+                smaller,
+                f"at Z = 0.5 the largest quotient is {np.nanmax(half.empirical / half.theoretical):.2f}, the mean "
+                f"{np.nanmean(half.empirical / half.theoretical):.2f}",
+            ),
+            judged(
+                "Some layers have empirical constants below 1, so that Ω̂ does not grow towards earlier layers.",
+                [below_one > 0, bool(half.empirical_products[0] <= np.nanmax(half.empirical_products))],
+                f"{below_one} of {len(names) - 1} layers; Ω̂ of the first layer {half.empirical_products[0]:.2g}",
+            ),
+            judged(
+                "Networks with a smaller Z tend to have a smaller Ω̂.",
+                [a <= b + 1e-9 for a, b in pairwise(order)],
+                "mean of log Ω̂: " + ", ".join(f"{v:.2f} at Z = {z:g}" for z, v in zip(found, order, strict=True)),
+            ),
+        ],
+    )
