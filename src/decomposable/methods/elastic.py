@@ -1,8 +1,10 @@
 """Decomposable-Net with budgets, distillation and turns: better small networks than the paper's, in half the passes.
 
-A low-rank network of a random part of the MACs learns from the full network's outputs, and the two take turns
-(`joint.py`; docs/training.md says what each of these is worth). From trained weights there are three low-rank steps
-after each full one, and at the end one, so that the full network settles, too; from scratch there is one throughout.
+A low-rank network of a random part of the MACs learns from the full network's outputs (`joint.py`; docs/training.md says
+what each of these is worth). From trained weights the two take turns: there are three low-rank steps after each full
+one, and at the end one, so that the full network settles, too. From scratch, the first half of the training is plain,
+because a low-rank network has little to learn from weights that are still random; in the second half every step has
+both networks. Either way a step costs about what a plain one does.
 """
 
 from __future__ import annotations
@@ -24,23 +26,30 @@ from decomposable.methods.values import Check, MethodSettings
 from decomposable.network.decomposed import DecomposedNet
 
 TURNS = 3
-"""Low-rank steps after each full one where the weights are trained already."""
+"""Low-rank steps after each full one where the weights are trained already; from scratch, both in each step."""
+
+MACS, MACS_FROM_SCRATCH = (0.08, 0.5), (0.08, 0.3)
+"""Parts of the MACs, between which a budget is drawn. Large networks have little left to learn after half a training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticSettings(MethodSettings):
     """How the low-rank network is drawn and taught; `balance` (λ) is shared with the paper's method."""
 
-    elastic_macs: tuple[float, float] = (0.08, 0.5)  # parts of the MACs, between which a budget is drawn
+    elastic_macs: tuple[float, float] | None = None  # budgets: 0.08,0.5 of the MACs, or from scratch 0.08,0.3
     elastic_smallest: float = 0.0  # the share of low-rank steps that take the smallest of them
     elastic_distill: float = 0.5  # how much the low-rank network learns from the full one, and not from the labels
-    elastic_turns: int | None = None  # low-rank steps after each full one: 3, or 1 from scratch; 0: both in each step
-    elastic_start: float = 0.0  # the part of a training from scratch after which there are low-rank steps
+    elastic_turns: int | None = None  # low-rank steps after each full one: 3, or 0 from scratch: both in each step
+    elastic_start: float = 0.5  # the part of a training from scratch after which there are low-rank steps
     elastic_even: float = 0.6  # the part of what is left after which there is one low-rank step after each full one
     elastic_refresh: int = 8  # low-rank steps from one SVD to the next
 
     checks: ClassVar[tuple[Check, ...]] = (
-        (("elastic_macs",), "two numbers with 0 < low <= high <= 1, as in 0.08,0.5", lambda v: 0 < v[0] <= v[1] <= 1),
+        (
+            ("elastic_macs",),
+            "two numbers with 0 < low <= high <= 1, as in 0.08,0.5, or none",
+            lambda v: v is None or 0 < v[0] <= v[1] <= 1,
+        ),
         (("elastic_smallest",), "a number from 0 to below 1", lambda v: 0 <= v < 1),
         (("elastic_distill",), "a number in [0, 1]", lambda v: 0 <= v <= 1),
         (("elastic_turns",), "an int of at least 0, or none", lambda v: v is None or v >= 0),
@@ -65,7 +74,7 @@ class WithExample(nn.Module):
 
 
 class ElasticStep(JointStep):
-    """A full-rank step or a low-rank one, in turn; which part of the training has which, `at` knows."""
+    """A full-rank step, a low-rank one, or one of both; which part of the training has which, `at` knows."""
 
     def __init__(self, joint: JointObjective, *, start: float, even: float) -> None:
         super().__init__(joint)
@@ -113,7 +122,7 @@ class Elastic(Decomposable):
         """One of the two networks in each step."""
         assert isinstance(network, WithExample)
         own = settings.of(ElasticSettings)
-        low, high = own.elastic_macs
+        low, high = own.elastic_macs or (MACS if network.is_trained else MACS_FROM_SCRATCH)
         try:
             joint = _objective(network, settings, (low, high))
         except BudgetError as error:
@@ -132,7 +141,7 @@ class Elastic(Decomposable):
 
 def _objective(network: WithExample, settings: Settings, macs: tuple[float, float]) -> JointObjective:
     own = settings.of(ElasticSettings)
-    turns = (TURNS if network.is_trained else 1) if own.elastic_turns is None else own.elastic_turns
+    turns = (TURNS if network.is_trained else 0) if own.elastic_turns is None else own.elastic_turns
     return JointObjective(
         network.model,
         form=settings.form,

@@ -45,10 +45,9 @@ def _defaults(of_kinds: tuple[type[MethodSettings], ...]) -> Mapping[str, Any]:
     return MappingProxyType({name: values[name] for name in dict.fromkeys((*_LISTED_FIRST, *values)) if name in values})
 
 
-def of_other_guests(method: str) -> set[str]:
-    """The settings of methods that are not built in, but for those that this method has too.
+def of_other_methods(method: str) -> set[str]:
+    """The settings that single methods have of their own, but for those that this method has too.
 
-    No training of another method depends on them, and who resumes it need not have registered theirs.
+    No training of this one depends on them: who goes on with it may have others, or have registered other methods.
     """
-    theirs = own_defaults(METHODS.keys() - BUILT_IN - {method})
-    return theirs.keys() - own_defaults(METHODS.keys() & {*BUILT_IN, method}).keys()
+    return own_defaults(METHODS.keys() - {method}).keys() - own_defaults(METHODS.keys() & {method}).keys()

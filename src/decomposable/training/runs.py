@@ -20,7 +20,7 @@ from decomposable import methods, recipes
 from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import sweep
 from decomposable.locks import lock_file, unlock_file
-from decomposable.methods.registry import of_other_guests
+from decomposable.methods.registry import of_other_methods
 from decomposable.methods.settings import Settings, flat, with_overrides
 from decomposable.training.devices import choose_device
 from decomposable.training.weights import sha256
@@ -153,7 +153,7 @@ class Job:
     @property
     def identity(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the one that was cut off."""
-        without_effect = {*WITHOUT_EFFECT, *of_other_guests(self.settings.method)}
+        without_effect = {*WITHOUT_EFFECT, *of_other_methods(self.settings.method)}
         settings = {
             key: value
             for key, value in plain_settings(self.settings).items()
@@ -215,13 +215,17 @@ def check_seconds(checkpoint_seconds: float) -> None:
 
 
 def check_same_job(where: Path, theirs: Mapping[str, Any], job: Job, **more: Any) -> None:
-    """Refuse to go on with what another job has begun. What was no setting then was as it is by default now."""
+    """Refuse to go on with what another job has begun.
+
+    What was no setting then was as it is by default now; those of other methods, which older records have, say nothing.
+    """
     ours = {**job.identity, **more}
     known = theirs.get("settings")
     if isinstance(known, Mapping):
         default = plain_settings(type(job.settings)())
+        of_others = of_other_methods(job.settings.method)
         added = {key: default[key] for key in ours["settings"].keys() - known.keys() if key in default}
-        theirs = {**theirs, "settings": {**known, **added}}
+        theirs = {**theirs, "settings": {k: v for k, v in known.items() if k not in of_others} | added}
     check_same_run(where, theirs, ours)
 
 
