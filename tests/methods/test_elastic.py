@@ -30,20 +30,21 @@ def loss(net: nn.Module) -> torch.Tensor:
 
 
 def test_a_step_logs_what_was_computed_in_it():
+    _, step = stepping(is_trained=True)
+    assert [sorted(step.backward(loss)) for _ in range(8)] == ([["loss"]] + [["loss_low", "macs"]] * 3) * 2
     _, step = stepping()
-    assert [sorted(step.backward(loss)) for _ in range(4)] == [["loss"], ["loss_low", "macs"]] * 2
-    _, step = stepping(elastic_turns=0)
     assert sorted(step.backward(loss)) == ["loss", "loss_low", "macs"]
     _, step = stepping(balance=0.0)
     assert [sorted(step.backward(loss)) for _ in range(2)] == [["loss"]] * 2
 
 
 def kinds(step, total: int) -> str:
-    """F or L for the full or the low-rank step at each place of a training of so many."""
+    """F, L or B for a full step, a low-rank one or one of both at each place of a training of so many."""
     found = ""
     for number in range(total):
         step.at(number / total)
-        found += "F" if "loss" in step.backward(loss) else "L"
+        logged = step.backward(loss)
+        found += "B" if {"loss", "loss_low"} <= logged.keys() else "F" if "loss" in logged else "L"
     return found
 
 
@@ -52,7 +53,15 @@ def test_a_training_from_scratch_begins_with_plain_steps_and_ends_evenly():
     assert kinds(step, 40) == "F" * 20 + "FLLL" * 3 + "FL" * 4
     _, step = stepping(is_trained=True, elastic_even=0.6)
     assert kinds(step, 40) == "FLLL" * 6 + "FL" * 8
-    assert kinds(stepping()[1], 20) == "FL" * 10
+    assert kinds(stepping()[1], 20) == "F" * 10 + "B" * 10
+
+
+def test_budgets_are_smaller_where_large_networks_have_learned_already():
+    for is_trained, (low, high) in ((True, (0.08, 0.5)), (False, (0.08, 0.3))):
+        _, step = stepping(is_trained=is_trained, min_rank=1)
+        selector = step.joint.sizes.selector
+        full, smallest = selector.full_cost("macs"), selector.smallest_cost("macs")
+        assert step.joint.sizes.range == pytest.approx((max(low * full, smallest), high * full), abs=1)
 
 
 @pytest.mark.parametrize("after", [7, 13, 14, 18, 22])
@@ -85,7 +94,6 @@ def test_a_loss_that_is_no_number_is_logged_all_the_same():
 
 def test_the_low_rank_loss_is_the_divergence_from_the_full_network():
     network, step = stepping(elastic_macs=(0.5, 0.5), elastic_distill=1.0)
-    step.backward(loss)
     seen = []
 
     def watched(net: nn.Module) -> torch.Tensor:
@@ -121,10 +129,7 @@ def test_other_outputs_than_logits_do_without_distillation():
             ):
                 step.backward(lambda net: net(X).square().mean())
         else:
-            assert [sorted(step.backward(lambda net: net(X).square().mean())) for _ in range(2)] == [
-                ["loss"],
-                ["loss_low", "macs"],
-            ]
+            assert sorted(step.backward(lambda net: net(X).square().mean())) == ["loss", "loss_low", "macs"]
 
 
 def test_means_over_an_epoch_are_of_the_steps_that_had_a_value():

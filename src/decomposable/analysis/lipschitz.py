@@ -35,7 +35,8 @@ Floats = NDArray[np.float64]
 class Lipschitz:
     """The constants of a network's layers, in the order in which they run.
 
-    The first layer has an empirical constant of NaN: nothing comes before it. So have layers that no error reaches.
+    The first layer has an empirical constant of NaN: nothing comes before it. So have layers that no error reaches;
+    products leave them out.
     """
 
     names: tuple[str, ...]
@@ -54,7 +55,7 @@ class Lipschitz:
 
 
 def _products(values: Floats) -> Floats:
-    return np.asarray(np.cumprod(values[:0:-1])[::-1], dtype=np.float64)
+    return np.asarray(np.cumprod(np.nan_to_num(values[:0:-1], nan=1.0))[::-1], dtype=np.float64)
 
 
 @torch.no_grad()

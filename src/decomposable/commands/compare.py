@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import arguments, networks
+from decomposable.commands import arguments, exhibits, networks
 from decomposable.console import Verb, answer, as_table, progress_line
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress, ProgressLine
@@ -20,7 +20,8 @@ SHOWN_SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.1)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add(parser, "recipe", "--data")
+    arguments.add(parser, "recipe", nargs="?")
+    arguments.add(parser, "--data")
     lists = "settings to replace, such as epochs=10 (decomposable train RECIPE --dry-run lists them all)"
     arguments.add(parser, "--set", help=lists)
     parser.add_argument("--out", metavar="DIR", type=Path, help="the folder of the comparison; the same one goes on")
@@ -31,12 +32,13 @@ def _options(parser: argparse.ArgumentParser) -> None:
     arguments.add(parser, "--device", "--checkpoint-seconds")
     dry = "tell what would run and about how long, and train nothing"
     parser.add_argument("--dry-run", action="store_true", help=dry)
+    exhibits.add_options(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
     with progress_line(options) as line:
         line(Progress("", "reading the recipe"))  # at once: importing PyTorch takes a while
-        _compare(options, line)
+        (_compare if options.exhibit is None else exhibits.run)(options, line)
 
 
 def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
@@ -45,6 +47,9 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable.comparison.watching import Watchers
     from decomposable.methods.settings import from_text
 
+    if options.recipe is None or options.scale is not None:
+        came = "--scale" if options.recipe is not None else "nothing to compare"
+        raise InvalidArgumentError(f"{came}: allowed: a RECIPE, or --exhibit NAME with --scale")
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder of the comparison, as in --out runs/comparison")
@@ -163,10 +168,13 @@ VERB = Verb(
         "         elastic       the same at random budgets, taught by the full network, in turns\n"
         "         tucker starts from plain's network, scratch from decomposable's ranks: these are trained as well\n\n"
         + arguments.RECIPES
+        + "\n\nWith --exhibit, a figure or table of the paper: what it lacks in DIR is trained, then it is measured,\n"
+        "and DIR/exhibits/NAME.json holds its figures and which of its claims hold.\n" + exhibits.NAMES
     ),
     example=(
         "decomposable compare digits --methods plain,us-net,elastic --seeds 0,1 --out runs/digits-comparison\n"
-        "  decomposable compare cifar10-resnet20 --data DIR --methods all --out runs/comparison --dry-run"
+        "  decomposable compare cifar10-resnet20 --data DIR --methods all --out runs/comparison --dry-run\n"
+        "  decomposable compare --exhibit 2b --scale laptop --data DIR --out runs/paper"
     ),
     add_options=_options,
     run=_run,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from decomposable import __version__
-from decomposable.commands import bench, calibrate, compare, cut, demo, evaluate, export, resize, sizes, train
+from decomposable.commands import bench, calibrate, compare, cut, demo, evaluate, export, report, resize, sizes, train
 from decomposable.console import OneLineParser, Verb, run_command
 
-_IN_ORDER = (demo, cut, train, calibrate, sizes, evaluate, resize, export, bench, compare)
+_IN_ORDER = (demo, cut, train, calibrate, sizes, evaluate, resize, export, bench, compare, report)
 VERBS: tuple[Verb, ...] = tuple(module.VERB for module in _IN_ORDER)
 
 

@@ -1,10 +1,10 @@
 """Decomposable-Net with budgets, distillation and turns: better small networks than the paper's, in half the passes.
 
-A low-rank network of a random part of the MACs learns from the full network's outputs (`joint.py`; docs/training.md says
-what each of these is worth). From trained weights the two take turns: there are three low-rank steps after each full
-one, and at the end one, so that the full network settles, too. From scratch, the first half of the training is plain,
-because a low-rank network has little to learn from weights that are still random; in the second half every step has
-both networks. Either way a step costs about what a plain one does.
+A low-rank network of a random part of the MACs learns from the full network's outputs (`joint.py`; docs/training.md
+says what each of these is worth). From trained weights the two take turns: there are three low-rank steps after each
+full one, and at the end one, so that the full network settles, too. From scratch, the first half of the training is
+plain, because a low-rank network has little to learn from weights that are still random; in the second half every step
+has both networks. Either way a step costs about what a plain one does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TURNS = 3
 """Low-rank steps after each full one where the weights are trained already; from scratch, both in each step."""
 
 MACS, MACS_FROM_SCRATCH = (0.08, 0.5), (0.08, 0.3)
-"""Parts of the MACs, between which a budget is drawn. Large networks have little left to learn after half a training."""
+"""Parts of the MACs, between which a budget is drawn; after half a training, large networks have learned already."""
 
 
 @dataclass(frozen=True, kw_only=True)

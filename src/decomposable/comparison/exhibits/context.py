@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from decomposable import recipes
 from decomposable.comparison.exhibits.scales import Group, Scale
 from decomposable.comparison.exhibits.shown import Series
-from decomposable.data.base import Data, TestBatches
+from decomposable.data.base import Data
 from decomposable.methods import METHODS
 from decomposable.methods.loading import load
 from decomposable.methods.settings import Settings, with_overrides
@@ -128,11 +128,13 @@ class Context:
     scale: Scale
     out: Path
     data: Path | None
+    overrides: Mapping[str, Any]
     report: Report
 
     def of(self, group: Group) -> Trained:
         """The trainings of a group."""
-        return Trained(group, self.out / group.folder, self.data, self.report)
+        settings = {**group.settings, **self.overrides}
+        return Trained(replace(group, settings=settings), self.out / group.folder, self.data, self.report)
 
 
 def series_of(points: Points, name: str, method: str, *, is_dashed: bool = False) -> Series:
@@ -163,8 +165,3 @@ def at_size(points: Points, size: float, key: str = "accuracy") -> float:
 def label_of(method: str) -> str:
     """What figures call a method."""
     return getattr(METHODS.get(method), "label", "") or method
-
-
-def test_batches(data: Data) -> Iterable[Any]:
-    """All test images."""
-    return TestBatches(data, batch_size=250).loader(workers=0)

@@ -100,7 +100,7 @@ def run(order: Order, *, jobs: int | None, watchers: Watchers) -> tuple[dict[str
 def measured(exhibit: Exhibit, order: Order, report: Report) -> dict[str, Any]:
     """The exhibit as it is now, written to its file."""
     groups = merged(exhibit.groups(order.scale))
-    shown = exhibit.measure(Context(order.scale, order.out, order.data, report))
+    shown = exhibit.measure(Context(order.scale, order.out, order.data, order.overrides, report))
     command = str(order.how.get("command", ""))
     content: dict[str, Any] = {
         "format": FORMAT,

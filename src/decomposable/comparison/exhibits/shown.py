@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -80,6 +80,7 @@ class Shown:
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     claims: Sequence[Claim] = ()
+    explorer: Mapping[str, Any] | None = None  # the sizes of a network, for the page's slider
     notes: Sequence[str] = field(default_factory=tuple)
 
     def as_plain(self) -> dict[str, Any]:

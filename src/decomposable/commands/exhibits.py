@@ -1,0 +1,104 @@
+"""`decomposable compare --exhibit NAME`: a figure or table of the paper, trained, measured and judged."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from decomposable.commands import arguments
+from decomposable.console import answer, as_table
+from decomposable.errors import InvalidArgumentError
+from decomposable.progress import ProgressLine, as_duration
+
+NAMES = (
+    "exhibits: 2a 2b 2c 2d 2e 2f 3a 3b 3c table-1 table-2 section-4.4 appendix-a appendix-channel appendix-e\n"
+    "          proposition-1 proposition-2 beyond; or all (docs/paper.md)"
+)
+MARKS = {"holds": "holds", "fails": "does not hold", "partly": "holds in part", "not tried": "not tried"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What tells `compare` to reproduce the paper."""
+    parser.add_argument("--exhibit", metavar="NAME", help="in place of RECIPE, a figure or table of the paper, or all")
+    parser.add_argument("--scale", metavar="SCALE", help="of --exhibit: paper (GPUs, days) or laptop (hours)")
+
+
+def run(options: argparse.Namespace, line: ProgressLine) -> None:
+    """Train what the exhibit lacks, measure it, and say which claims hold."""
+    from decomposable.comparison.exhibits import running
+    from decomposable.comparison.running import PartsFailedError
+    from decomposable.comparison.watching import Watchers
+
+    order = _order(options)
+    if options.dry_run:
+        _dry_run(options, order, line)
+        return
+    watchers = Watchers(progress=line, say=line.say, detail=line.detail)
+    found, failures = running.run(order, jobs=options.jobs, watchers=watchers)
+    line.close()
+    texts = [as_text(content) for content in found.values()]
+    where = f"\nAll of it is in {options.out / 'exhibits'}; as a page: decomposable report {options.out} -o report.html"
+    answer(options, found, "\n\n".join(texts), where if found else None)
+    if failures:
+        raise PartsFailedError(failures, len(failures) + 1)
+
+
+def _order(options: argparse.Namespace) -> Any:
+    from decomposable.comparison.exhibits import running
+    from decomposable.methods.settings import Text
+
+    if options.recipe is not None:
+        raise InvalidArgumentError(f"{options.recipe} and --exhibit {options.exhibit}: got both; allowed: one of them")
+    if options.scale is None:
+        raise InvalidArgumentError("--exhibit needs --scale; allowed: paper, laptop")
+    for name, default in (("methods", "all"), ("seeds", "0")):
+        if getattr(options, name) != default:
+            raise InvalidArgumentError(f"--{name}: an exhibit has its own; allowed: without --exhibit")
+    if options.out is None:
+        raise InvalidArgumentError("--out is needed: the folder of all exhibits, as in --out runs/paper")
+    overrides = {}
+    for assignment in options.set:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise InvalidArgumentError(f"--set {assignment}: there is no '='; allowed: key=value, as in epochs=1")
+        overrides[name.strip()] = Text(text.strip())
+    how = arguments.taken(options, "device", "checkpoint_seconds", "command")
+    return running.ordered(
+        options.exhibit, options.scale, out=options.out, data=options.data, overrides=overrides, how=how
+    )
+
+
+def _dry_run(options: argparse.Namespace, order: Any, line: ProgressLine) -> None:
+    from decomposable.comparison.exhibits import running
+
+    found, seconds = running.estimated(order, jobs=options.jobs, progress=line)
+    line.close()
+    rows = [{"group": group.folder, **entry.as_plain()} for group, entry in found]
+    cells = [
+        (
+            group.folder,
+            entry.part.method,
+            str(entry.part.seed),
+            entry.part.training.folder,
+            entry.state,
+            "" if entry.state in ("done", "cannot") else as_duration(entry.seconds),
+        )
+        for group, entry in found
+    ]
+    to_do = sum(entry.state in ("to do", "cut off") for _, entry in found)
+    answer(
+        options,
+        {"trainings": rows, "seconds": round(seconds, 1)},
+        as_table(("group", "method", "seed", "training", "state", "about"), cells),
+        *dict.fromkeys(f"{e.part.method} cannot be trained: {e.reason}" for _, e in found if e.reason),
+        f"\ntrainings: {len(found)} ({to_do} to do); about {as_duration(seconds)} here. Nothing was trained.",
+    )
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    """The claims of an exhibit, each with what was seen."""
+    lines = [f"{content['exhibit']} ({content['where']}): {content['title']}"]
+    for claim in content["claims"]:
+        lines.append(f"  {MARKS[claim['verdict']]:>13}  {claim['text']}\n{'':>17}{claim['seen']}")
+    return "\n".join(lines)

@@ -1,0 +1,193 @@
+"""Exhibits of the paper: what they train at both scales; and all of them on the digits, where they prove nothing."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from decomposable import recipes
+from decomposable.comparison.exhibits import running
+from decomposable.comparison.exhibits.ablations import against
+from decomposable.comparison.exhibits.catalogue import EXHIBITS, find
+from decomposable.comparison.exhibits.context import at_size
+from decomposable.comparison.exhibits.scales import LAPTOP, PAPER, Group, Scale, merged
+from decomposable.comparison.exhibits.shown import Series, judged
+from decomposable.comparison.watching import Watchers
+from decomposable.data import digits
+from decomposable.errors import InvalidArgumentError
+from decomposable.methods import METHODS
+from decomposable.methods.settings import with_overrides
+from decomposable.recipes import Task
+from decomposable.recipes.small import DIGITS, DigitsSettings
+
+NAMES = [
+    "2a",
+    "2b",
+    "2c",
+    "2d",
+    "2e",
+    "2f",
+    "3a",
+    "3b",
+    "3c",
+    "table-1",
+    "table-2",
+    "section-4.4",
+    "appendix-a",
+    "appendix-channel",
+    "appendix-e",
+    "proposition-1",
+    "proposition-2",
+    "beyond",
+]
+
+
+def connected(settings: DigitsSettings = DIGITS) -> Task:
+    return Task(
+        build_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10)),
+        load_data=lambda: digits.load_data(train_images=settings.train_images),
+    )
+
+
+QUICK = {
+    "epochs": 2,
+    "train_images": 150,
+    "calibration_images": 100,
+    "sizes": (1.0, 0.5, 0.25),
+    "tuning_epochs": 1,
+    "compare_energies": (0.95,),
+    "compare_strengths": (3e-4,),
+}
+TRIAL = Scale(
+    name="trial",
+    curves=(Group(folder="digits", recipe="digits", methods=(), settings=QUICK, title="digits"),),
+    ablation=Group(folder="short", recipe="digits", methods=(), settings=QUICK, title="digits"),
+    connected=Group(folder="connected", recipe=f"{__name__}:connected", methods=(), settings=QUICK, title="connected"),
+)
+
+
+def order(names, folder, **rest):
+    how = {"command": "decomposable compare --exhibit all --out /somewhere/runs", "device": "cpu"}
+    return running.Order(exhibits=[find(name) for name in names], scale=TRIAL, out=folder, how=how, **rest)
+
+
+def test_every_exhibit_has_the_name_that_was_promised():
+    assert list(EXHIBITS) == NAMES
+    with pytest.raises(InvalidArgumentError, match="--exhibit table1: unknown; did you mean table-1"):
+        find("table1")
+    with pytest.raises(InvalidArgumentError, match="--scale desk: unknown; allowed: paper, laptop"):
+        running.ordered("2a", "desk", out=None)
+    assert [each.name for each in running.ordered("all", "laptop", out=None).exhibits] == NAMES
+
+
+@pytest.mark.parametrize("scale", [PAPER, LAPTOP], ids=lambda scale: scale.name)
+def test_what_is_trained_at_each_scale_can_be(scale):
+    groups = merged(group for exhibit in EXHIBITS.values() for group in exhibit.groups(scale))
+    for group in groups:
+        with_overrides(recipes.default_settings(recipes.find(group.recipe)), group.settings)
+        assert group.methods
+        assert set(group.methods) <= METHODS.keys()
+    assert len({group.folder for group in groups}) == len(groups)
+    main = next(group for group in groups if group.folder == scale.curves[0].folder)
+    assert set(main.methods) == METHODS.keys()
+    assert len(main.seeds) >= 2
+
+
+def test_one_folder_has_one_protocol():
+    one = Group(folder="a", recipe="digits", methods=("plain",), settings={"epochs": 1})
+    assert merged([one, replace(one, methods=("trp",), seeds=(0, 1))])[0].methods == ("plain", "trp")
+    with pytest.raises(InvalidArgumentError, match="a: two protocols in one folder"):
+        merged([one, replace(one, settings={"epochs": 2})])
+
+
+def points(*pairs):
+    return [{"macs_fraction": x, "accuracy": y, "lowest": y, "highest": y, "seeds": 1} for x, y in pairs]
+
+
+def test_curves_are_compared_at_the_rivals_sizes():
+    ours = points((1.0, 90.0), (0.25, 80.0))
+    assert at_size(ours, 0.5) == pytest.approx(85.0)
+    assert math.isnan(at_size(ours, 0.1))
+    claim = against("better", ours, [points((1.0, 89.0), (0.5, 84.0))])
+    assert (claim.verdict, claim.seen[:22]) == ("holds", "ahead at 2 of 2 points")
+    assert against("better", ours, [points((1.0, 91.0), (0.5, 84.0))]).verdict == "partly"
+    assert against("better", ours, [points((0.5, 86.0))]).verdict == "fails"
+    assert against("better", ours, [points((0.1, 86.0))]).verdict == "not tried"
+    assert judged("x", [], "nothing").verdict == "not tried"
+
+
+def test_what_is_no_number_is_none_in_a_record():
+    assert Series(name="a", x=[1, 2], y=[math.nan, 1 / 3]).y == [None, 0.333333]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exhibits")
+    torch.set_num_threads(1)
+    said = []
+    watchers = Watchers(progress=lambda line: None, say=said.append)
+    names = ["2b", "2c", "2d", "2f", "appendix-e", "proposition-1", "proposition-2"]
+    found, failures = running.run(order(names, folder), jobs=1, watchers=watchers)
+    assert failures == {}
+    return folder, found, said
+
+
+def test_exhibits_are_measured_and_kept(measured):
+    folder, found, said = measured
+    assert sum(line.startswith("short: ") for line in said) == 1  # trained once for all
+    for name, content in found.items():
+        kept = json.loads((folder / "exhibits" / f"{name}.json").read_text())
+        assert kept == json.loads(json.dumps(content))
+        assert kept["claims"]
+        assert kept["figures"] or kept["tables"]
+        assert kept["command"] == "decomposable compare --exhibit all --out runs"
+        assert {"commit", "machine", "made", "trainings"} <= kept.keys()
+        for figure in kept["figures"]:
+            for series in figure["series"]:
+                assert len(series["x"]) == len(series["y"]) > 0
+
+
+def test_what_must_hold_does_hold(measured):
+    _, found, _ = measured
+    verdicts = {claim["text"]: claim["verdict"] for content in found.values() for claim in content["claims"]}
+    for text in (
+        "The error of a layer's output never rises with its rank (channel form and linear layers).",
+        "In the spatial form it holds before the vertical taps are summed …",
+        "KL(p ‖ p̃) stays below the bound.",
+        "That of Decomposable-Net is monotonic.",
+    ):
+        assert verdicts[text] == "holds", text
+
+
+def test_what_is_done_is_not_done_again(measured):
+    folder, _, _ = measured
+    network = folder / "short" / "decomposable" / "0" / "network.safetensors"
+    before = network.stat().st_mtime_ns
+    found, _ = running.run(order(["2d"], folder), jobs=1, watchers=Watchers(progress=lambda line: None))
+    assert list(found) == ["2d"]
+    assert network.stat().st_mtime_ns == before
+
+
+def test_an_estimate_trains_nothing(tmp_path):
+    estimates, seconds = running.estimated(order(["2d"], tmp_path), jobs=1, progress=lambda line: None)
+    assert [(group.folder, entry.part.method, entry.state) for group, entry in estimates] == [
+        ("short", "decomposable", "to do")
+    ]
+    assert seconds > 0
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_all_exhibits(tmp_path):
+    torch.set_num_threads(1)
+    watchers = Watchers(progress=lambda line: None)
+    found, failures = running.run(order(NAMES, tmp_path), jobs=1, watchers=watchers)
+    assert failures == {}
+    assert list(found) == NAMES
+    assert found["beyond"]["explorer"]["sizes"]
+    assert len(found["table-1"]["printed"][0]["rows"]) == 7
+    rows = {row[0]: row for row in found["table-2"]["tables"][0]["rows"]}
+    assert float(rows["normal learning, full size"][-1]) == 1.0
