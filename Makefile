@@ -5,10 +5,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all lint format demo bench clean
+.PHONY: help install test test-all test-browser lint format demo bench clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
 	@echo
 	@echo "Another Python: make test PYTHON=python3.12"
 
@@ -26,10 +26,14 @@ $(STAMP): pyproject.toml constraints.txt
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: lint ## lint, then all tests but the slow ones
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow and not browser'
 
 test-all: lint ## the same with the slow ones
-	$(PYTEST)
+	$(PYTEST) -m 'not browser'
+
+test-browser: $(STAMP) ## the page of results in Debian's chromium, with pictures in browser-out; skipped where it is absent
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest -m browser tests/browser
 
 lint: $(STAMP) ## ruff, mypy and the direction of the imports (lint-imports)
 	$(BIN)/ruff check .
@@ -50,5 +54,5 @@ bench: $(STAMP) ## every benchmark, one after the other (files that start with _
 	done
 
 clean: ## remove .venv, caches, builds and the demonstration's output
-	rm -rf .venv build dist demo-out src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv build dist demo-out browser-out src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

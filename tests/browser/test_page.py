@@ -1,0 +1,166 @@
+"""The page in a real browser, at desktop and phone width: `make test-browser`; skipped where there is none."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install '.[browser]'")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+import decomposable as dn  # noqa: E402
+from decomposable.comparison.report.explorer import explored  # noqa: E402
+from decomposable.comparison.report.finding import Found  # noqa: E402
+from decomposable.comparison.report.page import page  # noqa: E402
+
+BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(None in (BROWSER, DRIVER), reason="no browser: Debian's chromium and chromium-driver"),
+]
+WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
+SHOTS = Path("browser-out")
+
+
+def exhibit(name: str, kind: str, explorer=None) -> dict:
+    sizes = [1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1]
+    series = [
+        {"name": f"method {i} with a rather long name", "x": sizes, "y": [90 - i - 5 / size**0.5 for size in sizes],
+         "low": [], "high": [], "method": method, "is_dashed": bool(i % 2)}
+        for i, method in enumerate(["elastic", "decomposable", "us-net", "slimmable", "plain"])
+    ]  # fmt: skip
+    figure = {
+        "title": "Accuracy over size",
+        "x": {"label": "MACs, as a fraction of the original network's", "is_log": True},
+        "y": {"label": "test accuracy (%)"},
+        "series": series,
+        "kind": "lines",
+    }
+    if kind == "bars":
+        names = [f"layer{i}.conv" for i in range(8)]
+        bars = [{"name": f"way {i}", "x": list(range(8)), "y": [0.1 * (i + 1)] * 8} for i in range(3)]
+        figure |= {"kind": "bars", "categories": names, "series": bars, "x": {"label": "layer"}, "y": {"label": "part"}}
+    return {
+        "exhibit": name, "title": f"Exhibit {name}", "where": "figure 2", "scale": "laptop", "figures": [figure],
+        "tables": [{"title": "A table", "columns": ["method", "accuracy (%)"], "rows": [["elastic", "90.1"]]}],
+        "claims": [{"text": "A claim of the paper.", "verdict": "holds", "seen": "+1.0 at 0.25×"}],
+        "explorer": explorer, "command": "decomposable compare --exhibit all --scale laptop", "commit": "abc",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    import torch
+
+    model = dn.models.small_cnn()
+    net = dn.decompose(model, torch.zeros(1, 1, 8, 8))
+    measured = [{"macs_fraction": size, "accuracy": 60 + 30 * size} for size in (0.1, 0.25, 0.5, 1.0)]
+    slider = explored(net.selector, measured, "a small CNN")
+    found = Found(exhibits=[exhibit("beyond", "lines", slider), exhibit("2d", "bars")])
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page(found, "Measured again"))
+    return path.as_uri()
+
+
+@pytest.fixture(params=WIDTHS)
+def browser(request, tmp_path):
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for argument in (
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}",
+    ):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    width, height = WIDTHS[request.param]
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": request.param == "phone"},
+    )
+    driver.shape = request.param
+    yield driver
+    driver.quit()
+
+
+def opened(browser, address, scheme="light"):
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    browser.get(address)
+    ready = "return document.documentElement.dataset.ready"
+    WebDriverWait(browser, 30).until(lambda driver: driver.execute_script(ready) == "yes")
+    return browser
+
+
+def shot(browser, name):
+    SHOTS.mkdir(exist_ok=True)
+    browser.save_screenshot(str(SHOTS / f"{name}-{browser.shape}.png"))
+
+
+def test_figures_show_and_nothing_is_complained_of(browser, address):
+    opened(browser, address)
+    figures = browser.find_elements(By.CSS_SELECTOR, ".figure")
+    assert len(figures) == 4  # two of the slider, one for each exhibit
+    for figure in figures:
+        assert figure.find_elements(By.CSS_SELECTOR, "svg.main-svg")
+        assert figure.size["height"] > 150
+    lines = browser.find_elements(By.CSS_SELECTOR, "[data-figure='0/0'] .scatterlayer .trace")
+    assert len(lines) == 5
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    shot(browser, "light")
+
+
+def test_nothing_is_wider_than_the_window(browser, address):
+    opened(browser, address)
+    widths = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert widths[0] <= widths[1]
+
+
+def reading(browser, name):
+    return browser.find_element(By.CSS_SELECTOR, f"[data-reading={name}]").text
+
+
+def test_the_slider_is_followed_by_keyboard_and_by_hand(browser, address):
+    opened(browser, address)
+    slider = browser.find_element(By.CSS_SELECTOR, "input[type=range]")
+    names = ("size", "accuracy", "macs", "params")
+    bars = "return [...document.querySelectorAll('.explorer .barlayer path')].map(p => p.getAttribute('d')).join()"
+    seen = [({name: reading(browser, name) for name in names}, browser.execute_script(bars))]
+    for key in (Keys.END, Keys.HOME, Keys.ARROW_RIGHT):
+        slider.send_keys(key)
+        seen.append(({name: reading(browser, name) for name in names}, browser.execute_script(bars)))
+    assert seen[1][0]["size"] == "1.000×"
+    assert seen[1][0]["accuracy"] == "90.0%"
+    assert float(seen[2][0]["accuracy"].rstrip("%")) == pytest.approx(63.0, abs=0.5)
+    assert len({json.dumps(each) for each, _ in seen}) == 4
+    assert len({drawn for _, drawn in seen}) >= 3
+    assert "percent" in slider.get_attribute("aria-valuetext")
+    browser.execute_script("arguments[0].value = 30; arguments[0].dispatchEvent(new Event('input'))", slider)
+    assert reading(browser, "size") != seen[3][0]["size"]
+
+
+def test_dark_mode_and_print_are_readable(browser, address):
+    """Text and ground lie far apart, in figures too."""
+    contrast = """
+        const luminance = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map(Number).map(x => x / 255)
+            .map(x => x <= 0.04 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+            return 0.2126*v[0] + 0.7152*v[1] + 0.0722*v[2]; };
+        const ground = luminance(getComputedStyle(document.body).backgroundColor);
+        const of = (selector) => getComputedStyle(document.querySelector(selector));
+        const inks = [of('body').color, of('.where').color, of('.xtick text').fill, of('.verdict').color];
+        return inks.map(luminance).map(l => (Math.max(l, ground) + 0.05) / (Math.min(l, ground) + 0.05));
+    """
+    for scheme in ("light", "dark"):
+        opened(browser, address, scheme)
+        assert min(browser.execute_script(contrast)) > 4.0, scheme
+        shot(browser, scheme)
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "light"}]},
+    )
+    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not browser.find_element(By.TAG_NAME, "nav").is_displayed()
