@@ -2,8 +2,9 @@
 
 Sizes are not drawn: Z, and the budget of `elastic`, are set to the middles of eight equal parts of their ranges, so
 that every run averages over the same sizes, and that eight low-rank steps with refresh=8 have exactly one SVD in them.
-Of `elastic`, whose networks take turns, each round has a full step and the low-rank ones after it; a step is the mean.
-A plain step is also timed in the other memory layout, and steps are judged by the faster of the two.
+Of `elastic`, whose networks take turns where it starts from trained weights, each round has a full step and the low-rank
+ones after it; a step is the mean. From scratch, half of its steps are plain and half have both networks: a step is the
+mean of these. A plain step is also timed in the other memory layout, and steps are judged by the faster of the two.
 Memory is the peak of a process of its own for each kind of step, above what it held before the first step.
 """
 
@@ -21,14 +22,15 @@ from _common import interleave, record, verdict
 from torch import nn
 
 from decomposable import JointObjective, models
-from decomposable.methods.elastic import TURNS, ElasticSettings
+from decomposable.methods.elastic import MACS, MACS_FROM_SCRATCH, TURNS, ElasticSettings
 
 RATIO, ELASTIC = (0.01, 0.5), ElasticSettings()
 STEPS = 1 + TURNS
 PLACES = [(i + 0.5) / 8 for i in range(8)]
-WANTED = {"refresh=1": 2.4, "refresh=8": 1.8, "elastic": 1.3}
+SCRATCH = "elastic from scratch"
+WANTED = {"refresh=1": 2.4, "refresh=8": 1.8, "elastic": 1.3, SCRATCH: 1.3}
 OTHER = "plain, other layout"
-WANTED_MEMORY = {"refresh=1": 2.0, "refresh=8": 2.0, "elastic": 1.6}
+WANTED_MEMORY = {"refresh=1": 2.0, "refresh=8": 2.0, "elastic": 1.6, SCRATCH: 1.6}
 
 
 def make(kind: str, batch: int, channels_last: bool) -> Callable[[float], None]:
@@ -51,12 +53,13 @@ def make(kind: str, batch: int, channels_last: bool) -> Callable[[float], None]:
             optimizer.step()
 
         return step
-    if kind == "elastic":
+    is_elastic = kind.startswith("elastic")
+    if is_elastic:
         options = {
-            "macs": ELASTIC.elastic_macs,
+            "macs": MACS if kind == "elastic" else MACS_FROM_SCRATCH,
             "example_input": x[:1],
             "distill": ELASTIC.elastic_distill,
-            "turns": TURNS,
+            "turns": TURNS if kind == "elastic" else False,
             "refresh": ELASTIC.elastic_refresh,
         }
     else:
@@ -65,7 +68,7 @@ def make(kind: str, batch: int, channels_last: bool) -> Callable[[float], None]:
     low, high = joint.sizes.range
 
     def joint_step(place: float) -> None:
-        size = low * (high / low) ** place if kind == "elastic" else low + (high - low) * place
+        size = low * (high / low) ** place if is_elastic else low + (high - low) * place
         joint.sizes.range = (size, size)
         for _ in range(STEPS if kind == "elastic" else 1):
             optimizer.zero_grad()
@@ -115,6 +118,9 @@ def main() -> None:
             for kind, values in interleave({k: (lambda s=s: s(place)) for k, s in steps.items()}, 1, 0).items():
                 times[kind][place] += [v / (STEPS if kind == "elastic" else 1) for v in values]
     totals = {kind: {place: sum(times[kind][place]) for place in PLACES} for kind in steps}
+    if SCRATCH in totals:  # what was timed is a step of both networks
+        late = 1 - ELASTIC.elastic_start
+        totals[SCRATCH] = {p: late * totals[SCRATCH][p] + (1 - late) * totals["plain"][p] for p in PLACES}
     fastest = min("plain", OTHER, key=lambda kind: sum(totals[kind].values()))
     by_place = {k: {f"{p:.3f}": totals[k][p] / totals[fastest][p] for p in PLACES} for k in chosen}
     plain = sum(totals[fastest].values())

@@ -3,8 +3,8 @@
 What is random in a step is set to the middles of equal parts of its range, so that every run averages over the same
 sizes: Z of Decomposable-Net over eight values, the two random widths of US-Nets over eight pairs. Decomposable-Net's
 step is measured with an SVD and, between two SVDs, without one; `refresh=N` is the latter and an Nth of the difference.
-Of `elastic`, a round is a full step and the low-rank ones after it, at a budget out of eight; a step is the mean. One
-low-rank step in eight has an SVD.
+Of `elastic`, from trained weights, a round is a full step and the low-rank ones after it, at a budget out of eight; a
+step is the mean. One low-rank step in eight has an SVD.
 """
 
 from __future__ import annotations
