@@ -2,7 +2,7 @@
 
 Sizes are not drawn: Z, and the budget of `elastic`, are set to the middles of eight equal parts of their ranges, so
 that every run averages over the same sizes, and that eight low-rank steps with refresh=8 have exactly one SVD in them.
-Of `elastic`, whose networks take turns where it starts from trained weights, each round has a full step and the low-rank
+Of `elastic`, whose networks take turns from trained weights on, each round has a full step and the low-rank
 ones after it; a step is the mean. From scratch, half of its steps are plain and half have both networks: a step is the
 mean of these. A plain step is also timed in the other memory layout, and steps are judged by the faster of the two.
 Memory is the peak of a process of its own for each kind of step, above what it held before the first step.

@@ -712,3 +712,23 @@ def test_sizes_as_they_are_typed():
 
 def test_a_table_is_aligned():
     assert as_table(("a", "bb"), [("10", "x")]) == " a  bb\n10   x"
+
+
+def test_a_training_and_a_measurement_leave_a_figure(tmp_path, call):
+    quick = ["epochs=1", "train_images=100", "calibration_images=50", "sizes=1,0.5,0.25"]
+    code, out, _ = call("train", "digits", "--out", tmp_path / "run", "--set", *quick)
+    assert code == 0
+    assert f"The figure is {tmp_path / 'run' / 'curve.png'}" in out
+    network = tmp_path / "run" / "network.safetensors"
+    code, out, _ = call("bench", network, "--seconds", "0.2", "--runtime", "torch", "--sizes", "0.5")
+    assert code == 0
+    for figure in (tmp_path / "run" / "curve.png", network.with_name("network.safetensors.latency.png")):
+        assert figure.read_bytes().startswith(b"\x89PNG")
+    assert str(network.with_name("network.safetensors.latency.png")) in out
+
+
+def test_train_says_why_there_is_no_figure(tmp_path, call):
+    quick = ["epochs=1", "train_images=100", "calibration_images=50", "sizes=1"]
+    code, out, _ = call("train", "digits", "--out", tmp_path / "run", "--set", *quick)
+    assert code == 0
+    assert "No figure: fewer than two sizes were measured" in out

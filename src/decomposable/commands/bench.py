@@ -130,7 +130,20 @@ def _show(options: argparse.Namespace, profile: LatencyProfile, out: Path) -> No
         f"\n{profile.machine}; {setting}; the sizes of a runtime ran in turn, so that they compare.",
         *(f"{entry.runtime}: align={entry.align}: {entry.rounding}" for entry in profile.entries),
         f"{out}: written; {verb}(latency_ms=...) uses it",
+        _draw(options, profile, out.with_suffix(".png")),
     )
+
+
+def _draw(options: argparse.Namespace, profile: LatencyProfile, path: Path) -> str:
+    """Times over size, beside the profile; what to say about it."""
+    from decomposable.comparison.figure import draw_times
+
+    times = {
+        entry.runtime: [(timed.size, timed.median_ms, timed.low_ms, timed.high_ms) for timed in entry.sizes]
+        for entry in profile.entries
+    }
+    title, message = f"{options.file.name}: time over size", f"{profile.machine}; batch {options.batch}, medians"
+    return networks.write_figure(path, lambda: draw_times(times, title=title, message=message), again="")
 
 
 def _speeds(entry: Entry) -> list[tuple[Any, float]]:

@@ -96,28 +96,14 @@ def _run(options: argparse.Namespace) -> None:
 
 def _draw(path: Path, recipe: str, made: Cut) -> str:
     """Write the figure, if what it takes is installed; what to say about it."""
-    from decomposable.comparison.figure import Curve, draw_curves
-
-    rows = sorted((row for row in made.rows if row.macs_fraction is not None), key=lambda row: -row.size)
-    if len(rows) < 2:
-        return "No figure: fewer than two sizes were measured"
-    curve = Curve(
-        label="tuned" if made.info["cut"]["tuned"] else "as cut",
-        sizes=[row.size for row in rows],
-        accuracies=[row.accuracy or 0.0 for row in rows],
+    return networks.draw_sizes(
+        path,
+        {"tuned" if made.info["cut"]["tuned"] else "as cut": made.rows},
+        title=f"{recipe}: cut without training",
+        message=f"Bases by {made.info['cut']['criterion']}, from {made.images:,} images without labels",
+        again=" with --force",
+        measured="agreement with the full network" if made.is_agreement else "test accuracy",
     )
-
-    def drawn() -> bytes:
-        return draw_curves(
-            [curve],
-            title=f"{recipe}: cut without training",
-            message=f"Bases by {made.info['cut']['criterion']}, from {made.images:,} images without labels",
-            caption="",
-            ticks=[row.size for row in rows],
-            measured="agreement with the full network" if made.is_agreement else "test accuracy",
-        )
-
-    return networks.write_figure(path, drawn, again=" with --force")
 
 
 VERB = Verb(

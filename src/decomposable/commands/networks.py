@@ -96,6 +96,37 @@ def write_figure(path: Path, drawn: Callable[[], bytes], again: str) -> str:
     return f"The figure is {path}"
 
 
+def draw_sizes(
+    path: Path,
+    curves: Mapping[str, Sequence[Row]],
+    *,
+    title: str,
+    message: str,
+    again: str,
+    measured: str = "test accuracy",
+) -> str:
+    """Draw accuracy over size, a line for each of some curves; what to say about it."""
+    from decomposable.comparison.figure import MOST_CURVES, Curve, draw_curves
+
+    shown = {
+        name: sorted((row for row in rows if row.macs_fraction and row.accuracy is not None), key=lambda row: -row.size)
+        for name, rows in list(curves.items())[:MOST_CURVES]
+    }
+    shown = {name: rows for name, rows in shown.items() if len(rows) > 1}
+    if not shown:
+        return "No figure: fewer than two sizes were measured"
+    made = [
+        Curve(label=name, sizes=[row.size for row in rows], accuracies=[row.accuracy or 0.0 for row in rows])
+        for name, rows in shown.items()
+    ]
+    ticks = sorted({row.size for rows in shown.values() for row in rows}, reverse=True)
+
+    def drawn() -> bytes:
+        return draw_curves(made, title=title, message=message, caption="", ticks=ticks, measured=measured)
+
+    return write_figure(path, drawn, again)
+
+
 def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:
     """The model and the data of a network file, and the settings that it was trained with."""
     from decomposable import recipes

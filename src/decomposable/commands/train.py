@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
 from decomposable.console import Verb, answer, progress_line
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress, ProgressLine
+
+if TYPE_CHECKING:
+    from decomposable.training.evaluation import Row
+    from decomposable.training.runs import Job
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +57,22 @@ def _train(options: argparse.Namespace, line: ProgressLine) -> None:
     job = experiment.prepare(options.recipe, settings=settings, **how)
     record = experiment.run(job, progress=line, say=line.say)
     line.close()
-    table = networks.table([(f"{row['size']:g}", Row(**row)) for row in record["sizes"]])
-    answer(options, record, table, f"\nEvery size is in one file; see: decomposable sizes {job.folder.network}")
+    rows = [Row(**row) for row in record["sizes"]]
+    table = networks.table([(f"{row.size:g}", row) for row in rows])
+    figure = _draw(job, rows)
+    where = f"\nEvery size is in one file; see: decomposable sizes {job.folder.network}"
+    answer(options, record, table, where, figure)
+
+
+def _draw(job: Job, rows: Sequence[Row]) -> str:
+    """Accuracy over size beside the record; what to say about it."""
+    names = dict.fromkeys(row.curve for row in rows)
+    curves = {name or job.settings.method: [row for row in rows if row.curve == name] for name in names}
+    message = f"{job.settings.method}, {job.settings.epochs} epochs, seed {job.settings.seed}; then cut, not retrained"
+    title = f"{job.recipe}: accuracy over size"
+    return networks.draw_sizes(
+        job.folder.path / "curve.png", curves, title=title, message=message, again=" with --resume"
+    )
 
 
 def _as_typed(value: Any) -> Any:
@@ -70,6 +89,7 @@ VERB = Verb(
         "  network.safetensors  the network at every size (see: decomposable sizes, evaluate, resize)\n"
         "  metrics.jsonl        what was seen on the way, line by line\n"
         "  record.json          settings, seed, commit, machine, sizes and accuracies\n"
+        "  curve.png            accuracy over size\n"
         "A run that was cut off goes on with --resume, and ends with the same bits as one that was not.\n\n"
         + arguments.RECIPES
     ),

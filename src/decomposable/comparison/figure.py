@@ -29,6 +29,9 @@ STYLES: tuple[dict[str, Any], ...] = (
 )
 
 
+MOST_CURVES = len(STYLES)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Curve:
     """Accuracies (percent) of a network at some sizes (parts of the original's MACs), and their range if known."""
@@ -158,6 +161,22 @@ def draw_curves(
     _set_sizes(axes, 0.84 * min(ticks), 1.05, ticks)
     axes.set_ylim(top=100)
     axes.legend(loc="lower right", frameon=False, fontsize=11, title=caption, alignment="left")
+    return _as_png(figure)
+
+
+def draw_times(times: Mapping[str, Sequence[tuple[float, float, float, float]]], *, title: str, message: str) -> bytes:
+    """Milliseconds over size as a PNG: for every name its sizes, each with the median and the middle half of times."""
+    figure, axes = _blank(size=(8, 4.8), dpi=160, title=title, text=message)
+    axes.set_ylabel("milliseconds", fontsize=11)
+    for (name, points), style in zip(times.items(), STYLES, strict=False):
+        ordered = sorted(points)
+        sizes, medians, lows, highs = zip(*ordered, strict=True)
+        axes.fill_between(sizes, lows, highs, color=style["color"], alpha=0.15, lw=0)
+        axes.plot(sizes, medians, label=name, linewidth=2.5, markersize=7, markeredgecolor="white", **style)
+    smallest = min(size for points in times.values() for size, *_ in points)
+    _set_sizes(axes, 0.88 * smallest, 1.06, [tick for tick in TICKS if 0.9 * smallest <= tick])
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left", frameon=False, fontsize=11)
     return _as_png(figure)
 
 
