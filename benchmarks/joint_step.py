@@ -22,7 +22,7 @@ from _common import interleave, record, verdict
 from torch import nn
 
 from decomposable import JointObjective, models
-from decomposable.methods.elastic import MACS, MACS_FROM_SCRATCH, TURNS, ElasticSettings
+from decomposable.methods.elastic import TURNS, ElasticSettings
 
 RATIO, ELASTIC = (0.01, 0.5), ElasticSettings()
 STEPS = 1 + TURNS
@@ -56,7 +56,7 @@ def make(kind: str, batch: int, channels_last: bool) -> Callable[[float], None]:
     is_elastic = kind.startswith("elastic")
     if is_elastic:
         options = {
-            "macs": MACS if kind == "elastic" else MACS_FROM_SCRATCH,
+            "macs": ELASTIC.elastic_macs,
             "example_input": x[:1],
             "distill": ELASTIC.elastic_distill,
             "turns": TURNS if kind == "elastic" else False,

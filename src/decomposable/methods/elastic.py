@@ -28,15 +28,12 @@ from decomposable.network.decomposed import DecomposedNet
 TURNS = 3
 """Low-rank steps after each full one where the weights are trained already; from scratch, both in each step."""
 
-MACS, MACS_FROM_SCRATCH = (0.08, 0.5), (0.08, 0.3)
-"""Parts of the MACs, between which a budget is drawn; after half a training, large networks have learned already."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticSettings(MethodSettings):
     """How the low-rank network is drawn and taught; `balance` (λ) is shared with the paper's method."""
 
-    elastic_macs: tuple[float, float] | None = None  # budgets: 0.08,0.5 of the MACs, or from scratch 0.08,0.3
+    elastic_macs: tuple[float, float] = (0.08, 0.5)  # parts of the MACs, between which a budget is drawn
     elastic_smallest: float = 0.0  # the share of low-rank steps that take the smallest of them
     elastic_distill: float = 0.5  # how much the low-rank network learns from the full one, and not from the labels
     elastic_turns: int | None = None  # low-rank steps after each full one: 3, or 0 from scratch: both in each step
@@ -45,11 +42,7 @@ class ElasticSettings(MethodSettings):
     elastic_refresh: int = 8  # low-rank steps from one SVD to the next
 
     checks: ClassVar[tuple[Check, ...]] = (
-        (
-            ("elastic_macs",),
-            "two numbers with 0 < low <= high <= 1, as in 0.08,0.5, or none",
-            lambda v: v is None or 0 < v[0] <= v[1] <= 1,
-        ),
+        (("elastic_macs",), "two numbers with 0 < low <= high <= 1, as in 0.08,0.5", lambda v: 0 < v[0] <= v[1] <= 1),
         (("elastic_smallest",), "a number from 0 to below 1", lambda v: 0 <= v < 1),
         (("elastic_distill",), "a number in [0, 1]", lambda v: 0 <= v <= 1),
         (("elastic_turns",), "an int of at least 0, or none", lambda v: v is None or v >= 0),
@@ -122,7 +115,7 @@ class Elastic(Decomposable):
         """One of the two networks in each step."""
         assert isinstance(network, WithExample)
         own = settings.of(ElasticSettings)
-        low, high = own.elastic_macs or (MACS if network.is_trained else MACS_FROM_SCRATCH)
+        low, high = own.elastic_macs
         try:
             joint = _objective(network, settings, (low, high))
         except BudgetError as error:
