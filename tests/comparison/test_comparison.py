@@ -613,3 +613,17 @@ def test_side_by_side_the_time_left_is_shared(monkeypatch):
     told.now = 130
     assert told.left() == 80  # that of slimmable; the others are late
     assert "plain/0 epoch 1/4  |  us-net/0 epoch 1/4" in (told.watch.show() or told.lines[-1])
+
+
+def test_records_whose_networks_were_not_kept_are_not_trained_again(tmp_path):
+    """As in a repository of results: records are small, networks are not."""
+    quick = {"epochs": 1, "train_images": 100, "calibration_images": 50, "sizes": (1.0, 0.5)}
+    dn.compare("digits", out=tmp_path, methods=["plain"], jobs=1, **quick)
+    record = tmp_path / "plain" / "0" / "record.json"
+    before = record.read_bytes()
+    (tmp_path / "plain" / "0" / "network.safetensors").unlink()
+    content = dn.compare("digits", out=tmp_path, methods=["plain", "width"], jobs=1, compare_widths=(0.5,), **quick)
+    assert record.read_bytes() == before
+    assert {"plain", "width"} <= content["methods"].keys()
+    with pytest.raises(PartsFailedError, match="plain/0, which it starts from, is not there"):
+        dn.compare("digits", out=tmp_path, methods=["tucker"], jobs=1, tuning_epochs=1, **quick)

@@ -54,8 +54,9 @@ class Part:
 
     @property
     def lacks(self) -> list[Path]:
-        """The folders of trainings that it starts from and that are not done."""
-        return [path for path in self.needs if not RunFolder(path).record.exists()]
+        """The folders of trainings that it starts from and that are not done, or whose network was not kept."""
+        folders = {path: RunFolder(path) for path in self.needs}
+        return [path for path, each in folders.items() if not (each.record.exists() and each.network.exists())]
 
     @property
     def can_be_read(self) -> bool:
@@ -220,7 +221,7 @@ def check_finished(comparison: Comparison, circumstances: Circumstances) -> None
 def finished(part: Part, circumstances: Circumstances) -> dict[str, Any]:
     """The record of a part that is done under these very settings."""
     try:
-        record = runs.finished(job_of(part, circumstances))
+        record = runs.finished(job_of(part, circumstances), needs_network=False)
         assert record is not None
         stored = {key: record["settings"].get(key) for key in runs.OF_THE_SIZES}
         ours = runs.plain_settings(part.settings)

@@ -82,7 +82,7 @@ def _belongs(part: Part, circumstances: Circumstances) -> bool:
 
 def _write_record(comparison: Comparison, parts: Sequence[Part]) -> None:
     """One record for the trainings of one method and seed."""
-    found = {part.training.folder: part.folder.finished() or {} for part in parts}
+    found = {part.training.folder: part.folder.finished(needs_network=False) or {} for part in parts}
     first = next(iter(found.values()))
     record = {
         "recipe": comparison.recipe,
@@ -132,7 +132,7 @@ def _curves_of(parts: Sequence[Part]) -> dict[str, Rows]:
     """The rows of one method and seed by their curve; of alternatives those of the best training."""
     found: dict[str, dict[str, Rows]] = defaultdict(lambda: defaultdict(list))
     for part in parts:
-        for row in (part.folder.finished() or {})["sizes"]:
+        for row in (part.folder.finished(needs_network=False) or {})["sizes"]:
             if not isinstance(row, dict) or not all(isinstance(row.get(key), int | float) for key in _NUMBERS):
                 raise RunError(
                     f"{part.folder.record}: a size of it is {row!r:.80}", f"remove {part.path} to train it again"

@@ -71,8 +71,8 @@ class RunFolder:
             )
         self._found = self._state
 
-    def finished(self) -> dict[str, Any] | None:
-        """The record, if the run is complete."""
+    def finished(self, *, needs_network: bool = True) -> dict[str, Any] | None:
+        """The record, if the run is complete; without its network where that is not needed any more."""
         if not self.record.exists():
             return None
         try:
@@ -84,7 +84,7 @@ class RunFolder:
         parts = {"identity": dict, "sizes": list, "epochs": list}
         if not isinstance(record, dict) or not all(isinstance(record.get(k), kind) for k, kind in parts.items()):
             raise RunError(f"{self.record}: it is not the record of a run", "choose another --out")
-        if not self.network.exists():
+        if needs_network and not self.network.exists():
             raise RunError(f"{self.path}: the run is complete, but {self.network.name} is gone", "choose another --out")
         return record
 
@@ -229,9 +229,9 @@ def check_same_job(where: Path, theirs: Mapping[str, Any], job: Job, **more: Any
     check_same_run(where, theirs, ours)
 
 
-def finished(job: Job) -> dict[str, Any] | None:
+def finished(job: Job, *, needs_network: bool = True) -> dict[str, Any] | None:
     """The record, if the run is complete; refuse one of another run."""
-    record = job.folder.finished()
+    record = job.folder.finished(needs_network=needs_network)
     if record is not None:
         check_same_job(job.folder.record, record["identity"], job, data=record["identity"].get("data"))
     return record

@@ -17,6 +17,7 @@ from decomposable import recipes
 from decomposable.comparison.exhibits.scales import Group, Scale
 from decomposable.comparison.exhibits.shown import Series
 from decomposable.data.base import Data
+from decomposable.errors import DataError
 from decomposable.methods import METHODS
 from decomposable.methods.loading import load
 from decomposable.methods.settings import Settings, with_overrides
@@ -91,7 +92,10 @@ class Trained:
 
     def network(self, method: str, seed: int = 0, training: str = "") -> Any:
         """The network that a training has left."""
-        return load(self.folder / method / str(seed) / training / "network.safetensors", model=self.task.build_model())
+        path = self.folder / method / str(seed) / training / "network.safetensors"
+        if not path.is_file():
+            raise DataError(f"{path}: it was not kept; remove {path.parent} to train it again")
+        return load(path, model=self.task.build_model())
 
     def model(self, method: str, seed: int = 0, training: str = "") -> nn.Module:
         """The trained model itself, of a method that decomposes: the network at full size."""
