@@ -152,3 +152,10 @@ def test_what_cannot_be_drawn_is_refused(options: dict, text: str) -> None:
 def test_an_impossible_budget_states_the_smallest_possible_one() -> None:
     with pytest.raises(BudgetError, match=r"macs=0\.001 is too small: the smallest possible is 0\.0"):
         joint_of(model(), macs=(0.001, 0.5))
+
+
+def test_a_range_that_is_the_wrong_way_round_is_refused_as_that():
+    """And not as a budget that is too small, which its second end would be."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    with pytest.raises(InvalidArgumentError, match="smallest <= largest"):
+        dn.JointObjective(model, macs=(0.9, 0.001), example_input=torch.zeros(1, 8))

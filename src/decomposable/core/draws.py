@@ -146,10 +146,10 @@ def _check_budgets(selector: RankSelector, measure: Measure, wanted: object) -> 
     if measure == "macs" and selector.fixed_macs is None:
         raise InvalidArgumentError("macs= needs the sizes of the feature maps; allowed: with example_input=...")
     low, high = (absolute_budget(measure, end, selector.full_cost(measure)) for end in pair)
-    for end in pair:
-        selector.of_size(end, measure)  # what cannot be is refused here, and not in the middle of a training
     if low > high:
         raise InvalidArgumentError(f"{measure}={wanted!r}; allowed: (smallest, largest) with smallest <= largest")
+    for end in pair:
+        selector.of_size(end, measure)  # what cannot be is refused here, and not in the middle of a training
     return low, high
 
 
