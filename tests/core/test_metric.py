@@ -78,12 +78,27 @@ def test_directions_that_no_data_used_go_first():
     assert losses[3] < 0.03
 
 
-def test_moments_of_zero_leave_the_metric_of_the_weights():
-    """Of a layer that no batch has reached."""
+@pytest.mark.parametrize("felt", [(0, 0), (1, 0), (0, 1)])
+def test_a_layer_that_nothing_depends_on_loses_nothing(felt):
+    """One that no batch has reached, or whose output no gradient comes back to, as that of an auxiliary head."""
     w = normal(5, 4)
-    p, q, losses = decompose_in_metric({"w": whole(w)}, {"w": Moments(torch.zeros(5, 5), torch.zeros(4, 4))})["w"]
+    inputs, gradients = (each * torch.eye(size, dtype=w.dtype) for each, size in zip(felt, (5, 4), strict=True))
+    p, q, losses = decompose_in_metric({"w": whole(w)}, {"w": Moments(inputs, gradients)})["w"]
     torch.testing.assert_close(p @ q, w)
-    torch.testing.assert_close(losses, torch.linalg.svdvals(w).square())
+    assert losses.tolist() == [0.0] * 4
+    u, s, vt = torch.linalg.svd(w, full_matrices=False)
+    torch.testing.assert_close(p[:, :2] @ q[:2], (u[:, :2] * s[:2]) @ vt[:2])  # the order inside is that of the weights
+
+
+def test_roots_in_parts_give_the_same(monkeypatch):
+    products = {str(i): whole(normal(6, 5)) for i in range(4)}
+    moments = {name: Moments(moment(6), moment(5)) for name in products}
+    before = {name: one.inputs.clone() for name, one in moments.items()}
+    together = decompose_in_metric(products, moments)
+    monkeypatch.setattr("decomposable.core.metric.MOST_ROOTS", 1)
+    for name, found in decompose_in_metric(products, moments).items():
+        torch.testing.assert_close(found.losses, together[name].losses)
+        assert torch.equal(moments[name].inputs, before[name])  # which damping must not change
 
 
 def test_a_matrix_of_less_than_full_rank():

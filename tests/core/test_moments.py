@@ -1,5 +1,7 @@
 """Second moments: against the gradient of the weight, finite differences in the loss, and plain loops."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -30,6 +32,11 @@ def cubes(outputs, number=0):
     return outputs.pow(3).sum()
 
 
+def all_moments(*args, **kwargs):
+    """Those of every pass."""
+    return {name: one for part in second_moments(*args, **kwargs) for name, one in part.items()}
+
+
 @pytest.fixture
 def columns(monkeypatch):
     """All columns x and g of convolutions that were summed over, in the order of the calls."""
@@ -55,7 +62,7 @@ def test_the_sum_of_x_gt_is_the_gradient_of_the_weight(kernel, form, columns):
     model = nn.Sequential(conv, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 3))
     layers, _ = find_layers(model, form)
     x = torch.randn(3, 4, 13, 11)
-    found = second_moments(model, layers, [x], run, cubes)
+    found = all_moments(model, layers, [x], run, cubes)
     x_MP, g_NP = (torch.cat(parts).transpose(0, 1).flatten(1) for parts in columns.values())
     cubes(model(x)).backward()
     torch.testing.assert_close(x_MP @ g_NP.mT, to_matrix(conv.weight.grad, layers[0].form), rtol=1e-4, atol=1e-4)
@@ -68,7 +75,7 @@ def test_linear_layers_of_any_number_of_axes():
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     layers, _ = find_layers(model, "spatial")
     x = torch.randn(5, 7, 3)
-    found = second_moments(model, layers, [x[:2], x[2:]], run, cubes)
+    found = all_moments(model, layers, [x[:2], x[2:]], run, cubes)
     hidden = model[0](x).detach().requires_grad_(True)
     [gradient] = torch.autograd.grad(cubes(model[2](model[1](hidden))), hidden)
     torch.testing.assert_close(found["0"].inputs, torch.einsum("bti,btj->ij", x, x) / 35)
@@ -81,7 +88,7 @@ def test_a_layer_that_is_called_twice_sums_both_calls():
     model = nn.Sequential(shared, nn.Tanh(), shared)
     layers, _ = find_layers(model, "spatial")
     x = torch.randn(6, 3)
-    found = second_moments(model, layers, [x], run, cubes)["0"]
+    found = all_moments(model, layers, [x], run, cubes)["0"]
     inner = torch.tanh(shared(x)).detach()
     torch.testing.assert_close(found.inputs, (x.mT @ x + inner.mT @ inner) / 12)
 
@@ -92,10 +99,10 @@ def test_few_bytes_mean_many_passes_and_the_same_moments(monkeypatch):
     layers, _ = find_layers(model, "channel")
     batches = [torch.randn(4, 3, 8, 8) for _ in range(3)]
     counted = []
-    whole = second_moments(model, layers, batches, run, cubes, seen=lambda: counted.append(1))
+    whole = all_moments(model, layers, batches, run, cubes, seen=lambda: counted.append(1))
     assert len(counted) == 3
     monkeypatch.setattr(moments, "_MOST_PATCHES", 1)  # an image at a time
-    in_parts = second_moments(model, layers, batches, run, cubes, memory=1, seen=lambda: counted.append(1))
+    in_parts = all_moments(model, layers, batches, run, cubes, memory=1, seen=lambda: counted.append(1))
     assert len(counted) == 3 + 9
     for name, each in whole.items():
         torch.testing.assert_close(in_parts[name].inputs, each.inputs)
@@ -116,7 +123,7 @@ def test_the_model_is_as_before(columns):
     model[0].weight.requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     layers, _ = find_layers(model, "spatial")
-    second_moments(model, layers, [torch.randn(4, 3, 8, 8)], run, cubes)
+    all_moments(model, layers, [torch.randn(4, 3, 8, 8)], run, cubes)
     assert model.training
     assert [p.requires_grad for p in model.parameters()] == [False, True, True, True, True, True]
     assert all(p.grad is None for p in model.parameters())
@@ -129,7 +136,7 @@ def test_without_a_loss_there_is_no_graph_and_no_second_moment_of_gradients():
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     layers, _ = find_layers(model, "spatial")
     graphs = []
-    found = second_moments(model, layers, [torch.randn(2, 3, 8, 8)], lambda n, b: graphs.append(n(b).requires_grad))
+    found = all_moments(model, layers, [torch.randn(2, 3, 8, 8)], lambda n, b: graphs.append(n(b).requires_grad))
     assert graphs == [False]
     assert found["0"].gradients is None
 
@@ -138,7 +145,7 @@ def test_no_batch_is_refused():
     model = nn.Sequential(nn.Linear(3, 4))
     layers, _ = find_layers(model, "spatial")
     with pytest.raises(InvalidArgumentError, match="data: it yielded no batch"):
-        second_moments(model, layers, [], run)
+        all_moments(model, layers, [], run)
 
 
 def test_one_image_without_a_batch_axis():
@@ -146,5 +153,44 @@ def test_one_image_without_a_batch_axis():
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     layers, _ = find_layers(model, "spatial")
     x = torch.randn(3, 8, 8)
-    alone, batched = (second_moments(model, layers, [each], run, cubes)["0"] for each in (x, x[None]))
+    alone, batched = (all_moments(model, layers, [each], run, cubes)["0"] for each in (x, x[None]))
     torch.testing.assert_close(alone.inputs, batched.inputs)
+
+
+def test_moments_of_a_pass_are_gone_when_the_next_ones_come():
+    """What is held at a time is what the memory allows, and not all of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(6)))
+    layers, _ = find_layers(model, "channel")
+    known, held = [], []
+
+    def seen():
+        held.append(sum(each() is not None for each in known))
+
+    for part in second_moments(model, layers, [torch.randn(8, 20)], run, cubes, memory=2 * 2 * 4 * 400, seen=seen):
+        assert len(part) == 2
+        known += [weakref.ref(each.inputs) for each in part.values()]
+        del part
+    assert (len(known), held) == (6, [0, 0, 0])
+
+
+@pytest.mark.parametrize("where", ["model", "forward"])
+def test_what_runs_without_gradients_is_refused_where_the_loss_counts(where):
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            with torch.set_grad_enabled(where != "model" and torch.is_grad_enabled()):
+                x = self.trunk(x).relu()
+            return self.head(x)
+
+    model = Frozen()
+    layers, _ = find_layers(model, "channel")
+    call = run if where == "model" else torch.no_grad()(run)
+    with pytest.raises(
+        InvalidArgumentError, match=r"layer 'trunk' runs without gradients .* allowed: criterion='output'"
+    ):
+        all_moments(model, layers, [torch.randn(4, 6)], call, cubes)
+    assert all_moments(model, layers, [torch.randn(4, 6)], call)["trunk"].gradients is None

@@ -12,7 +12,7 @@ import decomposable as dn
 from decomposable.core.forms import to_factors, to_matrix
 from decomposable.errors import InvalidArgumentError
 from decomposable.network import importance
-from decomposable.network.importance import drawn_loss
+from decomposable.network.importance import drawing, drawn_loss
 
 SIZES = (0.8, 0.6, 0.4, 0.3)
 
@@ -200,13 +200,15 @@ def test_what_cannot_be_done_is_refused(options, message):
         dn.decompose(make(), **options)
 
 
-def test_labels_are_drawn_from_the_softmax_and_the_same_in_every_pass():
-    logits = torch.log(torch.tensor([[0.7, 0.3]])).expand(4000, 2)
+def test_labels_are_drawn_by_the_softmax_and_the_same_in_every_pass():
+    """Of p = (0.7, 0.3): ‖g‖² is 0.18 and 0.98, their mean 0.42, and so the first label is drawn in 0.3 of the cases."""
+    logits = torch.log(torch.tensor([[0.7, 0.3]])).repeat(4000, 1).requires_grad_(True)
     losses = [drawn_loss(logits, number) for number in (0, 0, 1)]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
-    expected = 4000 * -(0.7 * np.log(0.7) + 0.3 * np.log(0.3))
-    assert float(losses[0]) == pytest.approx(expected, rel=0.05)
+    losses[0].backward()
+    assert torch.allclose(logits.grad.square().sum(1), torch.tensor(0.42))
+    assert float((logits.grad[:, 0] < 0).double().mean()) == pytest.approx(0.3, abs=0.03)
 
 
 def test_the_network_is_measured_again_on_the_way_down(trained, monkeypatch):
@@ -226,3 +228,46 @@ def test_the_network_is_measured_again_on_the_way_down(trained, monkeypatch):
     for size, weight in zip(goals, measured[1:], strict=True):
         rank = int(torch.linalg.matrix_rank(to_matrix(weight, "spatial"), rtol=1e-4))
         assert rank == net.selector.choose(macs=size).ranks["0"]
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 100.0])
+def test_labels_are_drawn_so_that_the_expectation_is_the_fisher_matrix(scale):
+    """Σ q w² g gᵀ over all labels is Σ p g gᵀ = diag(p) − p pᵀ, and every draw of an image counts the same."""
+    logits = scale * torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    chances, weights = drawing(logits)
+    assert torch.allclose(chances.sum(1), torch.ones(6, dtype=torch.float64))
+    p = logits.softmax(1)
+    for row in range(6):
+        gradients = p[row] - torch.eye(5, dtype=torch.float64)
+        each = [w**2 * torch.outer(g, g) for w, g in zip(weights[row], gradients, strict=True)]
+        found = sum(q * one for q, one in zip(chances[row], each, strict=True))
+        assert torch.allclose(found, torch.diag(p[row]) - torch.outer(p[row], p[row]), atol=1e-12)
+        traces = torch.stack([one.trace() for one, q in zip(each, chances[row], strict=True) if q > 1e-9])
+        assert torch.allclose(traces, traces[:1].expand_as(traces))
+
+
+def test_a_network_that_is_sure_to_the_last_bit_has_no_gradient_and_no_nan():
+    logits = torch.tensor([[1e4, 0.0, 0.0], [0.0, 1.0, 2.0]], requires_grad=True)
+    loss = drawn_loss(logits, 0)
+    loss.backward()
+    assert torch.isfinite(logits.grad).all()
+    assert logits.grad[0].abs().sum() == 0
+    assert logits.grad[1].abs().sum() > 0
+
+
+def test_a_head_that_the_logits_do_not_depend_on_is_cut_first():
+    class WithHead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.head, self.aside = nn.Linear(12, 16), nn.Linear(16, 4), nn.Linear(16, 16)
+
+        def forward(self, x):
+            x = self.trunk(x).relu()
+            self.aside(x)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    net = dn.decompose(WithHead().eval(), data=[torch.randn(32, 12) for _ in range(3)])
+    scores = dict(zip((cost.name for cost in net.selector.costs), net.selector.scores, strict=True))
+    assert scores["aside"][1:].max() == 0  # a rank of 1 is left of every layer
+    assert min(scores["trunk"].min(), scores["head"].min()) > 0

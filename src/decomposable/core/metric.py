@@ -10,7 +10,7 @@ Shape suffixes: M, N rows and columns of the matrix; K the bases that it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,10 @@ from decomposable.core.svd import svd
 
 DAMPING = 1e-3
 """Of the mean of a moment's diagonal, added to the diagonal: directions that the data never used are not free."""
+
+
+MOST_ROOTS = 1 << 29
+"""Bytes of roots that are held at a time: 512 MiB, besides the moments."""
 
 
 class Product(NamedTuple):
@@ -44,8 +48,31 @@ def decompose_in_metric(
 ) -> dict[str, InMetric]:
     """Every matrix' bases in the metric of its moments, as many as it had; both sides of a basis are of one length.
 
-    The bases of a product span what they spanned before: a matrix that was cut is turned inside what is left of it.
+    The bases of a product span what they spanned before: a matrix that was cut is turned inside what is left of it. A
+    layer that no data reached, or whose output no gradient came back to, loses nothing.
     """
+    found: dict[str, InMetric] = {}
+    for part in _parts(products):  # the roots of all of them at once would be several times the moments
+        found |= _decompose({name: products[name] for name in part}, moments, damping)
+    return found
+
+
+def _parts(products: Mapping[str, Product]) -> Iterator[list[str]]:
+    """The names in groups whose roots fit in `MOST_ROOTS`; one that fits in none has a group of its own."""
+    part: list[str] = []
+    left = MOST_ROOTS
+    for name, (p_MK, q_KN) in products.items():
+        size = 8 * (p_MK.shape[0] ** 2 + q_KN.shape[1] ** 2)
+        if part and size > left:
+            yield part
+            part, left = [], MOST_ROOTS
+        part.append(name)
+        left -= size
+    if part:
+        yield part
+
+
+def _decompose(products: Mapping[str, Product], moments: Mapping[str, Moments], damping: float) -> dict[str, InMetric]:
     roots = {name: _roots(moments[name], product.p, damping) for name, product in products.items()}
     inner, sides = {}, {}
     for name, (p_MK, q_KN) in products.items():
@@ -63,18 +90,27 @@ def decompose_in_metric(
         q_NK = q_NK if right_NN is None else torch.linalg.solve_triangular(right_NN.mT, q_NK, upper=True)
         share_K = (s_K * q_NK.norm(dim=0) / p_MK.norm(dim=0)).sqrt()
         other_K = torch.where(share_K > 0, s_K / share_K, 0.0)
-        found[name] = InMetric(p_MK * share_K, (q_NK * other_K).mT, s_K.square())
+        losses_K = s_K.square() if _is_felt(moments[name]) else torch.zeros_like(s_K)
+        found[name] = InMetric(p_MK * share_K, (q_NK * other_K).mT, losses_K)
     return found
+
+
+def _is_felt(moments: Moments) -> bool:
+    """Whether data reached the layer, and gradients its output."""
+    sides = [moments.inputs] if moments.gradients is None else [moments.inputs, moments.gradients]
+    return all(bool(side.diagonal().sum() > 0) for side in sides)
 
 
 def _roots(moments: Moments, like: Tensor, damping: float) -> tuple[Tensor, Tensor | None]:
     gradients = moments.gradients
-    return _root(moments.inputs.to(like.device), damping), None if gradients is None else _root(gradients, damping)
+    return _root(moments.inputs, like, damping), None if gradients is None else _root(gradients, like, damping)
 
 
-def _root(moment: Tensor, damping: float) -> Tensor:
-    """A lower triangle L with L Lᵀ = the damped moment; of a moment of zeros, the identity."""
-    matrix = moment.double()
+def _root(moment: Tensor, like: Tensor, damping: float) -> Tensor:
+    """A lower triangle L with L Lᵀ = the damped moment, where the matrix is; of a moment of zeros, the identity."""
+    matrix = moment.to(like.device, torch.float64, copy=True)
     mean = matrix.diagonal().mean()
-    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.cholesky(matrix + damping * mean * identity) if mean > 0 else identity
+    if not mean > 0:
+        return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    matrix.diagonal().add_(damping * mean)
+    return torch.linalg.cholesky(matrix)

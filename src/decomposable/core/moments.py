@@ -57,14 +57,14 @@ def second_moments(
     *,
     memory: int = MOST_MOMENTS,
     seen: Callable[[], None] = lambda: None,
-) -> dict[str, Moments]:
-    """A, and with a loss G, of every layer, from as few passes over the batches as the memory allows.
+) -> Iterator[dict[str, Moments]]:
+    """A, and with a loss G, of every layer, from as few passes over the batches as the memory allows: those of a pass
+    come together, and are gone when the next ones are asked for.
 
     The model runs in eval mode and is as before afterwards. The loss is a sum, so that what reaches a layer for one
     image is that image's own gradient. `seen` is called after every batch. A layer that no batch reaches has moments
     of zero.
     """
-    found: dict[str, Moments] = {}
     for group in passes(layers, with_gradients=loss is not None, memory=memory):
         sums = {layer.name: _Sums(layer, with_gradients=loss is not None) for layer in group}
         images = 0
@@ -74,15 +74,36 @@ def second_moments(
                 with torch.set_grad_enabled(loss is not None):
                     outputs = forward(model, batch)
                     if loss is not None:
-                        loss(outputs, number).backward()
+                        _lead_back(loss(outputs, number), sums.values())
                 seen()
         if not images:
             raise InvalidArgumentError("data: it yielded no batch; allowed: a loader that can be gone through again")
-        found |= {name: each.means(images) for name, each in sums.items()}
-    for name, one in found.items():
-        if not all(bool(each.isfinite().all()) for each in (one.inputs, one.gradients) if each is not None):
-            raise InvalidArgumentError(f"layer '{name}': data gave NaN or infinity; allowed: finite inputs and outputs")
-    return found
+        found = {name: each.means(images) for name, each in sums.items()}
+        for name, one in found.items():
+            if not _is_finite(one):
+                raise InvalidArgumentError(
+                    f"layer '{name}': data gave NaN or infinity; allowed: finite inputs and outputs"
+                )
+        del sums, one
+        yield found
+        del found  # before the next pass needs the memory
+
+
+def _is_finite(moments: Moments) -> bool:
+    sides = (moments.inputs, moments.gradients)
+    return all(bool(side.isfinite().all()) for side in sides if side is not None)
+
+
+def _lead_back(loss: Tensor, all_sums: Iterable[_Sums]) -> None:
+    """Lead the loss back; refuse a network, or a layer, that runs where no gradient can be had."""
+    blind = next((sums.layer.name for sums in all_sums if sums.is_blind), None)
+    if blind is not None or not loss.requires_grad:
+        what = f"layer '{blind}' runs" if blind is not None else "the outputs were computed"
+        raise InvalidArgumentError(
+            f"criterion='loss': {what} without gradients (torch.no_grad in the model or in forward=, a detach); "
+            "allowed: criterion='output'"
+        )
+    loss.backward()
 
 
 def passes(layers: Sequence[Layer], *, with_gradients: bool, memory: int = MOST_MOMENTS) -> list[list[Layer]]:
@@ -137,6 +158,7 @@ class _Sums:
         device = layer.weight.device
         self.inputs, self.positions = torch.zeros(rows, rows, device=device), 0
         self.gradients = torch.zeros(columns, columns, device=device) if with_gradients else None
+        self.is_blind = False  # whether it ran where no gradient can be had
 
     def means(self, images: int) -> Moments:
         gradients = None if self.gradients is None else self.gradients.div_(images)
@@ -148,7 +170,9 @@ class _Sums:
         for x_BMP in _patches(input_patches, inputs.detach(), module, self.layer.form):
             self.inputs.addbmm_(x_BMP, x_BMP.mT)
             self.positions += x_BMP.shape[0] * x_BMP.shape[2]
-        if self.gradients is not None:
+        if self.gradients is not None and not torch.is_grad_enabled():
+            self.is_blind = True
+        elif self.gradients is not None:
             if not output.requires_grad:  # a copy, because what comes next may change it in place
                 output = output.detach().requires_grad_(True).clone()
             rows = padded_rows(inputs, module) if isinstance(module, nn.Conv2d) else 0

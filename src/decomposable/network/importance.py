@@ -28,10 +28,12 @@ from decomposable.core.forms import to_matrix, to_weight
 from decomposable.core.layers import Layer
 from decomposable.core.metric import InMetric, Product, decompose_in_metric
 from decomposable.core.moments import passes, second_moments
+from decomposable.core.svd import most_precise
 from decomposable.core.tracing import Forward
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.statistics import averaged, tracked_batch_norms
 from decomposable.progress import Report, Tracker
+from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.worth import worth
 
@@ -69,20 +71,14 @@ def order_by_data(
     """
     goals = [size for size in sizes if size > selector.smallest_size]
     seen = _counter(batches, (1 + len(goals)) * len(passes(layers, with_gradients=by_loss)), report)
-    cuts = {layer.name: _Cut.of(layer) for layer in layers}
+    cuts, costs = {layer.name: _Cut.of(layer) for layer in layers}, {cost.name: cost for cost in selector.costs}
     with _restored(base, layers):
         for goal in (*goals, None):
-            moments = second_moments(base, layers, batches, forward, drawn_loss if by_loss else None, seen=seen)
-            bases = decompose_in_metric({name: one.what_is_kept for name, one in cuts.items()}, moments)
-            raw = {}
-            for cost in selector.costs:
-                one, found = cuts[cost.name], bases[cost.name]
-                one.turn(found)
-                losses = found.losses.cpu().numpy()
-                losses = losses if by_loss else losses / max(losses.sum(), np.finfo(np.float64).tiny)
-                raw[cost.name] = worth(
-                    losses, per_rank=cost.macs_per_rank, dense=cost.dense_macs, is_whole=one.is_whole
-                )
+            raw: dict[str, Numbers] = {}
+            for moments in second_moments(base, layers, batches, forward, drawn_loss if by_loss else None, seen=seen):
+                found = decompose_in_metric({name: cuts[name].what_is_kept for name in moments}, moments)
+                raw |= {name: _turned(cuts[name], bases, costs[name], by_loss) for name, bases in found.items()}
+                del moments, found  # before the next pass needs the memory
             _score(cuts, raw)
             selector = _with_scores(selector, cuts)
             if goal is not None:
@@ -90,6 +86,14 @@ def order_by_data(
                     cuts[name].drop(rank)
                 _write_(base, layers, cuts, batches, forward)
     return Order({layer.name: factors_of(layer, cuts[layer.name].p, cuts[layer.name].q) for layer in layers}, selector)
+
+
+def _turned(cut: _Cut, bases: InMetric, cost: LayerCost, by_loss: bool) -> Numbers:
+    """What each basis of a layer is worth per MAC, once these have taken the place of those that it had."""
+    cut.turn(bases)
+    losses = bases.losses.cpu().numpy()
+    losses = losses if by_loss else losses / max(losses.sum(), np.finfo(np.float64).tiny)
+    return worth(losses, per_rank=cost.macs_per_rank, dense=cost.dense_macs, is_whole=cut.is_whole)
 
 
 @dataclass(eq=False)
@@ -104,7 +108,8 @@ class _Cut:
     @classmethod
     def of(cls, layer: Layer) -> _Cut:
         """W = W · 1 or 1 · W, with as few bases as that can have."""
-        w_MN = to_matrix(layer.weight.detach(), layer.form).double()
+        w_MN = to_matrix(layer.weight.detach(), layer.form)
+        w_MN = (w_MN.cpu() if most_precise(w_MN.device) != torch.float64 else w_MN).double()
         rows, columns = w_MN.shape
         one = torch.eye(min(rows, columns), dtype=w_MN.dtype, device=w_MN.device)
         p, q = (w_MN, one) if columns <= rows else (one, w_MN)
@@ -150,7 +155,7 @@ def _with_scores(selector: RankSelector, cuts: Mapping[str, _Cut]) -> RankSelect
 
 
 def drawn_loss(outputs: Any, number: int) -> Tensor:
-    """Σ cross-entropy to labels drawn from the network's own softmax, the same in every pass: no label is needed."""
+    """Σ cross-entropy to labels drawn by the network's own softmax, the same in every pass: no label is needed."""
     try:
         logits = logits_of(outputs)
     except InvalidArgumentError:
@@ -162,9 +167,29 @@ def drawn_loss(outputs: Any, number: int) -> Tensor:
     rows = logits.flatten(0, -2).float()
     if not rows.isfinite().all():
         raise InvalidArgumentError(f"data: batch {number + 1} gives NaN or infinity; allowed: finite inputs")
+    chances, weights = drawing(rows.detach())
     generator = torch.Generator().manual_seed(number)
-    labels = torch.multinomial(rows.detach().softmax(dim=-1).cpu(), 1, generator=generator).squeeze(1)
-    return F.cross_entropy(rows, labels.to(rows.device), reduction="sum")
+    labels = torch.multinomial(chances.cpu(), 1, generator=generator).to(rows.device)
+    losses = F.cross_entropy(rows, labels.squeeze(1), reduction="none")
+    return (losses * weights.gather(1, labels).squeeze(1)).sum()
+
+
+def drawing(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """With what chance q_c each label is drawn, and what its loss counts then, w_c.
+
+    What is wanted is Σ_c p_c g_c g_cᵀ with g_c = p − e_c, the gradient of the loss of label c. A network that is sure
+    of itself would draw its own answer nearly always, whose gradient is nearly nothing, so that a few images would
+    decide. Drawn with q_c ∝ p_c ‖g_c‖² and weighted with w_c = √(p_c/q_c), the expectation is the same, and every image
+    counts as much as it does in the whole sum.
+    """
+    p = logits.double().softmax(dim=-1) if logits.device.type != "mps" else logits.softmax(dim=-1)
+    squares = p.square().sum(dim=-1, keepdim=True) - 2 * p + 1
+    shares = p * squares
+    total = shares.sum(dim=-1, keepdim=True)
+    is_sure = total <= torch.finfo(p.dtype).tiny  # to the last bit: there is no gradient to weigh
+    chances = torch.where(is_sure, p, shares / torch.where(is_sure, 1.0, total))
+    weights = (total / squares.clamp_min(torch.finfo(p.dtype).tiny)).sqrt()
+    return chances, torch.where(is_sure, 0.0, weights).to(logits.dtype)
 
 
 @torch.no_grad()
