@@ -10,6 +10,9 @@ from safetensors.torch import save_file
 
 import decomposable as dn
 from decomposable.commands import main as cli
+from decomposable.data import digits
+from decomposable.data.base import FromDatasets
+from decomposable.recipes import Task, small
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 QUICK = ["--images", "120", "--sizes", "1,0.5,0.25", "--set", "calibrated_sizes=0.5,0.25", "train_images=400"]
@@ -118,3 +121,63 @@ def test_weights_of_another_network_are_refused(call, tmp_path):
     assert code == 1
     assert "other.safetensors" in err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--set", "criterion=energy"], "--set criterion: it has no effect on a cut; allowed: --criterion"),
+        (["--set", "method=plain"], "--set method: it has no effect on a cut; allowed: none: nothing is trained"),
+        (["--images", "50", "--set", "calibration_images=50"], "--images and --set calibration_images: got both"),
+    ],
+)
+def test_settings_without_effect_are_refused(call, weights, tmp_path, more, message):
+    code, _, err = call("cut", "digits", "--init", weights, "-o", tmp_path / "net.safetensors", *more)
+    assert code == 2
+    assert message in err
+
+
+def test_images_can_be_set_as_a_setting_and_are_counted_as_they_are_used(call, weights, tmp_path):
+    """Whole batches of 125: a batch of a few images would have other statistics."""
+    out = tmp_path / "net.safetensors"
+    quick = ["sizes=1,0.5", "calibrated_sizes=0.5", "train_images=400"]
+    code, text, _ = call("cut", "digits", "--init", weights, "-o", out, "--set", "calibration_images=200", *quick)
+    assert code == 0
+    assert "from 250 images without labels" in text
+    assert "cut with the recipe digits" in call("sizes", out)[1]
+
+
+class OnlyImages(torch.utils.data.Dataset):
+    def __init__(self, images, labels=None):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index] if self.labels is None else (self.images[index], self.labels[index])
+
+
+def unlabelled(settings=small.DIGITS):
+    train, test = digits.load(train_images=200)
+    return Task(
+        build_model=dn.models.small_cnn,
+        load_data=lambda: FromDatasets(
+            classes=10,
+            train=OnlyImages(train.tensors[0]),
+            test=OnlyImages(test.tensors[0], -torch.ones(len(test)).long()),
+        ),
+    )
+
+
+def test_images_without_labels_are_cut_by_and_judged_by_agreement(call, weights, tmp_path):
+    recipe, out = f"{__name__}:unlabelled", tmp_path / "net.safetensors"
+    quick = ["--images", "120", "--sizes", "1,0.5", "--set", "calibrated_sizes=0.5"]
+    code, text, err = call("cut", recipe, "--init", weights, "-o", out, *quick)
+    assert code == 0, err
+    assert "agreement" in text
+    assert "100.00%" in text.splitlines()[1]  # the full network with itself
+    code, _, err = call("train", recipe, "--out", tmp_path / "run", "--set", "epochs=1")
+    assert code == 1
+    assert "the training images have no labels" in err
+    assert not (tmp_path / "run").exists()

@@ -156,7 +156,7 @@ def test_tuples_dicts_and_loaders_that_end_for_good(trained, by_loss):
         assert np.array_equal(net.selector.order, by_loss.selector.order)
 
 
-def test_a_file_and_a_bundle_keep_both_orders(by_loss, tmp_path):
+def test_a_file_keeps_both_orders(by_loss, tmp_path):
     path = tmp_path / "net.safetensors"
     by_loss.save(path)
     loaded = dn.load(path, model=make())
@@ -201,7 +201,7 @@ def test_what_cannot_be_done_is_refused(options, message):
 
 
 def test_labels_are_drawn_by_the_softmax_and_the_same_in_every_pass():
-    """Of p = (0.7, 0.3): ‖g‖² is 0.18 and 0.98, their mean 0.42, and so the first label is drawn in 0.3 of the cases."""
+    """Of p = (0.7, 0.3): ‖g‖² is 0.18 and 0.98, their mean 0.42, so that the first label is drawn in 0.3 of them."""
     logits = torch.log(torch.tensor([[0.7, 0.3]])).repeat(4000, 1).requires_grad_(True)
     losses = [drawn_loss(logits, number) for number in (0, 0, 1)]
     assert losses[0] == losses[1]
@@ -271,3 +271,48 @@ def test_a_head_that_the_logits_do_not_depend_on_is_cut_first():
     scores = dict(zip((cost.name for cost in net.selector.costs), net.selector.scores, strict=True))
     assert scores["aside"][1:].max() == 0  # a rank of 1 is left of every layer
     assert min(scores["trunk"].min(), scores["head"].min()) > 0
+
+
+def test_budgets_of_parameters_have_statistics_of_their_own_order(by_loss, trained):
+    """A grid of each order: what lies on one is not near what lies on the other."""
+    selector = by_loss.selector
+    assert selector.measures == ("macs", "params")
+    known = {plan.ranks for plan in by_loss._statistics.plans}
+    for measure in selector.measures:
+        costs = selector.all_costs(1, measure)
+        ends = [selector.of_size(int(cost), measure).ranks for cost in (costs[0], costs[-1])]
+        assert {*ends} <= known
+        own = [int(cost) for cost in costs if selector.of_size(int(cost), measure).ranks in known]
+        assert len(own) >= 4
+    plain = dn.decompose(trained, batches()[0])
+    assert plain.selector.measures == ("macs",)
+    plain.calibrate_(iter(batches()))  # one that ends for good
+    net = dn.decompose(trained, data=batches())
+    report = net.calibrate_(iter(batches()), passes=12)
+    assert report.passes <= 12
+
+
+def test_a_device_keeps_both_orders(by_loss, tmp_path):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    from decomposable.edge import AnySizeSession
+
+    x = images(4)
+    net = copy.deepcopy(by_loss)
+    dn.export_any_size(net, tmp_path / "net.anysize.onnx")
+    session = AnySizeSession(tmp_path / "net.anysize.onnx")
+    differ = 0
+    for size in (0.3, 0.5, 0.7):
+        for measure in ("params", "macs"):
+            plan = session.resize(**{measure: size}, align=1)
+            assert dict(plan.ranks) == dict(net.resize_(**{measure: size}).ranks)
+            found = np.asarray(session.run(x.numpy()))
+            assert np.allclose(found, net(x).numpy(), atol=1e-4)
+        differ += net.selector.choose(macs=size).ranks != net.selector.choose(params=size).ranks
+    assert differ  # else the two orders would be one
+
+
+def test_a_batch_of_one_is_complained_of_in_the_name_of_decompose():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    with pytest.raises(InvalidArgumentError, match="decompose: a batch holds one sample"):
+        dn.decompose(model, data=[torch.randn(8, 6), torch.randn(1, 6)])

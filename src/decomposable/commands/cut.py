@@ -56,7 +56,14 @@ def _run(options: argparse.Namespace) -> None:
             raise InvalidArgumentError(f"--criterion {options.criterion}; allowed: {', '.join(WAYS)}")
         function = recipes.find(options.recipe)
         settings = from_text(recipes.default_settings(function), options.set)
-        images = IMAGES if options.images is None else options.images
+        named = {assignment.partition("=")[0].strip() for assignment in options.set}
+        for name, instead in (("criterion", "--criterion"), ("method", "none: nothing is trained")):
+            if name in named:
+                raise InvalidArgumentError(f"--set {name}: it has no effect on a cut; allowed: {instead}")
+        if options.images is not None and "calibration_images" in named:
+            raise InvalidArgumentError("--images and --set calibration_images: got both; allowed: one of them")
+        given = settings.calibration_images if "calibration_images" in named else IMAGES
+        images = given if options.images is None else options.images
         if images < 2:
             raise InvalidArgumentError(f"--images {images}; allowed: an int of at least 2")
         settings = with_overrides(settings, {"calibration_images": images})
@@ -85,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     how = f"how often a size says what the full network says of {compared}" if made.is_agreement else compared
     answer(
         options,
-        {"file": str(out), "figure": str(figure), **made.info},
+        {"file": str(out), "figure": str(figure) if figure.exists() else None, **made.info},
         table,
         f"\nNothing was trained{', but scales, shifts and biases (--tune)' if options.tune else ''}: bases by "
         f"{options.criterion}, from {made.images:,} images without labels; {how}",

@@ -147,7 +147,8 @@ def _closing(contents: Artifact) -> str:
     count = len(contents.statistics.plans) if contents.statistics is not None else 0
     statistics = f"batch normalisation statistics of {count} calibrated sizes" if count else "no calibrated sizes"
     recipe = recipe_in(contents.info)
-    trained = f"; trained with {one_line(recipe, 80)}" if recipe is not None else ""
+    how = "cut with the recipe" if isinstance(contents.info.get("cut"), Mapping) else "trained with"
+    trained = f"; {how} {one_line(recipe, 80)}" if recipe is not None else ""
     layers = f"{len(contents.selector.costs)} layers decomposed"
     measure = contents.selector.measure
     parts, unit = contents.selector.largest_left_alone(measure), "MACs" if measure == "macs" else "parameters"

@@ -30,8 +30,14 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 Prepare = Callable[[Tensor], Tensor]
 
 
+UNKNOWN = -1
+"""The label of an image whose class nobody knows: to be cut by, and not to be trained or judged by."""
+
+
 class Data(Protocol):
-    """Labelled images in two parts; labels are 0 … classes − 1. Must be picklable where worker processes are used."""
+    """Images in two parts; labels are 0 … classes − 1, or all of them `UNKNOWN`. Must be picklable where worker
+    processes are used.
+    """
 
     @property
     def classes(self) -> int:
@@ -101,7 +107,7 @@ class InMemory(TwoParts):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FromDatasets(TwoParts):
-    """Two map-style PyTorch data sets of (input, label) pairs, with whatever transforms they have.
+    """Two map-style PyTorch data sets of (input, label) pairs, or of inputs alone, with whatever transforms they have.
 
     >>> from torch.utils.data import TensorDataset
     >>> pairs = TensorDataset(torch.zeros(6, 3), torch.arange(6) % 2)
@@ -141,8 +147,17 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _collate(dataset: Dataset[Any], indices: Tensor) -> Batch:
-    x, y = default_collate([dataset[i] for i in indices.tolist()])
+    samples = [dataset[i] for i in indices.tolist()]
+    if samples and not isinstance(samples[0], tuple | list):
+        return default_collate(samples), torch.full((len(samples),), UNKNOWN)
+    x, y = default_collate(samples)
     return x, torch.as_tensor(y)
+
+
+def has_labels(batch: Batch) -> bool:
+    """Whether anybody knows the classes of its images."""
+    labels = batch[1]
+    return not (labels.dim() == 1 and not labels.is_floating_point() and bool((labels == UNKNOWN).all()))
 
 
 def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
@@ -154,7 +169,7 @@ def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
 def _with_checked_labels(batch: Batch, classes: int) -> Batch:
     """The batch; in training, a label that is no class would end in an error that nobody can read."""
     labels = batch[1]
-    if labels.dim() == 1 and not labels.is_floating_point() and len(labels):
+    if labels.dim() == 1 and not labels.is_floating_point() and len(labels) and has_labels(batch):
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
             wrong = low if low < 0 else high

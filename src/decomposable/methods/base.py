@@ -70,6 +70,7 @@ class Material:
 
     example_input: Tensor
     calibration: Iterable[Batch] = field(repr=False)  # of training images, augmented; may be gone through again
+    calibration_images: int = 0  # how many they are, where it is known
     loss: Callable[[nn.Module, Batch], Tensor]
     progress: Report = quiet
 

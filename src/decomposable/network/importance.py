@@ -202,7 +202,7 @@ def _write_(
             p_MR, q_RN = cuts[layer.name].what_is_kept
             layer.weight.copy_(to_weight(p_MR @ q_RN, layer.shape, layer.form))
     if tracked_batch_norms(base):
-        averaged([lambda: base], forward, batches)  # which leaves them in the network
+        averaged([lambda: base], forward, batches, asker="decompose")  # which leaves them in the network
 
 
 @contextmanager

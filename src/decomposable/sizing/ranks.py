@@ -192,9 +192,14 @@ class RankSelector:
         """The cost of the smallest size: every layer at its smallest rank."""
         return int(self._table(align).costs[measure][0])
 
-    def all_costs(self, align: int = 1) -> Ints:
-        """What every size that there is costs by `measure`, from the smallest to the largest."""
-        return np.unique(self._table(align).costs[self.measure])
+    def all_costs(self, align: int = 1, measure: Measure | None = None) -> Ints:
+        """What every size that there is costs by a measure, from the smallest to the largest."""
+        return np.unique(self._table(align).costs[measure or self.measure])
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The measures whose budgets have an order of bases each: one, or where there are two orders, both."""
+        return (self.measure,) if self.params_scores is None or self.measure == "params" else ("macs", "params")
 
     def choose(
         self,

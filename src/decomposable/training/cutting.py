@@ -19,7 +19,7 @@ from decomposable.network.importance import BY_DATA
 from decomposable.progress import Progress, Report
 from decomposable.recipes import Task
 from decomposable.training import records
-from decomposable.training.evaluation import Row, answers, measure
+from decomposable.training.evaluation import Row, answers, are_labelled, measure
 from decomposable.training.experiment import first_pass
 from decomposable.training.finishing import described, material_for
 from decomposable.training.runs import plain_settings
@@ -58,8 +58,8 @@ def cut(
     """The recipe's model with these weights, at every size.
 
     Bases, statistics and what is tuned come from the first images of a training epoch, without their labels; the
-    accuracy from the test images. With `agreement` their labels play no part: it is how often a size says what the full
-    network says.
+    accuracy from the test images. With `agreement`, or where nobody knows their labels, it is how often a size says
+    what the full network says.
     """
     progress(Progress("", "reading the data"))
     data, model, digest = task.load_data(), task.build_model(), sha256(init)
@@ -79,9 +79,10 @@ def cut(
     decomposing.calibrate_(net, material, settings)
     if tune:
         net.tune_(material.calibration, passes=settings.calibration_passes, progress=progress)
+    agreement = agreement or not are_labelled(data)
     judge = _agreement_with(model, data, settings) if agreement else None
     rows = measure(net, data, settings, curve="", report=progress, judge=judge)
-    images = min(settings.calibration_images, data.train_count)
+    images = material.calibration_images
     info = {
         "recipe": recipe,
         "settings": plain_settings(settings),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.data.base import Data, TestBatches
+from decomposable.data.base import Data, TestBatches, has_labels
 from decomposable.errors import DecomposableError
 from decomposable.methods.base import Sized
 from decomposable.methods.settings import Settings
@@ -47,8 +47,17 @@ class Row:
 @torch.no_grad()
 def accuracy(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> float:
     """Percent of the test images whose class has the highest output (top-1)."""
+    if not are_labelled(data):
+        raise WrongDataError(
+            "data: the test images have no labels; allowed: labelled ones, or agreement in place of accuracy"
+        )
     right = sum(int((said == y).sum()) for said, y in _answers(net, data, batch_size=batch_size, workers=workers))
     return 100 * right / data.test_count
+
+
+def are_labelled(data: Data) -> bool:
+    """Whether anybody knows the classes of the test images."""
+    return data.test_count == 0 or has_labels(data.test_batch(torch.arange(1)))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable import methods, recipes
-from decomposable.data.base import TrainBatches
+from decomposable.data.base import TrainBatches, has_labels
 from decomposable.interrupts import stop_signals
 from decomposable.machine import timestamp
 from decomposable.methods.settings import Settings
@@ -100,6 +100,7 @@ def _trained(job: Job, progress: Report, say: Say) -> dict[str, Any]:
     if saved is not None:
         check_same_job(checkpoints.path, saved["run"], job, data=identity["data"])
     steps_made = 0 if saved is None else position_in(saved, checkpoints.path, batches).step
+    require_labels(batches)
     method = methods.find(settings.method)
     network = _build_network(job, method, batches)
     step = method.step(network, settings)
@@ -142,9 +143,16 @@ def _build_network(job: Job, method: methods.Method, batches: TrainBatches) -> n
     return method.network(model, x[:1], settings, is_trained=job.init is not None).to(job.device)
 
 
+def require_labels(batches: TrainBatches) -> None:
+    """Refuse to train with images whose classes nobody knows."""
+    if not has_labels(batches[0]):
+        raise WrongDataError("data: the training images have no labels; allowed: labelled ones (a cut needs none)")
+
+
 def try_out(task: recipes.Task, settings: Settings, device: str) -> None:
     """Load the data and run a batch through the model: what cannot be trained is seen before anything is written."""
     batches = TrainBatches(task.load_data(), batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
+    require_labels(batches)
     first_pass(task.build_model(), batches, settings, device)
 
 

@@ -79,15 +79,23 @@ def material_for(data: Data, settings: Settings, loss: Loss, progress: Report) -
     x, _ = data.test_batch(torch.arange(1))
     count = min(settings.calibration_images, data.train_count)
     images = TrainBatches(data, batch_size=min(125, count), epochs=1, seed=settings.seed + 2**31)
-    return methods.Material(example_input=x, calibration=_FirstBatches(images, count), loss=loss, progress=progress)
+    first = _FirstBatches(images, count)
+    return methods.Material(
+        example_input=x, calibration=first, calibration_images=first.images, loss=loss, progress=progress
+    )
 
 
 class _FirstBatches:
-    """The first so many images of an epoch, augmented as in training."""
+    """The first so many images of an epoch, in whole batches, augmented as in training."""
 
     def __init__(self, batches: TrainBatches, images: int) -> None:
         self.batches = batches
         self.count = min(len(batches), -(-images // batches.batch_size))
+
+    @property
+    def images(self) -> int:
+        """How many there are: all of a batch, because one of a few would have other statistics."""
+        return self.count * self.batches.batch_size
 
     def __len__(self) -> int:
         return self.count

@@ -71,6 +71,11 @@ class Kept:
         inputs = self._inputs_of(self._first[0])
         return len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 0
 
+    def again_from_start(self) -> Kept:
+        """All of them once more; of a loader that is over for good, those that there was memory for."""
+        is_all = len(self._first) == self.count or iter(self._loader) is self._loader
+        return Kept(self._first if is_all else self._loader, self._inputs_of, self._asker)
+
     def again(self, asker: str) -> Iterable[Any]:
         """All of them, to be gone through many times; `asker` is who wants that."""
         for _ in self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,12 +29,15 @@ from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.rounding import AUTO_NEEDS_NONE
 
+FEWEST_PASSES = 3
+"""What a coarse grid takes at least."""
+
 
 def checked_plans(
     selector: RankSelector, sizes: Sequence[float] | None, *, align: int | None, passes: float, exact: bool
 ) -> list[RankPlan] | None:
     """The sizes that were asked for, each of them once; None for a grid. What cannot be asked for is refused."""
-    if not (is_number(passes) and 3 <= passes < math.inf):  # a coarse grid takes a few at least
+    if not (is_number(passes) and FEWEST_PASSES <= passes < math.inf):
         raise InvalidArgumentError(f"calibrate_: passes={passes!r}; allowed: a number of at least 3")
     if align == "auto":  # type: ignore[comparison-overlap]
         raise InvalidArgumentError(f"calibrate_: align='auto': {AUTO_NEEDS_NONE}")
@@ -67,9 +71,7 @@ def calibrated(
     subject = replace(subject, forward=lambda net, batch: forward(net, on_device_of(net, batch)))
     spent, is_settled = None, True
     if plans is None:
-        statistics, spent, is_settled = calibrated_grid(
-            subject, selector, batches, align=align, passes=float(passes), report=report
-        )
+        statistics, spent, is_settled = _grids(subject, selector, batches, align, float(passes), report)
     else:
         if exact:
             statistics = measured_exactly(subject, plans, batches.again("calibrate_(exact=True)"), report)
@@ -85,6 +87,23 @@ def calibrated(
         passes=spent,
         is_settled=is_settled,
     )
+
+
+def _grids(
+    subject: Subject, selector: RankSelector, batches: Kept, align: int, passes: float, report: Report
+) -> tuple[Statistics, float, bool]:
+    """A grid of the sizes that there are or, where budgets of parameters have an order of their own, one of each order:
+    what lies on one is not near what lies on the other.
+    """
+    parts: list[tuple[Statistics, float, bool]] = []
+    for measure in selector.measures:
+        share = max(FEWEST_PASSES, passes / len(selector.measures))
+        seen = batches if not parts else batches.again_from_start()
+        parts.append(
+            calibrated_grid(subject, selector, seen, measure=measure, align=align, passes=share, report=report)
+        )
+    statistics = reduce(Statistics.merged, (each for each, _, _ in parts))
+    return statistics, sum(spent for _, spent, _ in parts), all(is_settled for _, _, is_settled in parts)
 
 
 def recalibrated(
@@ -136,10 +155,13 @@ def recalibrated(
 
 def _is_on_a_grid(plan: RankPlan, selector: RankSelector, older: Statistics) -> bool:
     """Whether a size is one of those that a grid is made of, which is made anew as a whole."""
-    cost = plan.macs if selector.measure == "macs" else plan.params
-    assert cost is not None
-    possible = [align for align in older.grids if cost >= selector.smallest_cost(selector.measure, align)]
-    return any(selector.of_size(cost, align=align).ranks == plan.ranks for align in possible)
+    for measure, align in itertools.product(selector.measures, older.grids):
+        cost = plan.macs if measure == "macs" else plan.params
+        assert cost is not None
+        is_possible = cost >= selector.smallest_cost(measure, align)
+        if is_possible and selector.of_size(cost, measure, align=align).ranks == plan.ranks:
+            return True
+    return False
 
 
 def _counter(batches: Kept, passes: float, report: Report) -> Callable[[RankPlan], None]:

@@ -29,7 +29,7 @@ from decomposable.network.calibration.statistics import Row, Statistics, Subject
 from decomposable.progress import Report, Tracker
 from decomposable.sizing.interpolation import position
 from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.ranks import Ints, RankSelector
+from decomposable.sizing.ranks import Ints, Measure, RankSelector
 
 PASSES = 60.0
 """How many passes of the full network a grid may cost, unless something else is asked for."""
@@ -42,18 +42,25 @@ _COMPARED = 32  # samples that outputs are compared on
 
 @torch.no_grad()
 def calibrated_grid(
-    subject: Subject, selector: RankSelector, batches: Kept, *, align: int, passes: float, report: Report
+    subject: Subject,
+    selector: RankSelector,
+    batches: Kept,
+    *,
+    measure: Measure,
+    align: int,
+    passes: float,
+    report: Report,
 ) -> tuple[Statistics, float, bool]:
-    """Statistics from the smallest size to the largest one, for `passes` passes of the full network at most; how many
-    it took, and whether the grid is as dense as it has to be.
+    """Statistics from the smallest size to the largest one by a measure, for `passes` passes of the full network at
+    most; how many it took, and whether the grid is as dense as it has to be.
     """
-    costs = selector.all_costs(align)
+    costs = selector.all_costs(align, measure)
 
     def plan_of(index: int) -> RankPlan:
-        return selector.of_size(int(costs[index]), align=align)
+        return selector.of_size(int(costs[index]), measure, align=align)
 
     effort = _Effort(batches, passes, report)
-    coarse = _coarse(costs, selector.full_cost(selector.measure), passes)
+    coarse = _coarse(costs, selector.full_cost(measure), passes)
     plans = [plan_of(index) for index in coarse]
     whole = some = measured(subject, plans, batches, effort.ran)
     part, length = batches.part(_PART)

@@ -189,6 +189,7 @@ def averaged(
     forward: Forward,
     batches: Iterable[Any],
     seen: Callable[[int, int, Buffers], None] | None = None,
+    asker: str = "calibrate_",
 ) -> list[Row]:
     """For each of some networks the average of the batches' means and variances, in one pass over the batches.
 
@@ -209,7 +210,7 @@ def averaged(
                     norm.reset_running_stats()
                     buffers[name] = norm._buffers
                 norm.train()
-            run_normalising(forward, network, batch)
+            run_normalising(forward, network, batch, asker)
             if seen is not None:
                 seen(index, number, buffers)
     if not number:
