@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 import decomposable as dn  # noqa: E402
-from decomposable.comparison.report.explorer import explored  # noqa: E402
+from decomposable.comparison.explorer import explored  # noqa: E402
 from decomposable.comparison.report.finding import Found  # noqa: E402
 from decomposable.comparison.report.page import page  # noqa: E402
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable.comparison.report.explorer import explored
+from decomposable.comparison.explorer import explored
 from decomposable.comparison.report.finding import find
 from decomposable.comparison.report.html import Html, tag
 from decomposable.comparison.report.page import page

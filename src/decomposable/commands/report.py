@@ -49,7 +49,7 @@ def _counts(found: Found) -> dict[str, int]:
 
 def _add_explorer(run: dict[str, Any]) -> None:
     """The sizes of the network beside a record, where it is there and can be cut to any."""
-    from decomposable.comparison.report.explorer import explored
+    from decomposable.comparison.explorer import explored
     from decomposable.errors import ArtifactError
     from decomposable.network import artifact
 

@@ -14,7 +14,7 @@ from torch import nn
 from decomposable.comparison.exhibits.ablations import ACCURACY, MACS, against
 from decomposable.comparison.exhibits.context import SIZES, Context, Points, Trained, at_size, label_of, series_of
 from decomposable.comparison.exhibits.shown import Claim, Figure, Series, Shown, Table, judged
-from decomposable.comparison.report.explorer import explored
+from decomposable.comparison.explorer import explored
 from decomposable.data.base import TrainBatches
 from decomposable.methods import find
 from decomposable.methods.base import Paced
