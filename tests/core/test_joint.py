@@ -854,9 +854,9 @@ def test_ranks_are_those_of_the_largest_singular_values_of_the_network(form, rat
 def test_min_rank_and_limits_reach_the_low_rank_network(monkeypatch):
     ranks = []
 
-    def recording(matrix, decomposition, rank):
+    def recording(matrix, decomposition, rank, *more):
         ranks.append(rank)
-        return truncate(matrix, decomposition, rank)
+        return truncate(matrix, decomposition, rank, *more)
 
     truncate = joint_module.truncate
     monkeypatch.setattr(joint_module, "truncate", recording)

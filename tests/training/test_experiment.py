@@ -64,7 +64,7 @@ def whole(made_once):
 def test_a_run_leaves_its_files_and_nothing_else(whole):
     out, printed = whole
     files = {path.name for path in out.iterdir()} - {"tensorboard"}
-    assert files == {"network.safetensors", "metrics.jsonl", "record.json"}
+    assert files == {"network.safetensors", "metrics.jsonl", "record.json", "curve.png"}
     assert "test accuracy" in printed
     assert "network.safetensors" in printed
 

@@ -65,14 +65,15 @@ def _train(options: argparse.Namespace, line: ProgressLine) -> None:
 
 
 def _draw(job: Job, rows: Sequence[Row]) -> str:
-    """Accuracy over size beside the record; what to say about it."""
+    """Accuracy over size beside the record, where it is not there yet; what to say about it."""
+    path = job.folder.path / "curve.png"
+    if path.exists() and path.stat().st_mtime_ns >= job.folder.record.stat().st_mtime_ns:
+        return f"The figure is {path}"
     names = dict.fromkeys(row.curve for row in rows)
     curves = {name or job.settings.method: [row for row in rows if row.curve == name] for name in names}
     message = f"{job.settings.method}, {job.settings.epochs} epochs, seed {job.settings.seed}; then cut, not retrained"
     title = f"{job.recipe}: accuracy over size"
-    return networks.draw_sizes(
-        job.folder.path / "curve.png", curves, title=title, message=message, again=" with --resume"
-    )
+    return networks.draw_sizes(path, curves, title=title, message=message, again=" with --resume")
 
 
 def _as_typed(value: Any) -> Any:

@@ -29,7 +29,6 @@ Recipe = Callable[..., "Task"]
 BUILT_IN = {
     "digits": "decomposable.recipes.small:digits",
     "fashion-mnist": "decomposable.recipes.small:fashion",
-    "fashion-mnist-connected": "decomposable.recipes.small:fashion_connected",
     "cifar10-resnet20": "decomposable.recipes.small:cifar10_resnet20",
     "cifar10-vgg15": "decomposable.recipes.paper:cifar10_vgg15",
     "cifar100-resnet34": "decomposable.recipes.paper:cifar100_resnet34",

@@ -54,6 +54,7 @@ def _group(recipe: str, title: str, seeds: Iterable[int], folder: str = "", **se
     return Group(folder=folder or recipe, recipe=recipe, methods=(), seeds=tuple(seeds), settings=settings, title=title)
 
 
+CONNECTED = "decomposable.recipes.small:fashion_connected"
 PAPER = Scale(
     name="paper",
     curves=(
@@ -62,7 +63,7 @@ PAPER = Scale(
         _group("imagenet-resnet50", "ResNet-50 on ImageNet", range(3), **IMAGENET_GRID),
     ),
     ablation=_group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **CIFAR_GRID),
-    connected=_group("fashion-mnist-connected", "a fully connected network on Fashion-MNIST", range(5), epochs=20),
+    connected=_group(CONNECTED, "a fully connected network on Fashion-MNIST", range(5), folder="connected", epochs=20),
 )
 LAPTOP = Scale(
     name="laptop",
@@ -73,7 +74,7 @@ LAPTOP = Scale(
     ablation=_group(
         "fashion-mnist", "a small CNN on Fashion-MNIST, 4 epochs", range(1), folder="fashion-mnist-short", epochs=4
     ),
-    connected=_group("fashion-mnist-connected", "a fully connected network on Fashion-MNIST", range(1), epochs=4),
+    connected=_group(CONNECTED, "a fully connected network on Fashion-MNIST", range(1), folder="connected", epochs=4),
 )
 SCALES = {scale.name: scale for scale in (PAPER, LAPTOP)}
 
