@@ -17,7 +17,7 @@ from decomposable.methods import METHODS, LineStyle
 # Of Paul Tol's muted colours those that are not near one of Okabe and Ito, which the methods of the package have.
 OTHER_COLOURS = ("#882255", "#332288", "#999933", "#AA4499", "#117733")
 OTHER_MARKERS = ("h", "<", ">", "p", "d", "8", "H")
-TICKS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.02, 0.01)
+TICKS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
 SEEN_BELOW = 12.0
 """Accuracies so many points below every method's best one are left out of sight: they would flatten everything else."""
 # Blue, vermilion and green of Okabe and Ito, told apart by shape and dashes as well.
@@ -30,6 +30,8 @@ STYLES: tuple[dict[str, Any], ...] = (
 
 
 MOST_CURVES = len(STYLES)
+IN_WORDS = {"tucker_vbmf_ft": "Tucker-2 form", "ch_vbmf_ft": "channel form", "sp_vbmf_ft": "spatial form"}
+"""What a figure calls curves whose names are the paper's short ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +78,11 @@ def _styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
 def _draw_method(axes: Any, label: str, style: LineStyle, method: Mapping[str, Any]) -> None:
     """The line of a method, its range over the seeds, and thin ones for each of its curves."""
     if len(method["curves"]) > 1:
-        thin = {"color": style.color, "linewidth": 0.9, "alpha": 0.35, "zorder": 2, "marker": style.marker}
+        thin = {"color": style.color, "linewidth": 0.8, "alpha": 0.22, "zorder": 2}
         for curve in method["curves"].values():
-            axes.plot(*_line(curve), markersize=3 if len(curve) > 1 else 5, **thin)
-        label += f"\n{method['shown']['label']}"
+            marker = {} if len(curve) > 1 else {"marker": style.marker, "markersize": 5}
+            axes.plot(*_line(curve), **thin, **marker)
+        label += f"\n{IN_WORDS.get(method['shown']['label'], method['shown']['label'])}"
     points = method["shown"]["points"]
     x, y = _line(points)
     if any(point["seeds"] > 1 for point in points):
