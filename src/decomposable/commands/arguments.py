@@ -11,7 +11,7 @@ from decomposable.console import alignment, parse_size, parse_sizes
 from decomposable.errors import InvalidArgumentError
 
 RECIPES = (
-    "recipes: digits, fashion-mnist, cifar10-resnet20 (minutes to hours on a CPU),\n"
+    "recipes: digits, fashion-mnist, cifar10-resnet20, cifar10-resnet56 (minutes to hours on a CPU),\n"
     "         cifar10-vgg15, cifar100-resnet34, imagenet-resnet50 (the paper's),\n"
     "         package.module:function (your own; docs/recipes.md)"
 )

@@ -6,6 +6,8 @@ on the way down:
 
     measure the network ─▶ bases and losses in that metric ─▶ order by loss per MAC ─▶ cut to the next size ─▶ measure …
 
+How much the losses of one layer count beside those of another is found on images, for every such step
+(`allocation.py`).
 Bases that a cut has dropped stay behind all others, and those that it kept are turned among themselves: a size contains
 every smaller one, as ever.
 """
@@ -22,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decomposable.core.distillation import logits_of
 from decomposable.core.factors import Factors, factors_of
 from decomposable.core.forms import to_matrix, to_weight
 from decomposable.core.layers import Layer
@@ -31,9 +32,9 @@ from decomposable.core.moments import passes, second_moments
 from decomposable.core.svd import most_precise
 from decomposable.core.tracing import Forward
 from decomposable.errors import InvalidArgumentError
+from decomposable.network.allocation import Judge, best_exponent, logits_in, shared_out
 from decomposable.network.calibration.statistics import averaged, tracked_batch_norms
 from decomposable.progress import Report, Tracker
-from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.worth import worth
 
@@ -71,29 +72,52 @@ def order_by_data(
     """
     goals = [size for size in sizes if size > selector.smallest_size]
     seen = _counter(batches, (1 + len(goals)) * len(passes(layers, with_gradients=by_loss)), report)
-    cuts, costs = {layer.name: _Cut.of(layer) for layer in layers}, {cost.name: cost for cost in selector.costs}
+    cuts = {layer.name: _Cut.of(layer) for layer in layers}
+    judge = Judge.of(base, batches, forward) if by_loss else None
+    exponent = 0.0 if by_loss else 1.0
     with _restored(base, layers):
         for goal in (*goals, None):
-            raw: dict[str, Numbers] = {}
+            losses: dict[str, Numbers] = {}
             for moments in second_moments(base, layers, batches, forward, drawn_loss if by_loss else None, seen=seen):
                 found = decompose_in_metric({name: cuts[name].what_is_kept for name in moments}, moments)
-                raw |= {name: _turned(cuts[name], bases, costs[name], by_loss) for name, bases in found.items()}
+                losses |= {name: cuts[name].turn(bases) for name, bases in found.items()}
                 del moments, found  # before the next pass needs the memory
-            _score(cuts, raw)
-            selector = _with_scores(selector, cuts)
+            if judge is not None:
+                wanted = goal or _below(goals, selector.smallest_size)
+                exponent = _best_exponent(base, layers, cuts, losses, selector, wanted, judge, exponent)
+            selector = _ordered(selector, cuts, shared_out(losses, exponent))
             if goal is not None:
                 for name, rank in selector.choose(macs=goal).ranks.items():
                     cuts[name].drop(rank)
-                _write_(base, layers, cuts, batches, forward)
+                _write_(layers, {name: one.kept for name, one in cuts.items()}, cuts)
+                if tracked_batch_norms(base):
+                    averaged([lambda: base], forward, batches, asker="decompose")  # which leaves them in the network
     return Order({layer.name: factors_of(layer, cuts[layer.name].p, cuts[layer.name].q) for layer in layers}, selector)
 
 
-def _turned(cut: _Cut, bases: InMetric, cost: LayerCost, by_loss: bool) -> Numbers:
-    """What each basis of a layer is worth per MAC, once these have taken the place of those that it had."""
-    cut.turn(bases)
-    losses = bases.losses.cpu().numpy()
-    losses = losses if by_loss else losses / max(losses.sum(), np.finfo(np.float64).tiny)
-    return worth(losses, per_rank=cost.macs_per_rank, dense=cost.dense_macs, is_whole=cut.is_whole)
+def _below(goals: Sequence[float], smallest: float) -> float:
+    """A size between the last goal and the smallest that there is."""
+    return (smallest * (goals[-1] if goals else 1.0)) ** 0.5
+
+
+def _best_exponent(
+    base: nn.Module,
+    layers: Sequence[Layer],
+    cuts: Mapping[str, _Cut],
+    losses: Mapping[str, Numbers],
+    selector: RankSelector,
+    wanted: float,
+    judge: Judge,
+    start: float,
+) -> float:
+    """That by which the network of the wanted size is nearest to the full one."""
+
+    def distance(exponent: float) -> float:
+        plan = _ordered(selector, cuts, shared_out(losses, exponent)).choose(macs=wanted)
+        _write_(layers, {name: min(rank, cuts[name].kept) for name, rank in plan.ranks.items()}, cuts)
+        return judge.distance(base)
+
+    return best_exponent(distance, start)
 
 
 @dataclass(eq=False)
@@ -102,7 +126,7 @@ class _Cut:
 
     p: Tensor
     q: Tensor
-    scores: Numbers
+    scores: Numbers  # of those that went; of those that are kept, so far
     kept: int
 
     @classmethod
@@ -123,28 +147,38 @@ class _Cut:
     def what_is_kept(self) -> Product:
         return Product(self.p[:, : self.kept], self.q[: self.kept])
 
-    def turn(self, bases: InMetric) -> None:
-        """Others that span the same, in the place of those that are kept."""
+    def turn(self, bases: InMetric) -> Numbers:
+        """Others that span the same, in the place of those that are kept; what leaving out each of them loses."""
         self.p[:, : self.kept], self.q[: self.kept] = bases.p, bases.q
+        losses: Numbers = bases.losses.cpu().numpy()
+        return losses
 
     def drop(self, rank: int) -> None:
         """Bases beyond this rank are gone."""
         self.kept = min(self.kept, rank)
 
 
-def _score(cuts: Mapping[str, _Cut], raw: Mapping[str, Numbers]) -> None:
-    """Scores of the bases that are kept: their worth, but more than that of all that went before."""
-    gone = [one.scores[one.kept :] for one in cuts.values()]
+def _ordered(selector: RankSelector, cuts: Mapping[str, _Cut], losses: Mapping[str, Numbers]) -> RankSelector:
+    """The selector with the order by loss per MAC and, for budgets of parameters, the one per parameter.
+
+    Bases that are kept score their worth, but more than all that went before.
+    """
+    worths = {
+        cost.name: worth(
+            losses[cost.name],
+            per_rank=cost.macs_per_rank,
+            dense=cost.dense_macs,
+            is_whole=cuts[cost.name].is_whole,
+        )
+        for cost in selector.costs
+    }
+    gone = [cuts[name].scores[cuts[name].kept :] for name in worths]
     least = max((each[0] for each in gone if len(each)), default=0.0)
-    ascending = np.sort(np.concatenate(list(raw.values())))
-    for name, one in cuts.items():
+    ascending = np.sort(np.concatenate(list(worths.values())))
+    for name, raw in worths.items():
         # What is raised to one level keeps its order, by a part in a million.
-        place = np.searchsorted(ascending, raw[name], side="right") / max(1, len(ascending))
-        one.scores[: one.kept] = np.maximum(raw[name], least) * (1 + 1e-6 * place)
-
-
-def _with_scores(selector: RankSelector, cuts: Mapping[str, _Cut]) -> RankSelector:
-    """The selector with the order per MAC and, for budgets of parameters, the one per parameter."""
+        place = np.searchsorted(ascending, raw, side="right") / max(1, len(ascending))
+        cuts[name].scores[: cuts[name].kept] = np.maximum(raw, least) * (1 + 1e-6 * place)
     scores = [cuts[cost.name].scores for cost in selector.costs]
     per_param = [cost.macs_per_rank / cost.params_per_rank for cost in selector.costs]
     return replace(
@@ -156,14 +190,7 @@ def _with_scores(selector: RankSelector, cuts: Mapping[str, _Cut]) -> RankSelect
 
 def drawn_loss(outputs: Any, number: int) -> Tensor:
     """Σ cross-entropy to labels drawn by the network's own softmax, the same in every pass: no label is needed."""
-    try:
-        logits = logits_of(outputs)
-    except InvalidArgumentError:
-        came = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise InvalidArgumentError(
-            f"criterion='loss': the network gives {came}; allowed: a matrix of logits, an output that has logits, or "
-            "criterion='output'"
-        ) from None
+    logits = logits_in(outputs)
     rows = logits.flatten(0, -2).float()
     if not rows.isfinite().all():
         raise InvalidArgumentError(f"data: batch {number + 1} gives NaN or infinity; allowed: finite inputs")
@@ -193,16 +220,11 @@ def drawing(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _write_(
-    base: nn.Module, layers: Sequence[Layer], cuts: Mapping[str, _Cut], batches: Iterable[Any], forward: Forward
-) -> None:
-    """The weights as they were cut, and the statistics that go with them."""
+def _write_(layers: Sequence[Layer], ranks: Mapping[str, int], cuts: Mapping[str, _Cut]) -> None:
+    """The weights, cut to these ranks."""
     for layer in layers:
-        if not cuts[layer.name].is_whole:
-            p_MR, q_RN = cuts[layer.name].what_is_kept
-            layer.weight.copy_(to_weight(p_MR @ q_RN, layer.shape, layer.form))
-    if tracked_batch_norms(base):
-        averaged([lambda: base], forward, batches, asker="decompose")  # which leaves them in the network
+        rank, one = ranks[layer.name], cuts[layer.name]
+        layer.weight.copy_(to_weight(one.p[:, :rank] @ one.q[:rank], layer.shape, layer.form))
 
 
 @contextmanager

@@ -30,6 +30,7 @@ BUILT_IN = {
     "digits": "decomposable.recipes.small:digits",
     "fashion-mnist": "decomposable.recipes.small:fashion",
     "cifar10-resnet20": "decomposable.recipes.small:cifar10_resnet20",
+    "cifar10-resnet56": "decomposable.recipes.small:cifar10_resnet56",
     "cifar10-vgg15": "decomposable.recipes.paper:cifar10_vgg15",
     "cifar100-resnet34": "decomposable.recipes.paper:cifar100_resnet34",
     "imagenet-resnet50": "decomposable.recipes.paper:imagenet_resnet50",
