@@ -56,6 +56,11 @@ def test_a_training_from_scratch_begins_with_plain_steps_and_ends_evenly():
     assert kinds(stepping()[1], 20) == "F" * 10 + "B" * 10
 
 
+def test_the_learning_rate_falls_with_the_low_rank_steps():
+    assert [stepping(elastic_start=start)[1].steady for start in (0.0, 0.5, 1.0)] == [0.0, 0.5, 0.0]
+    assert stepping(is_trained=True)[1].steady == 0.0
+
+
 @pytest.mark.parametrize("after", [7, 13, 14, 18, 22])
 def test_a_paced_training_goes_on_exactly(after: int):
     total = 24

@@ -258,6 +258,15 @@ def test_the_rate_warms_up_and_falls_as_a_cosine():
     assert {rate_factor(replace(settings, schedule="constant", warmup_epochs=0.0), s, 100) for s in (0, 500)} == {1.0}
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "polynomial", "steps"])
+def test_a_rate_that_is_steady_at_first_has_its_whole_schedule_afterwards(schedule):
+    settings = Settings(epochs=10, schedule=schedule)
+    usual = [rate_factor(settings, step, 100) for step in range(1000)]
+    steady = [rate_factor(settings, step, 100, steady=0.5) for step in range(1000)]
+    assert set(steady[:500]) == {1.0}
+    assert steady[500:] == pytest.approx(usual[::2])
+
+
 def test_a_nan_in_a_layer_is_named_with_step_and_checkpoint(tmp_path):
     class Root(nn.Module):
         def forward(self, x):

@@ -60,6 +60,15 @@ class Paced(Protocol):
         """The part of the training that is done, from 0 to below 1."""
 
 
+@runtime_checkable
+class Steady(Protocol):
+    """A step for which the learning rate falls late."""
+
+    @property
+    def steady(self) -> float:
+        """The part of the training until which the rate stays at its highest; its schedule has the rest."""
+
+
 Sized = DecomposedNet | SizedNet
 """A trained network at several sizes."""
 

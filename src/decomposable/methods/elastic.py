@@ -4,7 +4,8 @@ A low-rank network of a random part of the MACs learns from the full network's o
 says what each of these is worth). From trained weights the two take turns: there are three low-rank steps after each
 full one, and at the end one, so that the full network settles, too. From scratch, the first half of the training is
 plain, because a low-rank network has little to learn from weights that are still random; in the second half every step
-has both networks. Either way a step costs about what a plain one does.
+has both networks, and only there does the learning rate fall: small steps would teach small networks little. Either way
+a step costs about what a plain one does.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ class ElasticStep(JointStep):
         super().__init__(joint)
         self.start, self.even = start, even
         self._balance, self._turns = joint.balance, joint.turns
+
+    @property
+    def steady(self) -> float:
+        """The rate begins to fall with the first low-rank step; where there is none, as in any training."""
+        return self.start if self.start < 1 else 0.0
 
     def at(self, done: float) -> None:
         """Before `start`, steps are plain; after `even`, the two networks have as many."""

@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from decomposable.data.base import Batch, TrainBatches
 from decomposable.interrupts import Interrupted
-from decomposable.methods.base import Paced, Step
+from decomposable.methods.base import Paced, Steady, Step
 from decomposable.methods.settings import Settings
 from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
@@ -92,7 +92,8 @@ def train(
     clock = _Clock(total=len(batches))
     for batch in batches.loader(position.step, workers=settings.workers) if position.step < len(batches) else ():
         model.train()
-        rate = peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch)
+        steady = method.steady if isinstance(method, Steady) else 0.0
+        rate = peak_learning_rate * rate_factor(settings, position.step, batches.per_epoch, steady)
         for group in optimizer.param_groups:  # a function of the step's number needs no scheduler, and no state of one
             group["lr"] = rate
         if isinstance(method, Paced):
@@ -163,8 +164,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def rate_factor(settings: Settings, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of a step as a part of the highest one.
+def rate_factor(settings: Settings, step: int, steps_per_epoch: int, steady: float = 0.0) -> float:
+    """The learning rate of a step as a part of the highest one, which it is until the part `steady` of the training.
 
     >>> [rate_factor(Settings(epochs=10), step, 1) for step in (0, 3, 6, 9)] == [1.0, 0.2, 0.2**2, 0.2**3]
     True
@@ -172,12 +173,14 @@ def rate_factor(settings: Settings, step: int, steps_per_epoch: int) -> float:
     total, warmup = settings.epochs * steps_per_epoch, settings.warmup_epochs * steps_per_epoch
     if step < warmup:
         return (step + 1) / (warmup + 1)
+    begin = max(warmup, steady * total)
+    done = max(0.0, step - begin) / max(1.0, total - begin)
     if settings.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
+        return 0.5 * (1 + math.cos(math.pi * done))
     if settings.schedule == "polynomial":
-        return float(max(0.0, 1 - (step - warmup) / max(1.0, total - warmup)) ** settings.power)
+        return float(max(0.0, 1 - done) ** settings.power)
     if settings.schedule == "steps":
-        passed = sum(step >= round(m * total) for m in settings.milestones)
+        passed = sum(step >= round((steady + (1 - steady) * m) * total) for m in settings.milestones)
         return float(settings.decay**passed)
     return 1.0
 
