@@ -112,11 +112,19 @@ def test_curves_are_compared_at_the_rivals_sizes():
     assert at_size(ours, 0.5) == pytest.approx(85.0)
     assert math.isnan(at_size(ours, 0.1))
     claim = against("better", ours, [points((1.0, 89.0), (0.5, 84.0))])
-    assert (claim.verdict, claim.seen[:22]) == ("holds", "ahead at 2 of 2 points")
+    assert claim.verdict == "holds"
+    assert claim.seen.startswith("ahead at 2, equal at 0, behind at 0 of 2 points")
     assert against("better", ours, [points((1.0, 91.0), (0.5, 84.0))]).verdict == "partly"
     assert against("better", ours, [points((0.5, 86.0))]).verdict == "fails"
     assert against("better", ours, [points((0.1, 86.0))]).verdict == "not tried"
     assert judged("x", [], "nothing").verdict == "not tried"
+
+
+def test_methods_whose_ranges_overlap_are_equal_and_not_better():
+    ours = [{**point, "lowest": point["accuracy"] - 0.5} for point in points((1.0, 90.0), (0.25, 80.0))]
+    claim = against("better", ours, [points((1.0, 89.8), (0.5, 84.0), (0.25, 81.0))])
+    assert claim.verdict == "partly"
+    assert claim.seen.startswith("ahead at 1, equal at 1, behind at 1 of 3 points; least at 0.25× (-1.0)")
 
 
 def test_what_is_no_number_is_none_in_a_record():

@@ -368,18 +368,22 @@ def appendix_channel(context: Context) -> Shown:
 
 
 def against(text: str, ours: Points, rivals: Iterable[Points]) -> Claim:
-    """At each of the rivals' own sizes, ours between its points; equal within the ranges is not better."""
+    """At each of the rivals' own sizes, ours between its points; where the ranges over the seeds overlap, the two are
+    equal, and that is not better.
+    """
     gaps: dict[float, float] = {}
-    passed = []
+    passed, behind = [], 0
     for points in rivals:
         for point in points:
             size = point["macs_fraction"]
             here = at_size(ours, size)
             if np.isfinite(here):
                 gaps[round(size, 3)] = min(gaps.get(round(size, 3), np.inf), here - point["accuracy"])
-                passed.append(at_size(ours, size, "lowest") > point["highest"] or here >= point["accuracy"])
+                passed.append(at_size(ours, size, "lowest") > point["highest"])
+                behind += at_size(ours, size, "highest") < point["lowest"]
     worst = sorted(gaps.items(), key=lambda item: item[1])[:2]
-    seen = f"ahead at {sum(passed)} of {len(passed)} points"
+    equal = len(passed) - sum(passed) - behind
+    seen = f"ahead at {sum(passed)}, equal at {equal}, behind at {behind} of {len(passed)} points"
     if worst:
         seen += "; least at " + " and ".join(f"{size:g}× ({gap:+.1f})" for size, gap in worst)
     return judged(text, passed, seen)
