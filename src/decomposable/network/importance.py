@@ -82,22 +82,27 @@ def order_by_data(
                 found = decompose_in_metric({name: cuts[name].what_is_kept for name in moments}, moments)
                 losses |= {name: cuts[name].turn(bases) for name, bases in found.items()}
                 del moments, found  # before the next pass needs the memory
-            if judge is not None:
-                wanted = goal or _below(goals, selector.smallest_size)
-                exponent = _best_exponent(base, layers, cuts, losses, selector, wanted, judge, exponent)
-            selector = _ordered(selector, cuts, shared_out(losses, exponent))
-            if goal is not None:
-                for name, rank in selector.choose(macs=goal).ranks.items():
+            for size in _on_the_way(goal, goals, selector.smallest_size):
+                if judge is not None:
+                    exponent = _best_exponent(base, layers, cuts, losses, selector, size, judge, exponent)
+                selector = _ordered(selector, cuts, losses, exponent)
+                for name, rank in selector.choose(macs=size).ranks.items() if goal is not None else ():
                     cuts[name].drop(rank)
+            if goal is not None:
                 _write_(layers, {name: one.kept for name, one in cuts.items()}, cuts)
                 if tracked_batch_norms(base):
                     averaged([lambda: base], forward, batches, asker="decompose")  # which leaves them in the network
     return Order({layer.name: factors_of(layer, cuts[layer.name].p, cuts[layer.name].q) for layer in layers}, selector)
 
 
-def _below(goals: Sequence[float], smallest: float) -> float:
-    """A size between the last goal and the smallest that there is."""
-    return (smallest * (goals[-1] if goals else 1.0)) ** 0.5
+def _on_the_way(goal: float | None, goals: Sequence[float], smallest: float) -> tuple[float, ...]:
+    """The sizes that a cut is shared out anew for, from where the network was measured to the next goal: half-way, by
+    the logarithm, and there. Cuts down to the first goal are small; behind the last one is the smallest that there is.
+    """
+    steps = (1.0, *goals, smallest)
+    place = len(goals) if goal is None else goals.index(goal)
+    half_way = (steps[place] * steps[place + 1]) ** 0.5
+    return (half_way,) if goal is None else (goal,) if place == 0 else (half_way, goal)
 
 
 def _best_exponent(
@@ -113,7 +118,7 @@ def _best_exponent(
     """That by which the network of the wanted size is nearest to the full one."""
 
     def distance(exponent: float) -> float:
-        plan = _ordered(selector, cuts, shared_out(losses, exponent)).choose(macs=wanted)
+        plan = _ordered(selector, cuts, losses, exponent).choose(macs=wanted)
         _write_(layers, {name: min(rank, cuts[name].kept) for name, rank in plan.ranks.items()}, cuts)
         return judge.distance(base)
 
@@ -158,17 +163,17 @@ class _Cut:
         self.kept = min(self.kept, rank)
 
 
-def _ordered(selector: RankSelector, cuts: Mapping[str, _Cut], losses: Mapping[str, Numbers]) -> RankSelector:
+def _ordered(
+    selector: RankSelector, cuts: Mapping[str, _Cut], losses: Mapping[str, Numbers], exponent: float
+) -> RankSelector:
     """The selector with the order by loss per MAC and, for budgets of parameters, the one per parameter.
 
     Bases that are kept score their worth, but more than all that went before.
     """
+    kept = {name: each[: cuts[name].kept] for name, each in shared_out(losses, exponent).items()}
     worths = {
         cost.name: worth(
-            losses[cost.name],
-            per_rank=cost.macs_per_rank,
-            dense=cost.dense_macs,
-            is_whole=cuts[cost.name].is_whole,
+            kept[cost.name], per_rank=cost.macs_per_rank, dense=cost.dense_macs, is_whole=cuts[cost.name].is_whole
         )
         for cost in selector.costs
     }
