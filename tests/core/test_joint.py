@@ -146,7 +146,7 @@ def loss_on(x: torch.Tensor):
 @pytest.mark.parametrize("form", ["channel", "spatial"])
 def test_gradient_of_a_cnn_is_the_papers(form, runs_as, monkeypatch):
     if runs_as != "as chosen":
-        monkeypatch.setattr(lowrank_module, "two_factors_are_faster", lambda *_, **__: runs_as == "factored")
+        monkeypatch.setattr(lowrank_module, "chain_is_faster", lambda *_, **__: runs_as == "factored")
     model = spread_(cnn(), form)
     ranks = expected_ranks(model, form, RATIO)
     assert len(set(ranks.values())) > 1
@@ -694,7 +694,7 @@ def test_layers_reached_through_a_plain_list_are_low_rank_too():
 @pytest.mark.parametrize("ratio", [RATIO, 1.0])
 @pytest.mark.parametrize("runs_as", ["factored", "dense"])
 def test_hooks_of_a_layer_act_in_the_low_rank_pass_too(runs_as, ratio, monkeypatch):
-    monkeypatch.setattr(lowrank_module, "two_factors_are_faster", lambda *_, **__: runs_as == "factored")
+    monkeypatch.setattr(lowrank_module, "chain_is_faster", lambda *_, **__: runs_as == "factored")
     model = spread_(mlp())
     model[0].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     model[2].register_forward_hook(lambda module, args, output: 2 * output)

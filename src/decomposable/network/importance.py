@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.core.distillation import logits_of
-from decomposable.core.factors import Factors, factors_of
-from decomposable.core.forms import to_matrix, to_weight
+from decomposable.core.factors import Factors, like_weight
+from decomposable.core.forms import MATRIX_FORMS, matrix_form, to_matrix, to_weight
 from decomposable.core.layers import Layer
 from decomposable.core.metric import InMetric, Product, decompose_in_metric
 from decomposable.core.moments import passes, second_moments
@@ -33,6 +33,7 @@ from decomposable.core.tracing import Forward
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.statistics import averaged, tracked_batch_norms
 from decomposable.progress import Report, Tracker
+from decomposable.sizing.chain import ranks_of
 from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.worth import worth
@@ -83,9 +84,19 @@ def order_by_data(
             selector = _with_scores(selector, cuts)
             if goal is not None:
                 for name, rank in selector.choose(macs=goal).ranks.items():
-                    cuts[name].drop(rank)
+                    cuts[name].drop(*ranks_of(rank))
                 _write_(base, layers, cuts, batches, forward)
-    return Order({layer.name: factors_of(layer, cuts[layer.name].p, cuts[layer.name].q) for layer in layers}, selector)
+    return Order({layer.name: cuts[layer.name].factors(layer) for layer in layers}, selector)
+
+
+def require_one_cut(layers: Sequence[Layer]) -> None:
+    """Refuse layers whose chain has several cuts: the metric is that of a matrix."""
+    for layer in layers:
+        if len(layer.full_ranks) > 1:
+            raise InvalidArgumentError(
+                f"layer '{layer.name}': form={layer.form!r} and data=; allowed with data: "
+                f"{', '.join(map(repr, MATRIX_FORMS))}"
+            )
 
 
 def _turned(cut: _Cut, bases: InMetric, cost: LayerCost, by_loss: bool) -> Numbers:
@@ -93,7 +104,7 @@ def _turned(cut: _Cut, bases: InMetric, cost: LayerCost, by_loss: bool) -> Numbe
     cut.turn(bases)
     losses = bases.losses.cpu().numpy()
     losses = losses if by_loss else losses / max(losses.sum(), np.finfo(np.float64).tiny)
-    return worth(losses, per_rank=cost.macs_per_rank, dense=cost.dense_macs, is_whole=cut.is_whole)
+    return worth(losses, per_rank=cost.chain("macs", (1,)), dense=cost.dense_macs, is_whole=cut.is_whole)
 
 
 @dataclass(eq=False)
@@ -123,6 +134,10 @@ class _Cut:
     def what_is_kept(self) -> Product:
         return Product(self.p[:, : self.kept], self.q[: self.kept])
 
+    def factors(self, layer: Layer) -> Factors:
+        """The weights of the two stages."""
+        return like_weight(layer, matrix_form(layer.form).stages_of(self.p, self.q, layer.shape))
+
     def turn(self, bases: InMetric) -> None:
         """Others that span the same, in the place of those that are kept."""
         self.p[:, : self.kept], self.q[: self.kept] = bases.p, bases.q
@@ -146,7 +161,7 @@ def _score(cuts: Mapping[str, _Cut], raw: Mapping[str, Numbers]) -> None:
 def _with_scores(selector: RankSelector, cuts: Mapping[str, _Cut]) -> RankSelector:
     """The selector with the order per MAC and, for budgets of parameters, the one per parameter."""
     scores = [cuts[cost.name].scores for cost in selector.costs]
-    per_param = [cost.macs_per_rank / cost.params_per_rank for cost in selector.costs]
+    per_param = [cost.chain("macs", (1,)) / cost.chain("params", (1,)) for cost in selector.costs]
     return replace(
         selector,
         scores=tuple(each.copy() for each in scores),
