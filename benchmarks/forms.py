@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 from _common import interleave, ratio_of_medians, record, summary, verdict
 
@@ -12,6 +14,9 @@ FORMS = ("spatial", "tucker")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
     torch.manual_seed(0)
     model, x = models.resnet34(num_classes=100).eval(), torch.zeros(1, 3, 32, 32)
     layers = {form: find_layers(model, form)[0] for form in FORMS}
@@ -21,7 +26,7 @@ def main() -> None:
     }
     figures: dict[str, object] = {"threads": torch.get_num_threads()}
     for what, functions in tasks.items():
-        seconds = interleave(functions, repeats=5)
+        seconds = interleave(functions, repeats=repeats, warmup=0)
         speedup = ratio_of_medians(seconds["spatial"], seconds["tucker"])
         for form, values in seconds.items():
             print(f"{what}, {form:>8}: {summary(values)['median_ms']:8.1f} ms")

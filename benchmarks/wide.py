@@ -1,4 +1,4 @@
-"""Tucker-2 against the spatial form on a wide network: `elastic` from a briefly trained start, judged on held-out images.
+"""Tucker-2 against the spatial form on a wide network: `elastic` from a briefly trained start, on held-out images.
 
     python benchmarks/wide.py --data data --out runs/wide
 
