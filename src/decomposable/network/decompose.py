@@ -40,7 +40,8 @@ from decomposable.network.parts import Parts
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
 from decomposable.progress import Report, shown
 from decomposable.sizing.cost import LeftAlone
-from decomposable.sizing.ranks import Limits, RankSelector
+from decomposable.sizing.order import Limits
+from decomposable.sizing.ranks import RankSelector
 
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained after extract()
