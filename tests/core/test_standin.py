@@ -10,8 +10,8 @@ from torch.func import functional_call, grad, vmap
 
 import decomposable as dn
 from decomposable import decompose
-from decomposable.core.forms import first_weight, matrix_shape, second_weight
-from decomposable.core.layers import TwoFactors
+from decomposable.core.forms import FORMS, first_weight, matrix_shape, second_weight
+from decomposable.core.layers import ChainLayers
 from decomposable.core.standin import FactoredWeight, StandIn
 from decomposable.errors import InvalidArgumentError
 
@@ -39,7 +39,7 @@ def stand_in_of(layer, form, rank=2):
     shape = layer.weight.shape
     rows, columns = matrix_shape(shape, form)
     weights = first_weight(torch.randn(rows, rank), shape, form), second_weight(torch.randn(rank, columns), shape, form)
-    return TwoFactors(layer, form).build(*map(nn.Parameter, weights))
+    return ChainLayers(layer, FORMS[form].chain(shape)).build(*map(nn.Parameter, weights))
 
 
 @pytest.fixture(params=LAYERS)

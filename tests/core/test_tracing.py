@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from decomposable.core.layers import TwoFactors, find_layers
+from decomposable.core.layers import ChainLayers, find_layers
 from decomposable.core.tracing import call_with_first, layer_costs, not_counted, other_macs, trace
 from decomposable.core.tree import rewire
 
@@ -36,14 +36,13 @@ def with_two_factors(model: nn.Module, form: str, ranks: dict[str, int]) -> nn.M
     """The model with every layer as two factors of the given rank."""
     replacements = {}
     for layer in find_layers(model, form)[0]:
-        pair = TwoFactors(layer.modules[0], layer.form)
-        rows = layer.modules[0].weight.numel() // layer.shape[0]
-        columns = layer.shape[0]
+        chain = ChainLayers(layer.modules[0], layer.chain)
+        rank, (outputs, inputs, *kernel) = ranks[layer.name], layer.shape
+        shapes = (rank, inputs, *kernel), (outputs, rank, *(1 for _ in kernel))
         if layer.form == "spatial":
-            rows, columns = layer.shape[1] * layer.shape[3], layer.shape[0] * layer.shape[2]
-        rank = ranks[layer.name]
+            shapes = (rank, inputs, 1, kernel[1]), (outputs, rank, kernel[0], 1)
         for module in layer.modules:
-            replacements[module] = pair.from_factors(torch.zeros(rows, rank), torch.zeros(rank, columns))
+            replacements[module] = chain.build(*map(torch.zeros, shapes))
     return rewire(model, replacements)
 
 
@@ -123,7 +122,7 @@ def test_layers_left_alone_agree_with_the_flop_counter(module):
 @pytest.mark.parametrize(("module", "shape"), [(nn.Conv1d(6, 4, 3), (1, 6, 9)), (nn.Conv3d(6, 4, 2), (1, 6, 5, 4, 3))])
 def test_convolutions_of_other_dimensions_agree_with_the_flop_counter(module, shape):
     x = torch.zeros(shape)
-    assert costs(module, x)[1] == macs_as_torch_counts_them(module, x)
+    assert total_macs(module, x) == macs_as_torch_counts_them(module, x)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -25,7 +25,7 @@ def test_a_pair_is_found_across_padding():
         helper.make_node("Pad", ["b", "p"], ["d"]),
         conv("d", ["c/second", "bias"], "y"),
     )
-    assert find_uses(wiring, "c") == (Use(first=1, second=3, entry=2),)
+    assert find_uses(wiring, "c") == (Use(nodes=(1, 3), entries=(2,)),)
 
 
 def test_a_weight_may_be_used_in_several_places_and_ways():
@@ -38,7 +38,7 @@ def test_a_weight_may_be_used_in_several_places_and_ways():
         helper.make_node("Gemm", ["c", "l/second"], ["y"], transB=1),
         outputs=("b", "y"),
     )
-    assert set(find_uses(wiring, "l")) == {Use(2, 3, 3), Use(4, 5, 5)}
+    assert set(find_uses(wiring, "l")) == {Use((2, 3), (3,)), Use((4, 5), (5,))}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_merged_geometry_gives_what_the_two_give(form):
         one = conv("x", "f", "a", strides=[3, 2], pads=[1, 2, 0, 1], dilations=[1, 2])
         other = conv("a", "s", "y")
         dense = np.einsum("rihw,orxx->oihw", first, second)
-    merged = conv("x", "d", "y", **merged_attributes(one, other, (3, 3)))
+    merged = conv("x", "d", "y", **merged_attributes([one, other], (3, 3)))
     weights = {"f": first, "s": second, "d": dense}
     results = [_run(nodes, weights, x) for nodes in ([one, other], [merged])]
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)

@@ -66,21 +66,21 @@ def test_what_is_read_of_a_factor_is_what_lies_there(large, tiny_parts):
     weights = {tensor.name: np.frombuffer(tensor.raw_data, np.float32) for tensor in model.graph.initializer}
     for layer in read_bundle(large).layers:
         first, second = (weights[f"{layer.name}/{part}"].reshape(WIDTH, WIDTH) for part in ("first", "second"))
-        assert isinstance(layer.first, Stored)
+        assert isinstance(layer.weights[0], Stored)
         for rank in (3, 1, 40, WIDTH, 7):
-            ours = layer.pair(rank)
+            ours = layer.slices((rank,))
             np.testing.assert_array_equal(ours[0], first[:rank])
             np.testing.assert_array_equal(ours[1], second[:, :rank])
             assert not any(part.flags.writeable for part in ours)
-        np.testing.assert_array_equal(layer.first[5], first[5])
-        np.testing.assert_array_equal(layer.second.all(), second)
+        np.testing.assert_array_equal(layer.weights[0][5], first[5])
+        np.testing.assert_array_equal(layer.weights[1].all(), second)
 
 
 def test_a_slice_that_cannot_be_read_is_refused(large):
     [layer, *_] = read_bundle(large).layers
     for key in (np.s_[2:5], np.s_[::2], np.s_[:, 1:], np.s_[..., 0], np.s_[:3, :3]):
         with pytest.raises(TypeError, match="only"):
-            layer.first[key]
+            layer.weights[0][key]
 
 
 @pytest.mark.parametrize("kind", ["flipped", "shorter"])

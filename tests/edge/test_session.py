@@ -194,8 +194,8 @@ def test_factors_are_not_copied(bundle):
     plan = contents.selector.choose(ratio=0.3)
     weights = build(contents, plan).weights
     layer = next(layer for layer in contents.layers if layer.name == "hidden")
-    assert plan.ranks["hidden"] < layer.stored
-    kept, _ = layer.pair(plan.ranks["hidden"])
+    assert plan.ranks["hidden"] < layer.stored[0]
+    kept, _ = layer.slices((plan.ranks["hidden"],))
     assert np.shares_memory(weights.get("hidden/first", kept), kept)
 
 

@@ -99,7 +99,7 @@ def test_all_bases_together_are_the_weights(trained, by_loss):
     for name, factors in by_loss._in_force.parts.factors.items():
         weight = trained.get_submodule(name).weight
         form = "spatial" if weight.dim() == 4 else "channel"
-        p, q = to_factors(factors.first, factors.second, form)
+        p, q = to_factors(*factors, form)
         torch.testing.assert_close(p @ q, to_matrix(weight.detach(), form), rtol=1e-4, atol=1e-5)
 
 

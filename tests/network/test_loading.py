@@ -156,9 +156,9 @@ def check_network(path, size, model):
     assert_same_tensors(whole.extract().state_dict(), part.extract().state_dict())
     assert part.info == whole.info
     for name, factors in part._factors.items():
-        rank = len(factors.first)
-        assert torch.equal(factors.first, whole._factors[name].first[:rank])
-        assert torch.equal(factors.second, whole._factors[name].second[:, :rank])
+        rank = len(factors[0])
+        assert torch.equal(factors[0], whole._factors[name][0][:rank])
+        assert torch.equal(factors[1], whole._factors[name][1][:, :rank])
 
 
 def check_contents(path, size, tmp_path):
@@ -169,12 +169,12 @@ def check_contents(path, size, tmp_path):
     assert_same_tensors(expected.state, part.state)
     assert aliases(expected.state) == aliases(part.state)
     for name, factors in expected.factors.items():
-        assert_same_tensors(vars(factors), vars(part.factors[name]))
+        assert_same_tensors(dict(enumerate(factors)), dict(enumerate(part.factors[name])))
     # What a file holds is all that there is, so equal files are equal networks.
     expected.save(tmp_path / "expected")
     part.save(tmp_path / "part")
     assert (tmp_path / "expected").read_bytes() == (tmp_path / "part").read_bytes()
-    for tensor in (t for f in part.factors.values() for t in (f.first, f.second)):
+    for tensor in (t for f in part.factors.values() for t in f):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
@@ -444,9 +444,9 @@ def test_a_quarter_of_the_macs_takes_at_most_two_fifths_of_the_factors(form, is_
     net = decompose(decaying(model) if is_decaying else model, example_input=torch.zeros(1, 3, 32, 32), form=form)
     net.save(tmp_path / "net")
     factors = {
-        f"{kind}/{name}": getattr(pair, kind).nbytes
-        for name, pair in net._factors.items()
-        for kind in ("first", "second")
+        f"{kind}/{name}": stage.nbytes
+        for name, stages in net._factors.items()
+        for kind, stage in zip(("first", "second"), stages, strict=True)
     }
     small = dn.load(tmp_path / "net", macs=0.25)
     read = read_by_tensor(tmp_path / "net", counted)
@@ -454,7 +454,7 @@ def test_a_quarter_of_the_macs_takes_at_most_two_fifths_of_the_factors(form, is_
     description = container.read_container(tmp_path / "net")[0]
     for name, nbytes in factors.items():
         layer = name.partition("/")[2]
-        block, count = description["blocks"][name][0], len(net._factors[layer].first)
+        block, count = description["blocks"][name][0], len(net._factors[layer][0])
         used = min(count, -(-small.plan.ranks[layer] // block) * block)  # the rest of a block, and no more
         assert read[name] == used * nbytes // count
     for name in small.plan.ranks:
@@ -477,7 +477,7 @@ def bytes_read():
 def test_a_quarter_of_the_macs_reads_less_than_half_of_the_file(form, tmp_path):
     net = decompose(decaying(models.resnet20().eval()), example_input=torch.zeros(1, 3, 32, 32), form=form)
     net.save(tmp_path / "net")
-    factors = sum(pair.first.nbytes + pair.second.nbytes for pair in net._factors.values())
+    factors = sum(stage.nbytes for stages in net._factors.values() for stage in stages)
     weights = sum(tensor.nbytes for name, tensor in net.artifact().state.items() if name.endswith("weight"))
     dn.load(tmp_path / "net", macs=0.25)  # imports what it needs
     start = bytes_read()

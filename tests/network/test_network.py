@@ -328,7 +328,7 @@ def test_the_channel_form_on_request():
         ("mlp", {}),
         ("depthwise", {"1": "depthwise", "3": "grouped", "4": "transposed"}),
         ("attention", {"attention": "packed attention", "attention.out_proj": "packed attention"}),
-        ("tied embedding", {"embedding": "Embedding: only Conv2d", "head": "tied to embedding 'embedding'"}),
+        ("tied embedding", {"embedding": "Embedding: only Conv1d, Conv2d", "head": "tied to embedding 'embedding'"}),
     ],
 )
 def test_layers_left_alone_are_listed_with_the_reason(kind, skipped):

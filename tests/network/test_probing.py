@@ -5,7 +5,7 @@ from torch import nn
 
 from decomposable import decompose
 from decomposable.errors import InvalidArgumentError
-from decomposable.export.any_size_graph import in_pairs
+from decomposable.export.any_size_graph import in_chains
 
 X = (2, 8)
 
@@ -101,7 +101,7 @@ def test_asking_for_what_is_known_of_a_weight_is_no_use_of_it():
 
 def test_two_factors_of_full_rank_give_the_outputs_of_the_model():
     model, x = Asks().eval(), torch.randn(X)
-    torch.testing.assert_close(in_pairs(decompose(model, x))(x), model(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(in_chains(decompose(model, x))(x), model(x), rtol=1e-5, atol=1e-5)
 
 
 def test_a_weight_shared_by_two_layers_and_used_directly_is_left_alone_in_both():

@@ -16,7 +16,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import locks
-from decomposable.core.layers import TwoFactors
+from decomposable.core.layers import ChainLayers
 from decomposable.errors import BudgetError
 from decomposable.network import original
 
@@ -508,7 +508,7 @@ def assert_untouched(net, x, before):
 def test_a_resize_that_fails_halfway_changes_nothing(net, x, call, monkeypatch):
     net.resize_(macs=0.5)
     before = state(net, x)
-    calls, make = itertools.count(1), TwoFactors.build
+    calls, make = itertools.count(1), ChainLayers.build
 
     def fail(self, *arguments):
         if next(calls) == call:
@@ -516,7 +516,7 @@ def test_a_resize_that_fails_halfway_changes_nothing(net, x, call, monkeypatch):
         return make(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TwoFactors, "build", fail)
+        patch.setattr(ChainLayers, "build", fail)
         with pytest.raises(MemoryError):
             net.resize_(ratio=0.1)
     assert_untouched(net, x, before)

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decomposable.core.forms import first_weight, matrix_shape, second_weight
-from decomposable.sizing.cost import LayerCost, dense_size, factor_sizes, two_factors_are_faster
+from decomposable.core.forms import FORMS, first_weight, matrix_shape, second_weight
+from decomposable.sizing.cost import LayerCost, chain_is_faster
 
 some_shapes = settings(deadline=None, derandomize=True, max_examples=40)
 conv_shapes = st.tuples(st.integers(1, 64), st.integers(1, 64), st.integers(1, 5), st.integers(1, 5))
@@ -17,13 +17,13 @@ def test_factor_sizes_count_the_weights_of_the_two_layers(shape, form, rank):
     rows, columns = matrix_shape(shape, form)
     first = first_weight(torch.empty(rows, rank, device="meta"), shape, form)
     second = second_weight(torch.empty(rank, columns, device="meta"), shape, form)
-    per_basis = factor_sizes(shape, form)
+    per_basis = FORMS[form].chain(shape).sizes
     assert (rank * per_basis[0], rank * per_basis[1]) == (first.numel(), second.numel())
 
 
 @pytest.mark.parametrize("shape", [(10, 64), (8, 4, 3, 5), (1, 1)])
 def test_dense_size_counts_the_weights_of_the_layer(shape):
-    assert dense_size(shape) == torch.empty(shape, device="meta").numel()
+    assert FORMS["channel"].chain(shape).dense_size == torch.empty(shape, device="meta").numel()
 
 
 def test_a_layer_costs_its_rank_in_two_factors_and_the_same_at_any_rank_when_dense():
@@ -32,16 +32,20 @@ def test_a_layer_costs_its_rank_in_two_factors_and_the_same_at_any_rank_when_den
     assert (cost.macs(3, dense=True), cost.params(3, dense=True)) == (1000, 96)
 
 
-positions = {"inputs": 256, "between": 256, "outputs": 256, "samples": 128}
+positions = {"inputs": 256, "maps": (256, 256), "samples": 128}
+
+
+def is_faster(shape, form, rank, **positions):
+    return chain_is_faster(FORMS[form].chain(shape), (rank,), **positions)
 
 
 def test_a_small_rank_of_a_wide_layer_is_faster_in_two_factors():
-    assert two_factors_are_faster((512, 512, 3, 3), "spatial", 16, **positions)
-    assert two_factors_are_faster((2048, 2048), "channel", 16, inputs=1, between=1, outputs=1, samples=128)
+    assert is_faster((512, 512, 3, 3), "spatial", 16, **positions)
+    assert is_faster((2048, 2048), "channel", 16, inputs=1, maps=(1, 1), samples=128)
 
 
 def test_a_narrow_layer_is_not():
-    assert not two_factors_are_faster((16, 3, 3, 3), "channel", 8, **positions)
+    assert not is_faster((16, 3, 3, 3), "channel", 8, **positions)
 
 
 @some_shapes
@@ -49,12 +53,12 @@ def test_a_narrow_layer_is_not():
 def test_factors_with_more_multiplications_than_dense_are_never_faster(shape, form):
     rows, columns = matrix_shape(shape, form)
     break_even = -(-rows * columns // (rows + columns))  # rounded up
-    assert not two_factors_are_faster(shape, form, break_even, **(positions | {"samples": 4096}))
+    assert not is_faster(shape, form, break_even, **(positions | {"samples": 4096}))
 
 
 @some_shapes
 @given(shape=conv_shapes, form=forms)
 def test_what_is_slower_at_some_rank_is_slower_at_every_larger_one(shape, form):
     ranks = range(1, min(matrix_shape(shape, form)) + 1)
-    faster = [two_factors_are_faster(shape, form, rank, **positions) for rank in ranks]
+    faster = [is_faster(shape, form, rank, **positions) for rank in ranks]
     assert faster == sorted(faster, reverse=True)

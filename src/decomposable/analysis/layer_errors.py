@@ -25,13 +25,14 @@ from torch import Tensor, nn
 
 from decomposable.analysis.watching import See, layers_of, watch
 from decomposable.checks import check_count, is_number
-from decomposable.core.forms import Form, matrix_shape, second_weight, to_matrix
-from decomposable.core.layers import FilterFn, Layer
-from decomposable.core.moments import input_patches, padded_rows
+from decomposable.core.forms import matrix_shape, second_weight, to_matrix
+from decomposable.core.layers import Convolution, FilterFn, Layer
+from decomposable.core.moments import input_patches, padded_extents
 from decomposable.core.svd import SVD, svd
 from decomposable.core.tracing import Forward, call_with_first
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.batches import renewable
+from decomposable.sizing.chain import Axes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -57,7 +58,7 @@ class RankErrors:
     """
 
     name: str
-    form: Form
+    form: str
     params: Ints
     energy: Floats  # (B)
     output: Floats  # (B, R + 1)
@@ -144,11 +145,12 @@ class _ByRank:
 
     def see(self, module: nn.Module, inputs: Tensor, outputs: Tensor) -> None:
         """One call: the coordinates of every position along every basis, and what they add up to."""
-        for x_BMP, rows in _per_image(inputs.detach().double(), module, self.layer.form):
+        first, second = self.layer.chain.stages
+        for x_BMP, rows in _per_image(inputs.detach().double(), module, first):
             along_BKP = (self.bases.u * self.bases.s).mT @ x_BMP
             before_BR = _from_the_end(along_BKP.square().sum(dim=2))
             self.before.append(before_BR)
-            if self.layer.form == "spatial":
+            if any(second):  # vertical taps
                 assert isinstance(module, nn.Conv2d)
                 self.output.append(torch.stack([self._behind_taps(one_KP, module, rows) for one_KP in along_BKP]))
             else:
@@ -200,15 +202,15 @@ def _from_the_end(squares_BK: Tensor) -> Tensor:
     return torch.cat([sums_BK, sums_BK.new_zeros(len(sums_BK), 1)], dim=1)
 
 
-def _per_image(inputs: Tensor, module: nn.Module, form: Form) -> Iterator[tuple[Tensor, int]]:
+def _per_image(inputs: Tensor, module: nn.Module, axes: Axes) -> Iterator[tuple[Tensor, int]]:
     """The columns that a layer's matrix is applied to, and their number of padded rows; a few images at once."""
     if isinstance(module, nn.Linear):
         yield inputs.reshape(len(inputs), -1, inputs.shape[-1]).mT if inputs.dim() > 1 else inputs[None, :, None], 0
         return
-    assert isinstance(module, nn.Conv2d)
-    maps = inputs if inputs.dim() == 4 else inputs[None]
+    assert isinstance(module, Convolution)
+    maps = inputs if inputs.dim() == len(axes) + 2 else inputs[None]
     for part in maps.split(8):
-        yield input_patches(part, module, form), padded_rows(part, module)
+        yield input_patches(part, module, axes), padded_extents(part, module)[0]
 
 
 def errors_by_width(
@@ -287,5 +289,5 @@ def _applied(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
     """The layer without its bias, with another weight."""
     if isinstance(module, nn.Linear):
         return nn.functional.linear(x, weight)
-    assert isinstance(module, nn.Conv2d)
+    assert isinstance(module, Convolution)
     return module._conv_forward(x, weight, None)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from decomposable.analysis.watching import first_images, recorded
 from decomposable.checks import check_count
-from decomposable.core.forms import to_matrix
+from decomposable.core.forms import MATRIX_FORMS, to_matrix
+from decomposable.core.layers import Convolution
 from decomposable.core.tracing import call_with_first, on_device_of
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.decomposed import DecomposedNet
@@ -103,7 +104,9 @@ def _constant(layer: nn.Module, form: Any) -> float:
     """‖W‖₂, which the cut leaves as it is; of a convolution, with the patches that a pixel is in."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    norm = float(torch.linalg.matrix_norm(to_matrix(weight.double(), form), ord=2))
-    if not isinstance(layer, nn.Conv2d):
+    matrix = to_matrix(weight.double(), form if form in MATRIX_FORMS else "channel")
+    norm = float(torch.linalg.matrix_norm(matrix, ord=2))
+    if isinstance(layer, nn.Linear):
         return norm
+    assert isinstance(layer, Convolution)
     return norm * math.sqrt(math.prod(-(-k // s) for k, s in zip(layer.kernel_size, layer.stride, strict=True)))

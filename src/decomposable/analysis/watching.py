@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.forms import check_form
+from decomposable.core.forms import check_matrix_form
 from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers
 from decomposable.core.tracing import Forward, call_with_first, first_entry, on_device_of
 from decomposable.core.tree import evaluating, undisturbed, unwrap
@@ -21,7 +21,7 @@ See = Callable[[nn.Module, Tensor, Tensor], None]
 
 def layers_of(model: nn.Module, form: str, filter_fn: FilterFn | None) -> tuple[Layer, ...]:
     """The layers that `decompose` would take."""
-    layers, skipped = find_layers(unwrap(model), check_form(form), filter_fn)
+    layers, skipped = find_layers(unwrap(model), check_matrix_form(form, "analysis"), filter_fn)
     require_layers(layers, skipped)
     return layers
 

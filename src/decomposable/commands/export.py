@@ -101,7 +101,10 @@ def _rounded(options: argparse.Namespace, kind: str, net: nn.Module, size: dict[
 
 def _hint(options: argparse.Namespace, net: Any, plan: RankPlan) -> str | None:
     """Where a coarser rounding may be faster still, say so, and what it needs."""
-    if plan.align not in (1, "auto") or all(plan.ranks[name] % 8 == 0 for name in set(plan.ranks) - plan.dense):
+    from decomposable.sizing.chain import ranks_of
+
+    in_factors = [rank for name in set(plan.ranks) - plan.dense for rank in ranks_of(plan.ranks[name])]
+    if plan.align not in (1, "auto") or all(rank % 8 == 0 for rank in in_factors):
         return None
     statistics = net.artifact().statistics
     needs = ""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decomposable.core.forms import matrix_shape, to_matrix
-from decomposable.core.layers import Layer
-from decomposable.core.svd import SVD, check_finite, most_precise, project, svd
+from decomposable.core.forms.base import Decomposition
+from decomposable.core.layers import Layer, decomposed
+from decomposable.core.svd import check_finite, most_precise
 from decomposable.errors import InvalidArgumentError
 
 
@@ -20,30 +20,32 @@ class KeptBases:
 
     def __init__(self, layers: tuple[Layer, ...], refresh: int) -> None:
         self.layers, self.refresh = layers, refresh
-        self._current: dict[str, SVD] = {}
+        self._current: dict[str, Decomposition] = {}
         self._seen: dict[str, tuple[int | None, float]] = {}  # version counter and sum of the weight decomposed
         self._projected: set[str] = set()  # layers that have changed since their own last SVD
         self._age = 0  # changes of the weights since the last SVD
 
     @torch.no_grad()
-    def of_current_weights(self) -> dict[str, SVD]:
-        """W = U S Vᵀ for every layer; between refreshes W along the bases kept."""
+    def of_current_weights(self) -> dict[str, Decomposition]:
+        """What every layer's weight is decomposed into; between refreshes the weight along the bases kept."""
         marks = self._marks()
         changed = [layer for layer in self.layers if not self._is_seen(layer, marks[layer.name])]
         if changed:
             is_due = len(self._current) < len(self.layers) or self._age + 1 >= self.refresh
-            matrices = {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in changed}
+            names = {layer.name for layer in changed}
             with torch.autocast(self.layers[0].weight.device.type, enabled=False):
                 if is_due:
-                    late = [layer for layer in self.layers if layer.name in self._projected - matrices.keys()]
-                    matrices |= {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in late}
-                    fresh = svd(matrices)
+                    late = [layer for layer in self.layers if layer.name in self._projected - names]
+                    fresh = decomposed([*changed, *late])
                     self._projected.clear()
                 else:
-                    for name, matrix in matrices.items():
-                        check_finite(name, matrix)
-                    self._projected |= matrices.keys()
-                    fresh = {name: project(matrix, self._current[name]) for name, matrix in matrices.items()}
+                    for layer in changed:
+                        check_finite(layer.name, layer.weight.detach())
+                    self._projected |= names
+                    fresh = {
+                        layer.name: layer.numerics.project(layer.weight.detach(), self._current[layer.name])
+                        for layer in changed
+                    }
             self._age = 0 if is_due else self._age + 1
             self._current.update(fresh)
             self._seen.update({layer.name: marks[layer.name] for layer in changed})
@@ -58,13 +60,13 @@ class KeptBases:
     def _is_seen(self, layer: Layer, mark: tuple[int | None, float]) -> bool:
         version, total = self._seen.get(layer.name, (None, math.nan))
         is_same = total == mark[1] and (version is None or version == mark[0])
-        return is_same and self._current[layer.name].s.device == layer.weight.device
+        return is_same and self._current[layer.name].spectra[0].device == layer.weight.device
 
     def state_dict(self) -> dict[str, Any]:
         """Empty where every change of the weights is followed by an SVD anyway."""
         if self.refresh == 1:
             return {}
-        layers = {name: {"u": d.u, "s": d.s, "v": d.v, "sum": self._seen[name][1]} for name, d in self._current.items()}
+        layers = {name: {**found._asdict(), "sum": self._seen[name][1]} for name, found in self._current.items()}
         return {"age": self._age, "layers": layers, "projected": sorted(self._projected)}
 
     def check(self, state: Any) -> None:
@@ -74,7 +76,7 @@ class KeptBases:
         stored = state.get("layers", {})
         expected = {layer.name: layer for layer in self.layers}
         for name, entry in stored.items():
-            if name not in expected or not _are_bases_of(expected[name], entry):
+            if name not in expected or not isinstance(entry.get("sum"), float) or _bases(expected[name], entry) is None:
                 raise InvalidArgumentError(
                     f"state: its layer '{name}' is not one of this model's; allowed: a state of this model"
                 )
@@ -87,21 +89,17 @@ class KeptBases:
         self._age, self._projected = state.get("age", 0), set(state.get("projected", []))
         self._current = {}
         self._seen = {}
-        devices = {layer.name: layer.weight.device for layer in self.layers}
+        layers = {layer.name: layer for layer in self.layers}
         for name, entry in state.get("layers", {}).items():
-            device = devices[name]
-            self._current[name] = SVD(*(entry[key].to(device) for key in ("u", "s", "v")))
-            self._seen[name] = (None, entry["sum"])
+            device = layers[name].weight.device
+            moved = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in entry.items()}
+            found = _bases(layers[name], moved)
+            assert found is not None
+            self._current[name], self._seen[name] = found, (None, entry["sum"])
 
 
-def _are_bases_of(layer: Layer, entry: Mapping[str, Any]) -> bool:
-    rows, columns = matrix_shape(layer.shape, layer.form)
-    rank = min(rows, columns)
-    shapes = {"u": (rows, rank), "s": (rank,), "v": (columns, rank)}
-    return isinstance(entry.get("sum"), float) and all(
-        isinstance(entry.get(key), Tensor) and entry[key].shape == shape and entry[key].is_floating_point()
-        for key, shape in shapes.items()
-    )
+def _bases(layer: Layer, entry: Mapping[str, Any]) -> Decomposition | None:
+    return layer.numerics.restored(layer.chain, entry)
 
 
 def _fingerprint(weight: Tensor) -> Tensor:

@@ -22,8 +22,10 @@ from decomposable.core.layers import Layer
 from decomposable.core.tracing import Forward, Trace, layer_costs, on_device_of, other_macs, trace
 from decomposable.core.tree import undisturbed
 from decomposable.errors import InvalidArgumentError
+from decomposable.sizing.chain import Rank, rank_of
+from decomposable.sizing.order import Limits, prefix_ranks, rank_limits
 from decomposable.sizing.plans import absolute_budget
-from decomposable.sizing.ranks import Ints, Measure, RankSelector, prefix_ranks
+from decomposable.sizing.ranks import Ints, Measure, RankSelector
 
 Range = tuple[float, float]
 Scores = Sequence[NDArray[np.float64]]
@@ -33,7 +35,7 @@ Scores = Sequence[NDArray[np.float64]]
 class Size:
     """The ranks of a low-rank network, and what part of all bases, MACs and parameters they are, where known."""
 
-    ranks: Mapping[str, int]
+    ranks: Mapping[str, Rank]
     ratio: float
     macs: float = math.nan
     params: float = math.nan
@@ -46,14 +48,14 @@ class Draw(Protocol):
         """Z, or a budget."""
 
     def choose(self, scores: Scores, drawn: float) -> Size:
-        """The ranks for it, given every layer's scores in falling order."""
+        """The ranks for it, given every cut's scores in falling order."""
 
 
 @dataclass
 class DrawRatio:
     """Z ∼ U(α_l, α_u), and r_ℓ after dropping d = (1 − Z) ΣR_ℓ bases across the whole network (section 2.3)."""
 
-    names: Sequence[str]
+    full_ranks: Mapping[str, tuple[int, ...]]
     lower: Ints
     upper: Ints
     range: Range
@@ -65,8 +67,8 @@ class DrawRatio:
 
     def choose(self, scores: Scores, drawn: float) -> Size:
         """Taken literally: the best round(Z·ΣR) bases."""
-        ranks = prefix_ranks(scores, drawn, self.lower, self.upper).tolist()
-        return Size(dict(zip(self.names, ranks, strict=True)), drawn)
+        ranks = iter(prefix_ranks(scores, drawn, self.lower, self.upper).tolist())
+        return Size({name: rank_of([next(ranks) for _ in full]) for name, full in self.full_ranks.items()}, drawn)
 
 
 @dataclass
@@ -101,7 +103,7 @@ def _place(generator: torch.Generator) -> float:
 def draw_of(
     ways: Mapping[str, Any],
     smallest: float,
-    names: Sequence[str],
+    layers: Sequence[Layer],
     bounds: tuple[Ints, Ints],
     selector: Callable[[], RankSelector],
 ) -> Draw:
@@ -115,9 +117,15 @@ def draw_of(
     if way == "ratio":
         if smallest:
             raise InvalidArgumentError(f"smallest={smallest!r}: of budgets; allowed: with macs= or params=")
-        return DrawRatio(names, *bounds, _check_range(value))
+        return DrawRatio({layer.name: layer.full_ranks for layer in layers}, *bounds, _check_range(value))
     measure: Measure = "macs" if way == "macs" else "params"
     return DrawBudget(known := selector(), measure, _check_budgets(known, measure, value), float(smallest))
+
+
+def limits_of(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> tuple[Ints, Ints]:
+    """The smallest and largest rank of every layer's cuts."""
+    cuts = [(layer.name, full) for layer in layers for full in layer.full_ranks]
+    return rank_limits([name for name, _ in cuts], [full for _, full in cuts], min_rank, limits)
 
 
 def cost_selector(
@@ -130,7 +138,7 @@ def cost_selector(
             seen = trace(model, on_device_of(model, example_input), forward)
     return RankSelector(
         costs=layer_costs(layers, seen or Trace()),
-        scores=tuple(np.zeros(layer.full_rank) for layer in layers),
+        scores=tuple(np.zeros(full) for layer in layers for full in layer.full_ranks),
         fixed_macs=None if seen is None else other_macs(layers, seen),
         fixed_params=sum(p.numel() for p in model.parameters()) - sum(layer.weight.numel() for layer in layers),
         lower=bounds[0],

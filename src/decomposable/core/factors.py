@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.criteria import Criterion, Scores, score
-from decomposable.core.forms import first_weight, second_weight, to_matrix
-from decomposable.core.layers import Layer
-from decomposable.core.svd import SVD
+from decomposable.core.forms.base import Decomposition
+from decomposable.core.layers import Layer, in_order
 from decomposable.core.tree import evaluating
 from decomposable.errors import InvalidArgumentError
 
@@ -38,10 +37,12 @@ class Taylor:
     loss: Callable[[nn.Module, Any], Tensor]
     max_batches: int = 8
 
-    def scores(self, model: nn.Module, layers: Sequence[Layer], decompositions: Mapping[str, SVD]) -> dict[str, Scores]:
-        """The scores of every layer's bases, in the order of their singular values. The model is as before after."""
+    def scores(
+        self, model: nn.Module, layers: Sequence[Layer], decompositions: Mapping[str, Decomposition]
+    ) -> dict[str, tuple[Scores, ...]]:
+        """The scores of every cut's bases, in the order of their singular values. The model is as before after."""
         frozen = [layer.weight for layer in layers if not layer.weight.requires_grad]
-        totals = {layer.name: torch.zeros_like(decompositions[layer.name].s) for layer in layers}
+        totals = {x.name: [torch.zeros_like(s) for s in decompositions[x.name].spectra] for x in layers}
         count = 0
         try:
             for weight in frozen:
@@ -52,56 +53,53 @@ class Taylor:
                     gradients = torch.autograd.grad(loss, [layer.weight for layer in layers], allow_unused=True)
                 for layer, gradient in zip(layers, gradients, strict=True):
                     if gradient is not None:
-                        u_MK, s_K, v_NK = decompositions[layer.name]
-                        g_MN = to_matrix(gradient, layer.form).to(s_K.dtype)
-                        totals[layer.name] += s_K * ((u_MK.mT @ g_MN) * v_NK.mT).sum(dim=1).abs()
+                        bases = decompositions[layer.name]
+                        found = layer.numerics.influences(gradient, layer.weight.detach(), bases)
+                        totals[layer.name] = [a + b for a, b in zip(totals[layer.name], found, strict=True)]
                 count += 1
         finally:
             for weight in frozen:
                 weight.requires_grad_(False)
         if count == 0:
             raise InvalidArgumentError("criterion=Taylor(...): its loader yielded no batch; allowed: at least one")
-        for name, total in totals.items():
-            if not torch.isfinite(total).all():
+        for name, cuts in totals.items():
+            if not all(bool(torch.isfinite(total).all()) for total in cuts):
                 raise InvalidArgumentError(
                     f"layer '{name}': criterion=Taylor(...) gave NaN or infinity; allowed: a loss with finite gradients"
                 )
-        return {name: (total / count).double().cpu().numpy() for name, total in totals.items()}
+        return {name: tuple((t / count).double().cpu().numpy() for t in cuts) for name, cuts in totals.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class Factors:
-    """A layer's two weights at full rank, best basis first. √σ is on both sides, which keeps them of one scale."""
-
-    first: Tensor
-    second: Tensor
+Factors = tuple[Tensor, ...]
+"""The weights of a layer's stages at full rank, every cut's best basis first."""
 
 
 def factors_in_order(
-    base: nn.Module, layers: Sequence[Layer], decompositions: Mapping[str, SVD], criterion: Criterion | Taylor
-) -> tuple[dict[str, Factors], dict[str, Scores]]:
-    """Every layer's factors and scores, sorted by score: the criterion may order bases otherwise than σ does."""
+    base: nn.Module,
+    layers: Sequence[Layer],
+    decompositions: Mapping[str, Decomposition],
+    criterion: Criterion | Taylor,
+) -> tuple[dict[str, Factors], dict[str, tuple[Scores, ...]]]:
+    """Every layer's factors and its cuts' scores, sorted by score: a criterion may order otherwise than σ does."""
     if isinstance(criterion, Taylor):
         all_scores = criterion.scores(base, layers, decompositions)
     else:
-        sigmas = {name: d.s.double().cpu().numpy() for name, d in decompositions.items()}
-        all_scores = {name: score(criterion, name, sigma) for name, sigma in sigmas.items()}
+        sigmas = {name: [s.double().cpu().numpy() for s in d.spectra] for name, d in decompositions.items()}
+        all_scores = {name: tuple(score(criterion, name, s) for s in cuts) for name, cuts in sigmas.items()}
     factors, ordered_scores = {}, {}
     for layer in layers:
-        u_MK, s_K, v_NK = decompositions[layer.name]
-        order = np.argsort(-all_scores[layer.name], kind="stable")
-        ordered_scores[layer.name] = all_scores[layer.name][order]
-        index = torch.from_numpy(order).to(s_K.device)
-        root_K = s_K[index].sqrt()
-        factors[layer.name] = factors_of(layer, u_MK[:, index] * root_K, root_K[:, None] * v_NK[:, index].mT)
+        weight, cuts = layer.weight.detach(), all_scores[layer.name]
+        orders = [np.argsort(-scores, kind="stable") for scores in cuts]
+        ordered_scores[layer.name] = tuple(scores[order] for scores, order in zip(cuts, orders, strict=True))
+        places = [torch.from_numpy(order).to(weight.device) for order in orders]
+        factors[layer.name] = like_weight(layer, layer.numerics.weights(weight, decompositions[layer.name], places))
     return factors, ordered_scores
 
 
-def factors_of(layer: Layer, p_MK: Tensor, q_KN: Tensor) -> Factors:
-    """W = P Q as the weights of two layers, of the type and in the memory format of the layer's own."""
-    weights = first_weight(p_MK, layer.shape, layer.form), second_weight(q_KN, layer.shape, layer.form)
+def like_weight(layer: Layer, weights: Sequence[Tensor]) -> Factors:
+    """The weights of a chain, of the type and in the memory format of the layer's own."""
     kind, layout = layer.weight.dtype, memory_format_of(layer.weight)
-    return Factors(*(weight.to(kind).contiguous(memory_format=layout) for weight in weights))
+    return tuple(in_order(weight.to(kind)).contiguous(memory_format=layout) for weight in weights)
 
 
 def memory_format_of(weight: Tensor) -> torch.memory_format:

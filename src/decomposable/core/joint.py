@@ -32,16 +32,17 @@ from decomposable.checks import check_count, is_integer, is_number
 from decomposable.core.bases import KeptBases
 from decomposable.core.criteria import Criterion, find_criterion, score
 from decomposable.core.distillation import Distance, detached, kl_divergence
-from decomposable.core.draws import DrawRatio, Range, Size, cost_selector, draw_of
-from decomposable.core.forms import check_form, to_matrix
+from decomposable.core.draws import DrawRatio, Range, Size, cost_selector, draw_of, limits_of
+from decomposable.core.forms import DEFAULT, FormOf, check_form
+from decomposable.core.forms.base import Decomposition
 from decomposable.core.gradients import Gradient, RunningNorms, accumulate, mix, refuse_reentrant_checkpoints, scaled
-from decomposable.core.layers import FilterFn, TwoFactors, avoid_fast_paths_, find_layers, parameter_of, require_layers
+from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, find_layers, parameter_of, require_layers
 from decomposable.core.lowrank import Layout, LowRankLayer
-from decomposable.core.svd import SVD, truncate
 from decomposable.core.tracing import Forward, call_with_first
 from decomposable.core.tree import clone_buffers_, rewire, unwrap
 from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.ranks import Limits, rank_limits
+from decomposable.sizing.chain import Rank, ranks_of
+from decomposable.sizing.order import Limits
 
 Closure = Callable[[nn.Module], Tensor]
 Scaler = torch.amp.GradScaler
@@ -68,7 +69,8 @@ class JointObjective:
 
     Args:
         model: any module; compiled ones too. Its parameters keep their names, any optimiser can step them.
-        form: how convolution weights become matrices, "spatial" or "channel".
+        form: how convolutions become chains of layers, "spatial", "channel" or "tucker"; or by name pattern, the first
+            that matches, as in ``{"layer4.*": "tucker", "*": "spatial"}``.
         ratio: (α_l, α_u), between which Z is drawn in every step, by default (0.01, 0.5); one number keeps Z fixed.
         balance: λ, the weight of the low-rank loss; 0 is plain training and skips the low-rank pass.
         criterion: "singular_value", "energy", "uniform", or a function from singular values to scores.
@@ -104,7 +106,7 @@ class JointObjective:
         self,
         model: nn.Module,
         *,
-        form: str = "spatial",
+        form: FormOf = DEFAULT,
         ratio: Range | float | None = None,
         balance: float = 0.5,
         criterion: str | Criterion = "singular_value",
@@ -134,16 +136,15 @@ class JointObjective:
         layers, self.skipped = find_layers(unwrap(model), check_form(form), filter_fn)
         require_layers(layers, self.skipped)
         self.layers = layers
-        names = [layer.name for layer in layers]
-        bounds = rank_limits(names, [layer.full_rank for layer in layers], min_rank, limits)
+        bounds = limits_of(layers, min_rank, limits)
         self.sizes = draw_of(
             {"ratio": ratio, "macs": macs, "params": params},
             smallest,
-            names,
+            layers,
             bounds,
             lambda: cost_selector(unwrap(model), layers, bounds, example_input, forward or call_with_first),
         )
-        self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
+        self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
         self._bases = KeptBases(layers, self.refresh)
         if seed is not None and not is_integer(seed):
             raise InvalidArgumentError(f"seed={seed!r}; allowed: an int")
@@ -248,19 +249,20 @@ class JointObjective:
         torch.clear_autocast_cache()  # of weights that were cast without a gradient, which the next pass would take
         return outputs
 
-    def select_ranks(self, decompositions: Mapping[str, SVD], drawn: float) -> dict[str, int]:
+    def select_ranks(self, decompositions: Mapping[str, Decomposition], drawn: float) -> dict[str, Rank]:
         """r_ℓ for every layer at a rank ratio Z, or within a budget (as a count) where budgets are drawn."""
         return dict(self._choose(decompositions, drawn).ranks)
 
-    def _choose(self, decompositions: Mapping[str, SVD], drawn: float) -> Size:
-        names = [layer.name for layer in self.layers]
-        sigmas = torch.cat([decompositions[name].s for name in names]).cpu().double().numpy()
-        sections = np.split(sigmas, np.cumsum([layer.full_rank for layer in self.layers])[:-1])
-        # A layer's bases go in the order of their singular values; a criterion may rank them otherwise.
+    def _choose(self, decompositions: Mapping[str, Decomposition], drawn: float) -> Size:
+        names = [layer.name for layer in self.layers for _ in layer.full_ranks]
+        spectra = [s for layer in self.layers for s in decompositions[layer.name].spectra]
+        sigmas = torch.cat(spectra).cpu().double().numpy()
+        sections = np.split(sigmas, np.cumsum([len(s) for s in spectra])[:-1])
+        # A cut's bases go in the order of their singular values; a criterion may rank them otherwise.
         scores = [np.sort(score(self.criterion, n, s))[::-1] for n, s in zip(names, sections, strict=True)]
         return self.sizes.choose(scores, drawn)
 
-    def _decompose(self) -> dict[str, SVD] | None:
+    def _decompose(self) -> dict[str, Decomposition] | None:
         """The bases of the weights as they are; None, with a warning, where that failed."""
         try:
             return self._bases.of_current_weights()
@@ -302,7 +304,7 @@ class JointObjective:
         self,
         call: _Call,
         scaler: Scaler | None,
-        decompositions: Mapping[str, SVD],
+        decompositions: Mapping[str, Decomposition],
         size: Size,
         taught: Any,
     ) -> _Pass:
@@ -314,18 +316,17 @@ class JointObjective:
         return result
 
     def _build_low_rank_network(
-        self, decompositions: Mapping[str, SVD], ranks: Mapping[str, int]
+        self, decompositions: Mapping[str, Decomposition], ranks: Mapping[str, Rank]
     ) -> tuple[nn.Module, list[LowRankLayer]]:
         """The model with W̃ in place of W. It has its own buffers, so that the model keeps those of its full pass."""
         replacements: dict[nn.Module, LowRankLayer] = {}
         for layer in self.layers:
-            rank, decomposition = ranks[layer.name], decompositions[layer.name]
-            if rank == layer.full_rank:
-                factors = None  # nothing is dropped, W̃ = W
-            else:
-                factors = truncate(to_matrix(layer.weight, layer.form), decomposition, rank, self.added_gap)
+            rank, weights = ranks[layer.name], None  # where nothing is dropped, W̃ = W
+            if rank != layer.full_rank:
+                bases = decompositions[layer.name]
+                weights = layer.numerics.truncate(layer.weight, bases, ranks_of(rank), self.added_gap)
             for module in layer.modules:
-                replacements[module] = LowRankLayer(layer, self._pairs[module], factors, self._layout)
+                replacements[module] = LowRankLayer(layer, self._chains[module], weights, self._layout)
         network = rewire(unwrap(self.model), replacements)
         clone_buffers_(network)
         avoid_fast_paths_(network)
@@ -393,7 +394,7 @@ class JointObjective:
                 stacklevel=4 + bool(self.turns),
             )
             return
-        not_run = {one.name: parameter_of(one.pair.module) for one in low_rank if not one.has_run}
+        not_run = {one.name: parameter_of(one.layers.module) for one in low_rank if not one.has_run}
         missed = [name for name, weight in not_run.items() if weight in self._in_full]
         if missed:
             self._has_warned = True

@@ -1,9 +1,9 @@
-"""Which layers are decomposed, and how the two plain layers that stand in for one of them are made."""
+"""Which layers are decomposed, and how the chain of plain layers that stands in for one of them is made."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -12,16 +12,22 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from decomposable.core.forms import Form, first_weight, form_for, matrix_shape, second_weight
+from decomposable.core.forms import FORMS, FormOf, check_patterns, form_for, form_named
+from decomposable.core.forms.base import Decomposition, Form
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
 from decomposable.errors import InvalidArgumentError
+from decomposable.sizing.chain import Axes, Chain, Rank, Ranks
 
-Decomposable = nn.Conv2d | nn.Linear
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Decomposable = Convolution | nn.Linear
+KINDS: Mapping[int, type[Decomposable]] = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+"""The layers that are decomposed, by the number of axes that their kernel has."""
 FilterFn = Callable[[nn.Module, str], bool]
 _Module = TypeVar("_Module", bound=nn.Module)
 
 _LARGE_VECTORS = 0.05  # of a model's parameters: scales and shifts that are fewer need no mention
+_KINDS = "Conv1d, Conv2d, Conv3d and Linear"
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -31,8 +37,14 @@ class Layer:
 
     name: str
     modules: tuple[Decomposable, ...]
-    form: Form
+    form: str
     shape: tuple[int, ...]
+    chain: Chain  # of plain layers, that it becomes
+
+    @property
+    def numerics(self) -> Form:
+        """How its weight becomes the chain's."""
+        return FORMS[self.form]
 
     @property
     def weight(self) -> nn.Parameter:
@@ -40,9 +52,14 @@ class Layer:
         return parameter_of(self.modules[0])
 
     @property
-    def full_rank(self) -> int:
-        """The most bases that the matrix of this shape can have."""
-        return min(matrix_shape(self.shape, self.form))
+    def full_rank(self) -> Rank:
+        """The most bases that a weight of this shape can have."""
+        return self.chain.full_rank
+
+    @property
+    def full_ranks(self) -> Ranks:
+        """The same, a number for every cut."""
+        return self.chain.full_ranks
 
 
 def parameter_of(module: Decomposable) -> nn.Parameter:
@@ -53,7 +70,7 @@ def parameter_of(module: Decomposable) -> nn.Parameter:
 
 
 def find_layers(
-    model: nn.Module, form: Form, filter_fn: FilterFn | None = None
+    model: nn.Module, form: FormOf, filter_fn: FilterFn | None = None
 ) -> tuple[tuple[Layer, ...], dict[str, str]]:
     """The layers to decompose, and for every other module with weights of its own the reason why not.
 
@@ -78,12 +95,25 @@ def find_layers(
     for weight, (holder, kind) in _other_holders(model, sharing).items():
         for name, _ in sharing.pop(weight):
             skipped[name] = f"weight tied to {kind} '{holder}'"
-    layers = tuple(
-        Layer(members[0][0], tuple(m for _, m in members), form_for(weight.shape, form), tuple(weight.shape))
-        for weight, members in sharing.items()
-    )
+    check_patterns(form, [name for members in sharing.values() for name, _ in members])
+    layers = tuple(_layer(members, form) for members in sharing.values())
     skipped |= _other_modules(model, {*skipped, *(name for members in sharing.values() for name, _ in members)})
     return layers, in_order_of(model, skipped)
+
+
+def _layer(members: list[tuple[str, Decomposable]], form: FormOf) -> Layer:
+    """The layer of these modules; the form is that of the first one's name."""
+    name, shape = members[0][0], tuple(parameter_of(members[0][1]).shape)
+    taken = form_for(shape, form_named(form, name))
+    return Layer(name, tuple(module for _, module in members), taken, shape, FORMS[taken].chain(shape))
+
+
+def decomposed(layers: Sequence[Layer]) -> dict[str, Decomposition]:
+    """The bases of all layers' weights, by name; those of one form together."""
+    found: dict[str, Decomposition] = {}
+    for form in dict.fromkeys(layer.form for layer in layers):
+        found |= FORMS[form].decompose({x.name: x.weight.detach() for x in layers if x.form == form})
+    return {layer.name: found[layer.name] for layer in layers}
 
 
 def in_order_of(model: nn.Module, skipped: dict[str, str]) -> dict[str, str]:
@@ -103,7 +133,7 @@ def _other_modules(model: nn.Module, known: set[str]) -> dict[str, str]:
             continue
         has_matrix = any(is_lazy(p) or sum(size > 1 for size in p.shape) > 1 for p in own)
         if has_matrix or sum(p.numel() for p in own) >= _LARGE_VECTORS * total:
-            found[name] = f"{type(module).__name__}: only Conv2d and Linear are decomposed"
+            found[name] = f"{type(module).__name__}: only {_KINDS} are decomposed"
     return found
 
 
@@ -112,8 +142,8 @@ def require_layers(layers: tuple[Layer, ...], skipped: dict[str, str]) -> None:
     if not layers:
         reasons = "; ".join(f"'{name}': {reason}" for name, reason in list(skipped.items())[:3])
         raise InvalidArgumentError(
-            f"model: it has no layer to decompose ({reasons or 'no Conv2d or Linear'}); "
-            "allowed: at least one Conv2d with groups=1 or one Linear"
+            f"model: it has no layer to decompose ({reasons or 'no convolution or Linear'}); "
+            "allowed: at least one Conv1d, Conv2d or Conv3d with groups=1 or one Linear"
         )
 
 
@@ -125,13 +155,13 @@ def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | 
     if groups > 1:
         return "depthwise convolution" if groups == module.in_channels else f"grouped convolution (groups={groups})"
     if not isinstance(module, Decomposable):
-        return f"{type(module).__name__}: only Conv2d and Linear are decomposed"
+        return f"{type(module).__name__}: only {_KINDS} are decomposed"
     if isinstance(module.weight, nn.parameter.UninitializedParameter):
         return "lazy layer that has seen no input yet"
     if is_parametrized(module) or "weight" not in module._parameters:
         return "its weight is computed (parametrization, weight or spectral norm); remove that first"
-    plain = nn.Linear if isinstance(module, nn.Linear) else nn.Conv2d
-    methods = ["forward"] if plain is nn.Linear else ["forward", "_conv_forward"]
+    plain = next(kind for kind in KINDS.values() if isinstance(module, kind))
+    methods = [method for method in ("forward", "_conv_forward") if hasattr(plain, method)]
     is_patched = any(method in vars(module) for method in methods)
     if is_patched or any(getattr(type(module), method) is not getattr(plain, method) for method in methods):
         return f"{type(module).__name__} has a forward of its own"
@@ -159,75 +189,63 @@ def _other_holders(
 
 
 @dataclass(frozen=True, eq=False)
-class TwoFactors:
-    """The two plain layers, input → R bases → output, that a layer becomes; `build` gives them their weights."""
+class ChainLayers:
+    """The chain of plain layers, input → r₁ bases → … → output, that a layer becomes; `build` gives them weights."""
 
     module: Decomposable
-    form: Form
+    chain: Chain
 
     def __post_init__(self) -> None:
-        module = self.module
-        shells = _linear_shells(module) if isinstance(module, nn.Linear) else _conv_shells(module, self.form)
-        object.__setattr__(self, "_shells", (stand_in_for(module, self.form), *shells))
+        module, stages = self.module, self.chain.stages
+        ends = [False] * (len(stages) - 1) + [module.bias is not None]
+        shells = [_shell(module, axes, has_bias) for axes, has_bias in zip(stages, ends, strict=True)]
+        object.__setattr__(self, "_shells", (stand_in_for(module), *shells))
 
-    def build(self, first: Tensor, second: Tensor) -> StandIn:
-        """The pair with these weights, which are used as they are: parameters, views or results of a computation."""
-        around, reduce, expand = self._shells  # type: ignore[attr-defined]
-        rank, bias = first.shape[0], self.module.bias
-        out_name, in_name = ("out_features", "in_features") if first.dim() == 2 else ("out_channels", "in_channels")
-        pair: StandIn = _copied(around, training=self.module.training)
-        pair._modules["0"] = _with_weight(reduce, first, None, **{out_name: rank}, training=pair.training)
-        pair._modules["1"] = _with_weight(expand, second, bias, **{in_name: rank}, training=pair.training)
-        return pair
-
-    def from_factors(
-        self, p_MR: Tensor, q_RN: Tensor, memory_format: torch.memory_format = torch.contiguous_format
-    ) -> StandIn:
-        """The pair for W̃ = P Q, its weights laid out as asked for."""
-        shape = self.module.weight.shape
-        weights = first_weight(p_MR, shape, self.form), second_weight(q_RN, shape, self.form)
-        return self.build(*(laid_out(weight, memory_format) for weight in weights))
+    def build(self, *weights: Tensor) -> StandIn:
+        """The chain with these weights, which are used as they are: parameters, views or results of a computation."""
+        around, *shells = self._shells  # type: ignore[attr-defined]
+        chain: StandIn = _copied(around, training=self.module.training)
+        last = len(weights) - 1
+        for i, (shell, weight) in enumerate(zip(shells, weights, strict=True)):
+            bias = self.module.bias if i == last else None
+            chain._modules[str(i)] = _with_weight(shell, weight, bias, training=chain.training)
+        return chain
 
 
 def laid_out(weight: Tensor, memory_format: torch.memory_format) -> Tensor:
     """The weight in this layout, which decides that of the layer's output too; matrices have only one."""
     if weight.dim() != 4 or memory_format != torch.channels_last:
-        return weight.contiguous()
+        return in_order(weight)
     # Strides of its own: where a size is 1 `contiguous` keeps those of the other layout, by which torch then goes.
     w_OHWI = weight.permute(0, 2, 3, 1)
     return w_OHWI.flatten().view(w_OHWI.shape).permute(0, 3, 1, 2)
 
 
-def _linear_shells(linear: nn.Linear) -> tuple[nn.Linear, nn.Linear]:
-    first = nn.Linear(linear.in_features, 1, bias=False, device="meta")
-    return first, nn.Linear(1, linear.out_features, bias=linear.bias is not None, device="meta")
+def in_order(weight: Tensor) -> Tensor:
+    """Its axes in order, with the usual strides where a size is 1, too: what is equal is written to a file alike."""
+    plain = weight.contiguous()
+    return plain if plain.dim() < 3 and plain.shape[-1] > 1 else plain.flatten().view(plain.shape)
 
 
-def _conv_shells(conv: nn.Conv2d, form: Form) -> tuple[nn.Conv2d, nn.Conv2d]:
-    """Split the geometry: everything in the first for the channel form, x in the first and y in the second for spatial.
+def _shell(module: Decomposable, axes: Axes, has_bias: bool) -> Decomposable:
+    """A layer of a chain, its weight yet to come: of the axes that it has the geometry, along all others nothing.
 
     Zero, reflecting, replicating and circular padding act on each axis alone, so they split exactly, too.
     """
+    if isinstance(module, nn.Linear):
+        return nn.Linear(1, 1, bias=has_bias, device="meta")
 
-    def shell(channels: tuple[int, int], axes: tuple[bool, bool], bias: bool) -> nn.Conv2d:
-        def along(values: tuple[int, ...], otherwise: int) -> tuple[int, int]:
-            y, x = (v if use else otherwise for v, use in zip(values, axes, strict=True))
-            return y, x
+    def along(values: tuple[int, ...], otherwise: int) -> tuple[int, ...]:
+        return tuple(v if own else otherwise for v, own in zip(values, axes, strict=True))
 
-        return nn.Conv2d(
-            *channels,
-            kernel_size=along(conv.kernel_size, 1),
-            stride=along(conv.stride, 1),
-            padding=conv.padding if isinstance(conv.padding, str) else along(conv.padding, 0),
-            dilation=along(conv.dilation, 1),
-            bias=bias,
-            padding_mode=conv.padding_mode,
-            device="meta",
-        )
-
-    first_axes, second_axes = ((False, True), (True, False)) if form == "spatial" else ((True, True), (False, False))
-    has_bias = conv.bias is not None
-    return shell((conv.in_channels, 1), first_axes, False), shell((1, conv.out_channels), second_axes, has_bias)
+    options: dict[str, Any] = {
+        "kernel_size": along(module.kernel_size, 1),
+        "stride": along(module.stride, 1),
+        "padding": module.padding if isinstance(module.padding, str) else along(module.padding, 0),
+        "dilation": along(module.dilation, 1),
+        "padding_mode": module.padding_mode,
+    }
+    return KINDS[len(axes)](1, 1, bias=has_bias, device="meta", **options)
 
 
 def _copied(shell: _Module, **changed: Any) -> _Module:
@@ -238,8 +256,9 @@ def _copied(shell: _Module, **changed: Any) -> _Module:
     return module
 
 
-def _with_weight(shell: nn.Module, weight: Tensor, bias: Tensor | None, **changed: Any) -> nn.Module:
-    module = _copied(shell, **changed)
+def _with_weight(shell: nn.Module, weight: Tensor, bias: Tensor | None, training: bool) -> nn.Module:
+    outputs, inputs = ("out_features", "in_features") if weight.dim() == 2 else ("out_channels", "in_channels")
+    module = _copied(shell, training=training, **{outputs: weight.shape[0], inputs: weight.shape[1]})
     module._parameters["bias"] = cast(nn.Parameter | None, bias)
     if isinstance(weight, nn.Parameter):
         module._parameters["weight"] = weight

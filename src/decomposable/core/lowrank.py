@@ -24,78 +24,71 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from decomposable.core.forms import first_weight, second_weight, to_weight
-from decomposable.core.layers import Layer, TwoFactors, laid_out
-from decomposable.core.standin import factored_weight
+from decomposable.core.layers import ChainLayers, Decomposable, Layer, laid_out
+from decomposable.core.standin import factored_weight, product
 from decomposable.core.tree import remembered
-from decomposable.sizing.cost import two_factors_are_faster
+from decomposable.sizing.chain import Chain
+from decomposable.sizing.cost import chain_is_faster
 
 
 class LowRankLayer(nn.Module):
-    """A layer of the low-rank network: two factors one after the other, or a dense W̃ = P Q where that is faster."""
+    """A layer of the low-rank network: its chain, or a dense W̃ where that is faster; or the layer, uncut."""
 
-    def __init__(self, layer: Layer, pair: TwoFactors, factors: tuple[Tensor, Tensor] | None, layout: Layout) -> None:
+    def __init__(self, layer: Layer, layers: ChainLayers, weights: tuple[Tensor, ...] | None, layout: Layout) -> None:
         super().__init__()
         self._parameters["weight"] = layer.weight  # by the name that the model knows it
-        self.name, self.bias = layer.name, pair.module.bias
-        self.training = pair.module.training
-        self.pair, self.factors, self.layout = pair, factors, layout
+        self.name, self.bias = layer.name, layers.module.bias
+        self.training = layers.module.training
+        self.layers, self.weights, self.layout = layers, weights, layout
         self.memory_format = layout.memory_format
         self.has_run = False
 
     @property
     def weight(self) -> Tensor:
         """W̃ for a model that takes it from the layer: computed when its values are used, with gradients to W."""
-        module, form = self.pair.module, self.pair.form
         self.has_run = True
-        if self.factors is None:
-            return module.weight
-        (p_MR, q_RN), shape = self.factors, module.weight.shape
-        return factored_weight(first_weight(p_MR, shape, form), second_weight(q_RN, shape, form), shape, form)
+        module = self.layers.module
+        return module.weight if self.weights is None else factored_weight(self.weights, module.weight.shape)
 
     def __getattr__(self, name: str) -> Any:
         """Sizes and options are the layer's own: a model may ask for `in_features` or `stride`."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if "pair" not in self.__dict__:
+            if "layers" not in self.__dict__:
                 raise
-            return getattr(self.pair.module, name)
+            return getattr(self.layers.module, name)
 
     def forward(self, input: Tensor) -> Tensor:
         """W̃ applied to the input."""
         self.has_run = True
         if torch._C._current_graph_task_id() == -1:  # else a checkpoint repeats, in the layout of its first pass
             self.memory_format = self.layout.memory_format
-        module, form = self.pair.module, self.pair.form
-        if self.factors is None:
+        module, weights = self.layers.module, self.weights
+        if weights is None:
             return _apply(module, input, laid_out(module.weight, self.memory_format))
-        p_MR, q_RN = self.factors
-        if _is_faster_factored(module, form, p_MR.shape[1], input):
-            return self.pair.from_factors(p_MR, q_RN, self.memory_format).forward(input)  # hooks: this layer has them
-        return _apply(module, input, laid_out(to_weight(p_MR @ q_RN, module.weight.shape, form), self.memory_format))
+        if _is_faster_as_chain(module, self.layers.chain, [len(each) for each in weights[:-1]], input):
+            chain = self.layers.build(*(laid_out(weight, self.memory_format) for weight in weights))
+            return chain.forward(input)  # hooks: this layer has them
+        return _apply(module, input, laid_out(product(weights), self.memory_format))
 
 
-def _apply(module: nn.Conv2d | nn.Linear, input: Tensor, weight: Tensor) -> Tensor:
+def _apply(module: Decomposable, input: Tensor, weight: Tensor) -> Tensor:
     """The layer's own computation with another weight."""
     if isinstance(module, nn.Linear):
         return nn.functional.linear(input, weight, module.bias)
     return module._conv_forward(input, weight, module.bias)
 
 
-def _is_faster_factored(module: nn.Conv2d | nn.Linear, form: str, rank: int, input: Tensor) -> bool:
-    """The rule of `cost.two_factors_are_faster` for this layer and input."""
-    if isinstance(module, nn.Linear):
-        samples = input.shape[:-1].numel()
-        inputs = between = outputs = 1
-    else:
-        height, width = input.shape[-2:]
-        rows, columns = (math.ceil(size / stride) for size, stride in zip((height, width), module.stride, strict=True))
-        samples, inputs, outputs = input.shape[:-3].numel(), height * width, rows * columns
-        between = height * columns if form == "spatial" else outputs
-    return two_factors_are_faster(
-        module.weight.shape, form, rank, inputs=inputs, between=between, outputs=outputs, samples=samples
-    )
+def _is_faster_as_chain(module: Decomposable, chain: Chain, ranks: Sequence[int], input: Tensor) -> bool:
+    """The rule of `cost.chain_is_faster` for this layer and input."""
+    axes = len(chain.shape) - 2
+    kept = input.dim() - 1 - axes  # axes of the input that are no channels, nor the kernel's
+    extents = input.shape[kept + 1 :] if axes else ()
+    strides = () if isinstance(module, nn.Linear) else module.stride
+    outputs = [math.ceil(size / stride) for size, stride in zip(extents, strides, strict=True)]
+    maps = chain.positions(extents, outputs)
+    return chain_is_faster(chain, ranks, inputs=math.prod(extents), maps=maps, samples=input.shape[:kept].numel())
 
 
 _REFUSALS = (RuntimeError, ValueError, AssertionError)  # torch's own words, and those of a model that checks
@@ -175,7 +168,7 @@ class Layout:
 def _has_run_channels_last(network: nn.Module) -> bool:
     """Whether any feature map has been in that layout: without one, nothing has been tried."""
     layers = (module for module in network.modules() if isinstance(module, LowRankLayer))
-    return any(one.memory_format == torch.channels_last and len(one.pair.module.weight.shape) == 4 for one in layers)
+    return any(one.memory_format == torch.channels_last and len(one.layers.chain.shape) == 4 for one in layers)
 
 
 def _in_usual_layout(output: Tensor) -> Tensor:

@@ -4,12 +4,15 @@ With y = Wᵀx at every position of a feature map, cutting W to W̃ changes y by
 tell: A, the mean of x xᵀ, says how strongly each direction of the input is used, and G, the mean over images of
 Σ g gᵀ with g = ∂L/∂y, how strongly the loss feels each direction of the output.
 
-What x and g are depends on the form. In the channel form x is a patch of the input and y a pixel of the output. In
-the spatial form the matrix stands between the horizontal patches of every padded input row and what they add to the
-output pixels above, at and below it: x has (I·W) entries, and g is a vertical patch of the output's gradient, (O·H)
-entries, with zeros where a stride leaves a row out or the map ends. In both Σ x gᵀ over positions is ∂L/∂W.
+What x and g are depends on which axes of the kernel each of the two stages has: x is a patch of the padded input along
+the axes of the first, and g one of the output's gradient along those of the second, with zeros where a stride leaves a
+position out or the map ends. In the channel form that is a patch of the input and a pixel of the output. In the spatial
+form the matrix stands between the horizontal patches of every padded input row and what they add to the output pixels
+above, at and below it. In both Σ x gᵀ over positions is ∂L/∂W.
 
-Shape suffixes: B images; P positions; O, I, H, W, M, N as in `forms`.
+Only layers with one cut have such a matrix.
+
+Shape suffixes: B images; P positions; O, I, M, N as in `forms`; X the axes of the kernel.
 """
 
 from __future__ import annotations
@@ -25,11 +28,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decomposable.core.forms import Form, matrix_shape
-from decomposable.core.layers import Layer
+from decomposable.core.forms import matrix_shape
+from decomposable.core.layers import Convolution, Layer
 from decomposable.core.tracing import Forward, first_entry
 from decomposable.core.tree import evaluating
 from decomposable.errors import InvalidArgumentError
+from decomposable.sizing.chain import Axes
 
 MOST_MOMENTS = 1 << 30
 """Bytes of second moments that are held at a time: 1 GiB. What does not fit is measured in a pass of its own."""
@@ -167,7 +171,8 @@ class _Sums:
     def see(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         """A forward hook."""
         inputs = args[0] if args else kwargs["input"]
-        for x_BMP in _patches(input_patches, inputs.detach(), module, self.layer.form):
+        first, second = self.layer.chain.stages
+        for x_BMP in _patches(partial(input_patches, axes=first), inputs.detach(), module):
             self.inputs.addbmm_(x_BMP, x_BMP.mT)
             self.positions += x_BMP.shape[0] * x_BMP.shape[2]
         if self.gradients is not None and not torch.is_grad_enabled():
@@ -175,56 +180,74 @@ class _Sums:
         elif self.gradients is not None:
             if not output.requires_grad:  # a copy, because what comes next may change it in place
                 output = output.detach().requires_grad_(True).clone()
-            rows = padded_rows(inputs, module) if isinstance(module, nn.Conv2d) else 0
-            output.register_hook(lambda gradient: self._see_gradient(module, gradient.detach(), rows))
+            extents = padded_extents(inputs, module) if isinstance(module, Convolution) else ()
+            cut = partial(_gradient_patches, axes=second, extents=extents)
+            output.register_hook(lambda gradient: self._see_gradient(module, gradient.detach(), cut))
         return output
 
-    def _see_gradient(self, module: nn.Module, gradient: Tensor, rows: int) -> None:
+    def _see_gradient(self, module: nn.Module, gradient: Tensor, cut: Callable[..., Tensor]) -> None:
         assert self.gradients is not None
-        for g_BNP in _patches(partial(_gradient_patches, rows=rows), gradient, module, self.layer.form):
+        for g_BNP in _patches(cut, gradient, module):
             self.gradients.addbmm_(g_BNP, g_BNP.mT)
 
 
-def _patches(cut: Callable[..., Tensor], maps: Tensor, module: nn.Module, form: Form) -> Iterator[Tensor]:
+def _patches(cut: Callable[..., Tensor], maps: Tensor, module: nn.Module) -> Iterator[Tensor]:
     """What a matrix sees of some maps, or of their gradients, as columns of each image; a few images at a time."""
     if isinstance(module, nn.Linear):
         yield maps.reshape(1, -1, maps.shape[-1]).mT.float()
         return
-    assert isinstance(module, nn.Conv2d)
-    maps = maps if maps.dim() == 4 else maps[None]
+    assert isinstance(module, Convolution)
+    maps = maps if maps.dim() == len(module.kernel_size) + 2 else maps[None]
     per_image = 4 * maps[0].numel() * math.prod(module.kernel_size) * math.prod(module.stride)
     for part in maps.split(max(1, _MOST_PATCHES // max(1, per_image))):
-        yield cut(part.float(), module, form)
+        yield cut(part.float(), module)
 
 
-def _padded(maps_BIHW: Tensor, conv: nn.Conv2d) -> Tensor:
+def _padded(maps_BIX: Tensor, conv: Convolution) -> Tensor:
     mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-    return F.pad(maps_BIHW, conv._reversed_padding_repeated_twice, mode=mode)
+    return F.pad(maps_BIX, conv._reversed_padding_repeated_twice, mode=mode)
 
 
-def padded_rows(maps_BIHW: Tensor, conv: nn.Conv2d) -> int:
-    """How many rows a map has once it is padded."""
-    _, _, above, below = conv._reversed_padding_repeated_twice
-    return maps_BIHW.shape[-2] + above + below
+def padded_extents(maps_BIX: Tensor, conv: Convolution) -> tuple[int, ...]:
+    """The sizes of a map along the axes of the kernel, once it is padded."""
+    added = conv._reversed_padding_repeated_twice[::-1]
+    sizes = maps_BIX.shape[-len(conv.kernel_size) :]
+    return tuple(size + added[2 * i] + added[2 * i + 1] for i, size in enumerate(sizes))
 
 
-def input_patches(maps_BIHW: Tensor, conv: nn.Conv2d, form: Form) -> Tensor:
-    """(B × M × P): patches of H × W pixels, or in the spatial form of 1 × W at every padded row."""
-    (_, width), (_, stride), (_, dilation) = conv.kernel_size, conv.stride, conv.dilation
-    padded = _padded(maps_BIHW, conv)
-    if form == "spatial":
-        return F.unfold(padded, (1, width), dilation=(1, dilation), stride=(1, stride))
-    return F.unfold(padded, conv.kernel_size, dilation=conv.dilation, stride=conv.stride)
+def input_patches(maps_BIX: Tensor, conv: Convolution, axes: Axes) -> Tensor:
+    """(B × M × P): patches along these axes of the kernel, at every padded position along the others."""
+    found = _padded(maps_BIX, conv)
+    for i, own in enumerate(axes):
+        if own:
+            size, step, apart = conv.kernel_size[i], conv.stride[i], conv.dilation[i]
+            found = found.unfold(2 + i, (size - 1) * apart + 1, step)[..., ::apart]
+    return _as_columns(found, len(axes))
 
 
-def _gradient_patches(maps_BOHW: Tensor, conv: nn.Conv2d, form: Form, rows: int) -> Tensor:
-    """(B × N × P): pixels, or in the spatial form for every one of `rows` padded input rows those that it adds to."""
-    if form != "spatial":
-        return maps_BOHW.flatten(2)
-    height, stride, dilation = conv.kernel_size[0], conv.stride[0], conv.dilation[0]
-    reach = (height - 1) * dilation
-    batch, channels, out_rows, columns = maps_BOHW.shape
-    spread = maps_BOHW.new_zeros(batch, channels, rows + reach, columns)
-    spread[:, :, reach : reach + out_rows * stride : stride] = maps_BOHW
-    taps = [spread[:, :, reach - tap * dilation :][:, :, :rows] for tap in range(height)]
-    return torch.stack(taps, dim=2).reshape(batch, channels * height, -1)
+def _as_columns(maps: Tensor, axes: int) -> Tensor:
+    """Channels with the taps behind the axes of the map, as columns of each position."""
+    batch, positions = len(maps), math.prod(maps.shape[2 : 2 + axes])
+    return maps.flatten(2, 1 + axes).movedim(2, -1).reshape(batch, -1, positions)
+
+
+def _gradient_patches(maps_BOX: Tensor, conv: Convolution, axes: Axes, extents: Sequence[int]) -> Tensor:
+    """(B × N × P): for every padded input position along these axes, the output pixels that it adds to; along the
+    others, every output position.
+    """
+    found = maps_BOX
+    for i, own in enumerate(axes):
+        if own:
+            found = _spread(found, 2 + i, conv.kernel_size[i], conv.stride[i], conv.dilation[i], extents[i])
+    return _as_columns(found, len(axes))
+
+
+def _spread(maps: Tensor, axis: int, size: int, stride: int, dilation: int, extent: int) -> Tensor:
+    """What lies along an axis of the output, for each of the input's padded positions; the taps are a last axis."""
+    reach = (size - 1) * dilation
+    shape = list(maps.shape)
+    shape[axis] = extent + reach
+    spread = maps.new_zeros(shape)
+    last = reach + (maps.shape[axis] - 1) * stride + 1
+    spread[(slice(None),) * axis + (slice(reach, last, stride),)] = maps
+    return torch.stack([spread.narrow(axis, reach - tap * dilation, extent) for tap in range(size)], dim=-1)

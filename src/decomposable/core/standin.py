@@ -1,10 +1,8 @@
 """What takes a decomposed layer's place, and answers for it when the model asks about the layer.
 
 Models do not only call their layers: they ask for `stride` or `in_features`, and cast their input to `weight.dtype`.
-A `StandIn` has all that the layer had. Its `weight` is W̃ = P Q, which is not there: a `FactoredWeight` knows its type,
+A `StandIn` has all that the layer had. Its `weight` is W̃, which is not there: a `FactoredWeight` knows its type,
 shape and device, and is computed when its values are used, anew each time, so that it is never out of date.
-
-Shape suffixes: M, N rows and columns of a weight's matrix.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from decomposable.core.forms import Form, first_weight, second_weight, to_factors, to_matrix, to_weight
 from decomposable.errors import InvalidArgumentError
+from decomposable.sizing.chain import in_words
 
 _INTERNAL = frozenset(vars(nn.Module()))  # hooks, parameters, flags: every module has its own
 _LEAVES = (int, float, bool, str, type(None), torch.dtype, torch.device)
@@ -39,17 +37,16 @@ WITHOUT_VALUES = frozenset(
 
 
 class FactoredWeight(Tensor):
-    """W̃ = P Q as a tensor without memory: any operation on it computes W̃ first. It cannot be written to."""
+    """W̃ of a chain as a tensor without memory: any operation on it computes W̃ first. It cannot be written to."""
 
-    first: Tensor
-    second: Tensor
-    form: Form
+    stages: tuple[Tensor, ...]
 
     @staticmethod
-    def __new__(cls, first: Tensor, second: Tensor, shape: Sequence[int], form: Form) -> FactoredWeight:
-        """One for the weights of two layers, without a gradient; `factored_weight` gives one that has."""
-        weight = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=first.dtype, device=first.device)
-        weight.first, weight.second, weight.form = first, second, form
+    def __new__(cls, stages: Sequence[Tensor], shape: Sequence[int]) -> FactoredWeight:
+        """One for the weights of a chain, without a gradient; `factored_weight` gives one that has."""
+        kind = stages[0]
+        weight = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=kind.dtype, device=kind.device)
+        weight.stages = tuple(stages)
         return weight
 
     @classmethod
@@ -69,28 +66,36 @@ class FactoredWeight(Tensor):
         """The operation on W̃ itself; autograd stands above this and leads the gradient on to the factors."""
         if func.overloadpacket is _aten.detach:
             (weight,) = args
-            return FactoredWeight(weight.first, weight.second, weight.shape, weight.form)
+            return FactoredWeight(weight.stages, weight.shape)
         for place, argument in enumerate(func._schema.arguments):
             value = args[place] if place < len(args) else (kwargs or {}).get(argument.name)
             if isinstance(value, FactoredWeight) and argument.alias_info is not None and argument.alias_info.is_write:
-                raise _refusal(func._schema.name)
+                raise value._refusal(func._schema.name)
         made = FactoredWeight._blank if func.overloadpacket in WITHOUT_VALUES else FactoredWeight.dense
         args, kwargs = tree_map_only(FactoredWeight, made, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def dense(self) -> Tensor:
         """W̃ as an ordinary tensor, without a gradient."""
-        return product(self.first.detach(), self.second.detach(), self.shape, self.form)
+        return product([each.detach() for each in self.stages])
 
     def _blank(self) -> Tensor:
         """A tensor of the same type, device and shape, whose values take no memory and say nothing."""
-        return self.first.new_empty(()).expand(self.shape)
+        return self.stages[0].new_empty(()).expand(self.shape)
 
     def _recorded(self) -> Tensor:
-        return product(self.first, self.second, self.size(), self.form)
+        return product(self.stages)
+
+    def _refusal(self, what: str) -> InvalidArgumentError:
+        factors = in_words(tuple(map(len, self.stages[:-1])))
+        *others, last = (f"layer[{i}].weight" for i in range(len(self.stages)))
+        return InvalidArgumentError(
+            f"weight: {what} would write to it, and it is computed from {factors}; allowed: writing to these, "
+            f"{', '.join(others)} and {last}"
+        )
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise _refusal("an assignment")
+        raise self._refusal("an assignment")
 
     def numpy(self, *, force: bool = False) -> Any:
         """As of the dense one; torch itself offers it for plain tensors only."""
@@ -113,7 +118,8 @@ class FactoredWeight(Tensor):
         return self.dense().__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"FactoredWeight(rank={len(self.first)}, {self.dense()!r})"
+        ranks = [len(each) for each in self.stages[:-1]]
+        return f"FactoredWeight(rank={', '.join(map(str, ranks))}, {self.dense()!r})"
 
 
 def _asks_only(func: Any) -> bool:
@@ -122,74 +128,88 @@ def _asks_only(func: Any) -> bool:
     return getattr(func.__self__, "__name__", "") not in _OF_VALUES if name == "__get__" else name in _ANSWERS
 
 
-def _refusal(what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"weight: {what} would write to it, and it is computed from two factors; allowed: writing to these, "
-        "layer[0].weight and layer[1].weight"
-    )
-
-
 class _Product(torch.autograd.Function):
-    """Leads the gradient of W̃ to its factors: with G that of the matrix, ∇P = G Qᵀ and ∇Q = Pᵀ G."""
+    """Leads the gradient of W̃ to the stages that it is computed from."""
 
     @staticmethod
-    def forward(ctx: Any, first: Tensor, second: Tensor, shape: Sequence[int], form: Form) -> Tensor:
-        ctx.save_for_backward(first, second)
-        ctx.shape, ctx.form = shape, form
-        return FactoredWeight(first, second, shape, form)
+    def forward(ctx: Any, shape: Sequence[int], *stages: Tensor) -> Tensor:
+        ctx.save_for_backward(*stages)
+        return FactoredWeight(stages, shape)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        g_MN = to_matrix(gradient, ctx.form)
-        first, second = ctx.saved_tensors
-        p_MR, q_RN = to_factors(first, second, ctx.form)
-        grad_first = first_weight(g_MN @ q_RN.mT, ctx.shape, ctx.form)
-        return grad_first, second_weight(p_MR.mT @ g_MN, ctx.shape, ctx.form), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = [
+            stage for stage, is_wanted in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True) if is_wanted
+        ]
+        is_differentiable = torch.is_grad_enabled()
+        with torch.enable_grad():
+            made = product(ctx.saved_tensors)
+            found = iter(torch.autograd.grad(made, wanted, gradient, create_graph=is_differentiable))
+        return None, *(next(found) if is_wanted else None for is_wanted in ctx.needs_input_grad[1:])
 
 
-def product(first: Tensor, second: Tensor, shape: Sequence[int], form: Form) -> Tensor:
-    """W̃, computed from the weights of the two layers."""
-    p_MR, q_RN = to_factors(first, second, form)
-    return to_weight(p_MR @ q_RN, shape, form).contiguous()
+def product(stages: Sequence[Tensor]) -> Tensor:
+    """W̃, computed from the weights of a chain's stages.
+
+    Along every axis of the kernel one of them at most is more than 1 wide, so that its taps are those of W̃.
+
+    >>> product([torch.ones(2, 3, 1, 5), torch.ones(4, 2, 3, 1)]).shape
+    torch.Size([4, 3, 3, 5])
+    """
+    made = stages[0]
+    for stage in stages[1:]:
+        made = _joined(made, stage)
+    return made.contiguous()
 
 
-def factored_weight(first: Tensor, second: Tensor, shape: Sequence[int], form: Form) -> Tensor:
-    """W̃ that is computed when it is used; gradients go to the weights of the two layers.
+def _joined(before: Tensor, behind: Tensor) -> Tensor:
+    """One weight for two layers, of which one follows the other."""
+    _, inputs, *taps_before = before.shape
+    outputs, _, *taps_behind = behind.shape
+    left = behind.movedim(1, -1).flatten(0, -2)
+    apart = (left @ before.flatten(1)).reshape(outputs, *taps_behind, inputs, *taps_before)
+    axes = len(taps_before)
+    pairs = [axis for i in range(axes) for axis in (1 + i, 2 + axes + i)]  # one of each two is 1 wide
+    kernel = [one * other for one, other in zip(taps_before, taps_behind, strict=True)]
+    return apart.permute(0, 1 + axes, *pairs).reshape(outputs, inputs, *kernel)
+
+
+def factored_weight(stages: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """W̃ that is computed when it is used; gradients go to the weights of the chain.
 
     >>> first, second = torch.ones(1, 3, requires_grad=True), torch.ones(2, 1)
-    >>> weight = factored_weight(first, second, (2, 3), "channel")
+    >>> weight = factored_weight((first, second), (2, 3))
     >>> weight.shape, type(weight).__name__, (2 * weight).sum()
     (torch.Size([2, 3]), 'FactoredWeight', tensor(12., grad_fn=<SumBackward0>))
     """
     # Those who record a graph leave out of it what is not used; torch.func has tensors of its own kind.
     is_recorded = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()
     if is_recorded or torch._C._functorch.peek_interpreter_stack() is not None:
-        return product(first, second, shape, form)
+        return product(stages)
     if torch.compiler.is_compiling():  # by torch.export
-        return FactoredWeight(first, second, shape, form)
-    weight: Tensor = _Product.apply(first, second, tuple(shape), form)
+        return FactoredWeight(stages, shape)
+    weight: Tensor = _Product.apply(tuple(shape), *stages)
     return weight
 
 
 class StandIn(nn.Sequential):
-    """Two plain layers, input → R bases → output, in the place of one `Conv2d` or `Linear`.
+    """A chain of plain layers, input → bases → output, in the place of one convolution or `Linear`.
 
     Every attribute that the layer had is there: sizes, options, the `bias`, what its class or its user added. It is not
-    a `Conv2d` or `Linear` itself: who replaces layers of these types, to quantise them for instance, wants the two.
+    a `Conv2d` or `Linear` itself: who replaces layers of these types, to quantise them for instance, wants its own.
     """
 
     __jit_unused_properties__ = ["weight", "bias"]  # noqa: RUF012  (TorchScript's convention)
 
     @property
     def weight(self) -> Tensor:
-        """W̃ = P Q: its type, shape and device are known, its values are computed when they are used."""
-        first, second = self._modules.values()
-        return factored_weight(first.weight, second.weight, self._shape, self._form)  # type: ignore[arg-type]
+        """W̃: its type, shape and device are known, its values are computed when they are used."""
+        return factored_weight([layer.weight for layer in self._modules.values()], self._shape)  # type: ignore[misc]
 
     @property
     def bias(self) -> Tensor | None:
-        """The layer's own, which the second of the two adds."""
-        return self._modules["1"].bias  # type: ignore[return-value]
+        """The layer's own, which the last of the chain adds."""
+        return self._modules[str(len(self._modules) - 1)].bias  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
         """What the layer's class defines, such as a property that somebody added to it."""
@@ -204,20 +224,19 @@ class StandIn(nn.Sequential):
             raise
 
     def __getitem__(self, index: Any) -> Any:
-        """One of the two layers; a part of them stands for nothing and is an ordinary `nn.Sequential`."""
+        """One of the layers; a part of them stands for nothing and is an ordinary `nn.Sequential`."""
         if isinstance(index, slice):
             return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
         return super().__getitem__(index)
 
 
-def stand_in_for(module: nn.Conv2d | nn.Linear, form: Form) -> StandIn:
+def stand_in_for(module: nn.Module) -> StandIn:
     """One that has all the layer's attributes, and no layers yet."""
     stand_in = StandIn()
     own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
     stand_in.__dict__.update(
         own,
-        _shape=tuple(module.weight.shape),
-        _form=form,
+        _shape=tuple(module.weight.shape),  # type: ignore[arg-type]
         _stands_for=type(module),
         # What may lead to other modules, which are others in a copy of the network.
         _references=tuple(name for name, value in own.items() if not _is_plain(value)),

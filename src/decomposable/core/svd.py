@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,9 +43,26 @@ class SVD(NamedTuple):
     v: Tensor  # (N, K)
 
     @property
+    def spectra(self) -> tuple[Tensor, ...]:
+        """The singular values of the one cut that a matrix has."""
+        return (self.s,)
+
+    @property
     def numerical_rank(self) -> int:
         """How many singular values stand above `_ZERO` of the largest."""
-        return int((self.s > self.s[0] * _ZERO).sum()) if len(self.s) else 0
+        return numerical_rank(self.s)
+
+
+class Left(NamedTuple):
+    """The left side of W = u · diag(s) · vᵀ, all of it: where W has fewer columns than rows, null vectors, too."""
+
+    u: Tensor  # (M, M)
+    s: Tensor  # (K,), K = min(M, N), descending
+
+
+def numerical_rank(s_K: Tensor) -> int:
+    """How many singular values stand above `_ZERO` of the largest."""
+    return int((s_K > s_K[0] * _ZERO).sum()) if len(s_K) else 0
 
 
 @torch.no_grad()
@@ -63,17 +80,44 @@ def svd(matrices: Mapping[str, Tensor]) -> dict[str, SVD]:
     >>> s.tolist()
     [3.0, 2.0, 1.0]
     """
+    return _in_groups(
+        matrices, {name: (min(each.shape), max(each.shape)) for name, each in matrices.items()}, _svd_into
+    )
+
+
+@torch.no_grad()
+def left_svd(matrices: Mapping[str, Tensor]) -> dict[str, Left]:
+    """Singular values and *all* left vectors of every matrix, through the eigenvectors of WWᵀ in float64.
+
+    For what depends on the left side alone, which is cheaper. Types, signs and failures are as in `svd`.
+
+    >>> u, s = left_svd({"layer": torch.tensor([[0.0], [2.0], [0.0]])})["layer"]
+    >>> u.shape, s.tolist(), u[:, 0].tolist()
+    (torch.Size([3, 3]), [2.0], [0.0, 1.0, 0.0])
+    """
+    return _in_groups(matrices, {name: tuple(each.shape) for name, each in matrices.items()}, _left_into)
+
+
+Found = TypeVar("Found")
+
+
+def _in_groups(
+    matrices: Mapping[str, Tensor],
+    sizes: Mapping[str, tuple[int, ...]],
+    solve_into: Callable[[dict[str, Found], Mapping[str, Tensor]], None],
+) -> dict[str, Found]:
+    """Solve those of one size together; the first number of a size is that of the eigenproblem's rows."""
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, matrix in matrices.items():
-        groups[(min(matrix.shape), max(matrix.shape), matrix.dtype, matrix.device)].append(name)
+        groups[(*sizes[name], matrix.dtype, matrix.device)].append(name)
 
     tasks: list[Callable[[], None]] = []
     large = 0
-    result: dict[str, SVD] = {}
-    for (full_rank, *_, device), names in sorted(groups.items(), key=lambda item: -item[0][0]):
-        alone = device.type == "cpu" and full_rank > _SMALL
+    result: dict[str, Found] = {}
+    for (rows, *_, device), names in sorted(groups.items(), key=lambda item: -item[0][0]):
+        alone = device.type == "cpu" and rows > _SMALL
         for part in [[name] for name in names] if alone else [names]:
-            tasks.append(partial(_svd_into, result, {name: matrices[name] for name in part}))
+            tasks.append(partial(solve_into, result, {name: matrices[name] for name in part}))
             large += alone
     _side_by_side(tasks, threads=min(torch.get_num_threads(), large))
     return {name: result[name] for name in matrices}
@@ -91,29 +135,59 @@ def _non_finite(name: str) -> NonFiniteError:
 
 def _svd_into(result: dict[str, SVD], matrices: Mapping[str, Tensor]) -> None:
     """SVD of matrices that share a shape up to transposition, in one batched call."""
-    names, first = list(matrices), next(iter(matrices.values()))
-    # Not every device has float64; such a one hands the small problem to the CPU.
-    device = torch.device("cpu") if first.device.type == "mps" else first.device
-    tall = [m if m.shape[0] >= m.shape[1] else m.mT for m in matrices.values()]
-    out_dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-    stack = (tall[0][None] if len(tall) == 1 else torch.stack(tall)).to(device, out_dtype)
-    u_BMK, s_BK, v_BNK = _tall_svd(names, stack)
-    for name, u, s, v in zip(names, *(t.to(first.device) for t in (u_BMK, s_BK, v_BNK)), strict=True):
+    names, device = list(matrices), next(iter(matrices.values())).device
+    found = _tall_svd(names, _stacked([m if m.shape[0] >= m.shape[1] else m.mT for m in matrices.values()]))
+    for name, u, s, v in zip(names, *(t.to(device) for t in found), strict=True):
         is_tall = matrices[name].shape[0] >= matrices[name].shape[1]
         result[name] = SVD(u, s, v) if is_tall else SVD(v, s, u)
 
 
-def _tall_svd(names: Sequence[str], stack_BMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """SVD of stacked matrices with M ≥ N by way of their N × N Gram matrices in float64."""
+def _left_into(result: dict[str, Left], matrices: Mapping[str, Tensor]) -> None:
+    """The left sides of matrices that share a shape, in one batched call."""
+    names, device = list(matrices), next(iter(matrices.values())).device
+    stack_BMN = _stacked(list(matrices.values()))
+    _, rows, columns = stack_BMN.shape
+    rank = min(rows, columns)
+    w_BNM, scale_B11, eigenvalues_BM, u_BMM = _eigenvectors(names, stack_BMN.mT)
+    is_easy = (eigenvalues_BM[:, rows - rank] > _WELL_CONDITIONED * eigenvalues_BM[:, -1]).all()
+    if is_easy and stack_BMN.dtype == torch.float32:
+        s_BM = eigenvalues_BM.flip(-1).clamp_min(0).sqrt()
+    else:
+        s_BM = torch.linalg.vector_norm(w_BNM @ u_BMM, dim=-2)
+        s_BM, order_BM = s_BM.sort(dim=-1, descending=True, stable=True)
+        u_BMM = torch.take_along_dim(u_BMM, order_BM[:, None, :], dim=-1)
+    s_BM = s_BM if scale_B11 is None else s_BM * scale_B11[:, 0]
+    found = (u_BMM.to(stack_BMN.dtype), s_BM[:, :rank].to(stack_BMN.dtype))
+    for name, u, s in zip(names, *(t.to(device) for t in found), strict=True):
+        result[name] = Left(u, s)
+
+
+def _stacked(matrices: Sequence[Tensor]) -> Tensor:
+    """As one tensor, of the type that comes out, where the problem is solved."""
+    first = matrices[0]
+    # Not every device has float64; such a one hands the small problem to the CPU.
+    device = torch.device("cpu") if first.device.type == "mps" else first.device
+    out_dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+    return (first[None] if len(matrices) == 1 else torch.stack(list(matrices))).to(device, out_dtype)
+
+
+def _eigenvectors(names: Sequence[str], stack_BMN: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """W in float64, what it was divided by, the eigenvalues of WᵀW in rising order and its vectors in falling order."""
     scale_B11 = _scale(stack_BMN)
     w_BMN = stack_BMN.double() if scale_B11 is None else stack_BMN / scale_B11
     gram_BNN = _lower_gram(w_BMN)
     is_finite_B = gram_BNN.diagonal(dim1=-2, dim2=-1).sum(-1).isfinite()  # Σw²: finite where every weight is
     if not is_finite_B.all():
         raise _non_finite(names[is_finite_B.tolist().index(False)])
-    eigenvalues_BK, v_BNK = torch.linalg.eigh(gram_BNN)
-    v_BNK = v_BNK.flip(-1)
-    v_BNK *= torch.where(v_BNK.sum(dim=-2, keepdim=True) < 0, -1.0, 1.0)
+    eigenvalues_BN, v_BNN = torch.linalg.eigh(gram_BNN)
+    v_BNN = v_BNN.flip(-1)
+    v_BNN *= torch.where(v_BNN.sum(dim=-2, keepdim=True) < 0, -1.0, 1.0)
+    return w_BMN, scale_B11, eigenvalues_BN, v_BNN
+
+
+def _tall_svd(names: Sequence[str], stack_BMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """SVD of stacked matrices with M ≥ N by way of their N × N Gram matrices in float64."""
+    w_BMN, scale_B11, eigenvalues_BK, v_BNK = _eigenvectors(names, stack_BMN)
     is_easy = (eigenvalues_BK[:, 0] > _WELL_CONDITIONED * eigenvalues_BK[:, -1]).all()
     if is_easy and stack_BMN.dtype == torch.float32:
         # The roots of the eigenvalues are exact to rounding here, and float32 is enough for Wv.
@@ -188,6 +262,14 @@ def project(w_MN: Tensor, kept: SVD) -> SVD:
     wv_MK = w_MN.to(v_NK.dtype) @ v_NK
     s_K, order_K = torch.linalg.vector_norm(wv_MK, dim=0).sort(descending=True, stable=True)
     return SVD(wv_MK[:, order_K] / torch.where(s_K > 0, s_K, 1.0), s_K, v_NK[:, order_K])
+
+
+def project_left(w_MN: Tensor, kept: Left) -> Left:
+    """The same for left vectors alone: σ_i = ‖Wᵀu_i‖, sorted again."""
+    u_MM = kept.u.to(w_MN.device)
+    s_M = torch.linalg.vector_norm(u_MM.mT @ w_MN.to(u_MM.dtype), dim=1)
+    s_M, order_M = s_M.sort(descending=True, stable=True)
+    return Left(u_MM[:, order_M], s_M[: len(kept.s)])
 
 
 def truncate(w_MN: Tensor, decomposition: SVD, rank: int, added_gap: float = 0.0) -> tuple[Tensor, Tensor]:

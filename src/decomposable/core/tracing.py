@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,9 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from decomposable.core.layers import CONVOLUTIONS, Layer
 from decomposable.core.tree import evaluating, plain_name
 from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.cost import LayerCost, LayerShape, dense_size, factor_sizes
+from decomposable.sizing.chain import Chain
+from decomposable.sizing.cost import LayerCost, LayerShape, per_rank
 
 Forward = Callable[[nn.Module, Any], Any]
+Extents = tuple[int, ...]
+"""The sizes of a feature map along the axes of the kernel; of a linear layer there are none."""
 
 _WITHOUT_COST = (nn.Embedding, nn.EmbeddingBag, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)
 
@@ -89,16 +92,25 @@ def map_entries(function: Callable[[Any, Entry], Any], batch: Any, entry: Entry 
 
 @dataclass
 class Trace:
-    """What a pass showed: the positions over all calls of every layer's output map and of the map between two spatial
-    factors, and for every normalisation layer the layer whose output goes straight into it.
+    """What a pass showed: the positions over all calls of every layer's output map; the extents of its input and output
+    maps, with the number of such maps; and for every normalisation layer the layer whose output goes straight into it.
     """
 
     outputs: Counter[nn.Module] = field(default_factory=Counter)
-    between: Counter[nn.Module] = field(default_factory=Counter)
+    maps: dict[nn.Module, Counter[tuple[Extents, Extents]]] = field(default_factory=lambda: defaultdict(Counter))
     other_macs: Counter[nn.Module] = field(default_factory=Counter)
     feeders: dict[nn.Module, nn.Module] = field(default_factory=dict)
     samples: int = 1
     has_unbatched: bool = False
+
+    def positions(self, layer: Layer, chain: Chain) -> list[int]:
+        """Those of the map behind every stage of a chain in the layer's place, over all calls of all its modules."""
+        totals = [0] * len(chain.stages)
+        for module in layer.modules:
+            for (inputs, outputs), count in self.maps.get(module, {}).items():
+                behind = chain.positions(inputs, outputs)
+                totals = [total + count * each for total, each in zip(totals, behind, strict=True)]
+        return totals
 
     def per_sample(self, total: int) -> int:
         """A count over the whole batch, for one of its samples."""
@@ -148,13 +160,12 @@ def _see_convolution(seen: Trace, conv: nn.Module, args: Any, kwargs: Any, outpu
     batch = inputs.shape[: inputs.dim() - axes - 1].numel()
     grid = inputs if getattr(conv, "transposed", False) else output  # a transposed weight is applied at every input
     seen.outputs[conv] += batch * grid.shape[-axes:].numel()
-    if axes == 2:
-        seen.between[conv] += batch * inputs.shape[-2] * output.shape[-1]
+    seen.maps[conv][tuple(inputs.shape[-axes:]), tuple(output.shape[-axes:])] += batch
 
 
 def _see_linear(seen: Trace, linear: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
     seen.outputs[linear] += output.shape[:-1].numel()
-    seen.between[linear] = seen.outputs[linear]
+    seen.maps[linear][(), ()] += output.shape[:-1].numel()
 
 
 def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -185,17 +196,21 @@ _SEEING: dict[Any, Callable[..., None]] = {
 }
 
 
+def shape_of(layer: Layer) -> LayerShape:
+    """The layer without its values."""
+    return LayerShape(name=layer.name, form=layer.form, shape=layer.shape, stages=layer.chain.stages)
+
+
 def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
     """The cost of every decomposed layer; its MACs are 0 where the pass did not reach it."""
     costs = []
     for layer in layers:
-        shape = LayerShape(name=layer.name, form=layer.form, shape=layer.shape)
-        first, second = factor_sizes(layer.shape, layer.form)
+        shape, chain = shape_of(layer), layer.chain
         outputs = sum(seen.outputs[m] for m in layer.modules)
-        between = sum(seen.between[m] for m in layer.modules) if layer.form == "spatial" else outputs
-        dense_macs = seen.per_sample(dense_size(layer.shape) * outputs)
-        macs_per_rank = seen.per_sample(first * between + second * outputs)
-        costs.append(LayerCost.of(shape, dense_macs=dense_macs, macs_per_rank=macs_per_rank))
+        each = per_rank([s * p for s, p in zip(chain.sizes, seen.positions(layer, chain), strict=True)])
+        macs = tuple(map(seen.per_sample, each)) if isinstance(each, tuple) else seen.per_sample(each)
+        dense_macs = seen.per_sample(chain.dense_size * outputs)
+        costs.append(LayerCost.of(shape, dense_macs=dense_macs, macs_per_rank=macs))
     return tuple(costs)
 
 

@@ -1,8 +1,8 @@
 """From a bundle and a plan to the ONNX model of that size.
 
-    first, second at rank r ─┬─ two nodes with slices of the factors
-                             └─ one node with W̃, where the plan says dense: the first is taken out, the second
-                                takes the geometry of both
+    stages at ranks r ───────┬─ a node for each, with slices of the weights
+                             └─ one node with W̃, where the plan says dense: all but the last are taken out, and
+                                that one takes the geometry of all
     batch normalisation ─────── part of the node before it, where it can be, with the statistics of this size
     tuned vectors ───────────── those of this size, before that
 
@@ -22,10 +22,11 @@ from onnx import NodeProto, helper
 
 from decomposable.edge.bundle import Bundle
 from decomposable.edge.container import header_of, tensor_of
-from decomposable.edge.graph import attribute, factor_names, merged_attributes
+from decomposable.edge.graph import attribute, merged_attributes
 from decomposable.edge.source import Array
 from decomposable.edge.weights import LayerWeights, folded
 from decomposable.edge.wire import SMALL
+from decomposable.sizing.chain import Ranks, ranks_of
 from decomposable.sizing.plans import RankPlan
 
 
@@ -39,7 +40,7 @@ class SizeModel:
 
 def build(bundle: Bundle, plan: RankPlan) -> SizeModel:
     """The model of a size."""
-    draft = _Draft(bundle)
+    draft, most = _Draft(bundle), {cost.name: each for cost, each in bundle.selector.by_layer(bundle.selector.upper)}
     if bundle.statistics is not None:
         statistics = bundle.statistics.at(plan).items()
         draft.tensors.update((name, values) for name, values in statistics if name in draft.tensors)
@@ -48,11 +49,11 @@ def build(bundle: Bundle, plan: RankPlan) -> SizeModel:
             own = draft.tensors[name]
             draft.tensors[name] = values.astype(own.dtype, copy=False).reshape(own.shape)
     for layer in (layer for layer in bundle.layers if layer.is_used):
-        rank = plan.ranks[layer.name]
+        ranks = ranks_of(plan.ranks[layer.name])
         if plan.runs_as(layer.name) == "factors":
-            draft.tensors.update(zip(factor_names(layer.name), layer.pair(rank), strict=True))
+            draft.tensors.update(zip(layer.names, layer.slices(ranks), strict=True))
         else:
-            draft.put_dense(layer, rank)
+            draft.put_dense(layer, ranks, most[layer.name])
     for norm, maker in bundle.foldable.items():
         draft.fold(norm, maker)
     return draft.finished()
@@ -74,24 +75,23 @@ class _Draft:
             self._own.add(index)
         return self._nodes[index]
 
-    def put_dense(self, layer: LayerWeights, rank: int) -> None:
-        """One node where the layer has two, wherever it is used."""
+    def put_dense(self, layer: LayerWeights, ranks: Ranks, most: Ranks) -> None:
+        """One node where the layer has several, wherever it is used; W̃ of the most bases there can be is kept."""
         wiring = self._bundle.wiring
-        most = int(self._bundle.selector.upper[self._bundle.layers.index(layer)])
-        first_name, second_name = factor_names(layer.name)
-        self.tensors[second_name] = layer.dense(rank, keep=rank >= most)
-        for index, _ in wiring.takers(first_name):
+        *gone, last_name = layer.names
+        self.tensors[last_name] = layer.dense(ranks, keep=all(r >= m for r, m in zip(ranks, most, strict=True)))
+        for index in (index for name in gone for index, _ in wiring.takers(name)):
             if wiring.nodes[index].op_type == "Transpose":
                 self._nodes.pop(index, None)
         for use in self._bundle.uses[layer.name]:
-            first, second = wiring.nodes[use.first], self._node(use.second)
-            del self._nodes[use.first]
-            self._node(use.entry).input[0] = first.input[0]
-            if second.op_type == "Conv":
-                merged = merged_attributes(first, second, layer.shape[2:])
-                kept = [a for a in second.attribute if a.name not in merged]
-                del second.attribute[:]
-                second.attribute.extend([*kept, *(helper.make_attribute(k, v) for k, v in merged.items())])
+            last = self._node(use.nodes[-1])
+            for index, entry in zip(use.nodes, use.entries, strict=False):
+                self._node(entry).input[0] = self._nodes.pop(index).input[0]
+            if last.op_type == "Conv":
+                merged = merged_attributes([wiring.nodes[index] for index in use.nodes], layer.shape[2:])
+                kept = [a for a in last.attribute if a.name not in merged]
+                del last.attribute[:]
+                last.attribute.extend([*kept, *(helper.make_attribute(k, v) for k, v in merged.items())])
 
     def fold(self, norm_index: int, maker_index: int) -> None:
         """Make a batch normalisation part of the node before it."""

@@ -25,6 +25,7 @@ from decomposable.sizing.record import (
     Arrays,
     check_factors,
     check_tuned,
+    is_rank,
     read_layer,
     read_selector,
     read_statistics,
@@ -119,7 +120,9 @@ def _read_sizes(
 ) -> tuple[RankSelector, Statistics | None, Tuned | None]:
     """What a choice of size depends on, and what is known of sizes, of which rows are read when one is set."""
     arrays = Arrays(found, lambda _, array: in_memory(array), "array")
-    selector = read_selector(top, layers, np.array([layer.stored for layer in layers], np.int64), arrays, BUNDLE)
+    selector = read_selector(
+        top, layers, np.array([rank for layer in layers for rank in layer.stored], np.int64), arrays, BUNDLE
+    )
     selector.prepare()
     shapes = {name: array.shape for name, array in tensors.items()}
     statistics = read_statistics(top, selector, shapes, arrays, BUNDLE, Statistics)
@@ -147,23 +150,25 @@ def _read_lengths(top: Fields) -> dict[str, int]:
 def _read_weights(layer: LayerShape, record: Fields, tensors: dict[str, Array | Stored]) -> LayerWeights:
     """A layer with its factors, which are taken from the tensors."""
     if record.has("stored"):  # only training uses it: it counts, but its weights are not there
-        claimed = layer.factor_shapes(record.integer("stored", 1, layer.full_rank))
-        zeros = [np.broadcast_to(np.float32(0), size) for size in claimed]
-        return LayerWeights(**vars(layer), first=zeros[0], second=zeros[1], is_used=False)
-    first, second = factor_names(layer.name)
-    for name in (first, second):
+        stored, chain = record.get("stored"), layer.chain
+        require(is_rank(stored, chain.full_ranks), f"'stored' of {record.where} is {stored!r:.60}, not a rank")
+        claimed = chain.shapes(stored if isinstance(stored, list) else (stored,))
+        zeros = tuple(np.broadcast_to(np.float32(0), size) for size in claimed)
+        return LayerWeights(**vars(layer), weights=zeros, is_used=False)
+    names = factor_names(layer.name, len(layer.stages))
+    for name in names:
         require(name in tensors, f"tensor '{name:.80}' is missing")
-    weights = LayerWeights(**vars(layer), first=tensors.pop(first), second=tensors.pop(second))
-    check_factors(layer, weights.first, weights.second, weights.stored if weights.first.ndim else 0)
-    return weights
+    weights = tuple(tensors.pop(name) for name in names)
+    check_factors(layer, weights)
+    return LayerWeights(**vars(layer), weights=weights)
 
 
 def _uses(wiring: Wiring, layer: LayerWeights) -> tuple[Use, ...]:
-    uses = find_uses(wiring, layer.name)
+    uses = find_uses(wiring, layer.name, len(layer.stages))
     require(bool(uses) == layer.is_used, f"layer '{layer.name:.60}': its weights are not where they should be")
-    kinds = ("Conv",) if len(layer.shape) == 4 else ("Gemm", "MatMul")
+    kinds = ("Conv",) if len(layer.shape) > 2 else ("Gemm", "MatMul")
     for use in uses:
-        for index, weight in ((use.first, layer.first), (use.second, layer.second)):
+        for index, weight in zip(use.nodes, layer.weights, strict=True):
             node = wiring.nodes[index]
             require(node.op_type in kinds, f"layer '{layer.name:.60}' of shape {layer.shape} is a {node.op_type:.40}")
             if node.op_type == "Conv":

@@ -34,6 +34,7 @@ from decomposable.edge.source import Array
 from decomposable.errors import InvalidArgumentError
 from decomposable.files import replacing
 from decomposable.notes import measured_sizes
+from decomposable.sizing.chain import flat_ranks
 from decomposable.sizing.interpolation import position
 from decomposable.sizing.latency import Entry, LatencyProfile
 from decomposable.sizing.plans import RankPlan
@@ -113,7 +114,7 @@ def _sizes(options: argparse.Namespace) -> None:
 
 def _described(plan: RankPlan) -> dict[str, Any]:
     counts = {name: getattr(plan, name) for name in ("macs", "macs_fraction", "params", "params_fraction")}
-    return counts | {"ranks": [min(plan.ranks.values()), max(plan.ranks.values())]}
+    return counts | {"ranks": [min(flat_ranks(plan.ranks)), max(flat_ranks(plan.ranks))]}
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

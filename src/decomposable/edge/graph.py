@@ -1,10 +1,10 @@
 """Where in a bundle's graph the decomposed layers are, and which batch normalisation can be folded into what.
 
-    x ── {layer}/first ── (Pad) ── {layer}/second ── BatchNormalization ── …
+    x ── {layer}/first ── (Pad) ── {layer}/second ── (…) ── BatchNormalization ── …
 
-A layer stands in the graph as two nodes for every place where it is used. Its weights are the initializers of the same
-names. Both the one that writes bundles and the one that reads them find the nodes with this code, so a file need not
-say which they are.
+A layer stands in the graph as a chain of nodes for every place where it is used. Its weights are the initializers of
+the same names. Both the one that writes bundles and the one that reads them find the nodes with this code, so a file
+need not say which they are.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from onnx import AttributeProto, NodeProto, helper
 
 from decomposable.edge.container import graphs_of, inner_graphs
 from decomposable.fields import require
+from decomposable.sizing.chain import ORDINALS
 
 Value = TypeVar("Value", int, float, bytes, list[int])
 _KINDS = {int: AttributeProto.INT, float: AttributeProto.FLOAT, bytes: AttributeProto.STRING, list: AttributeProto.INTS}
@@ -27,16 +28,17 @@ _KINDS = {int: AttributeProto.INT, float: AttributeProto.FLOAT, bytes: Attribute
 
 @dataclass(frozen=True)
 class Use:
-    """One place where a layer is used: the indices of its two nodes, and of the node that takes the first's output."""
+    """One place where a layer is used: the indices of its nodes, in order, and for each but the last one the index of
+    the node that takes its output.
+    """
 
-    first: int
-    second: int
-    entry: int
+    nodes: tuple[int, ...]
+    entries: tuple[int, ...]
 
 
-def factor_names(layer: str) -> tuple[str, str]:
-    """The names of a layer's two factors, and of the nodes that have them."""
-    return f"{layer}/first", f"{layer}/second"
+def factor_names(layer: str, count: int) -> tuple[str, ...]:
+    """The names of a layer's stages, so many of them, and of the nodes that have them."""
+    return tuple(f"{layer}/{ordinal}" for ordinal in ORDINALS[:count])
 
 
 class Wiring:
@@ -82,23 +84,32 @@ def attribute(node: NodeProto, name: str, default: Value) -> Value:
     return value
 
 
-def find_uses(wiring: Wiring, layer: str) -> tuple[Use, ...]:
-    """All places where a layer is used; none where only training uses it."""
-    firsts, seconds = (_multiplying(wiring, layer, name) for name in factor_names(layer))
-    uses = []
-    for first in firsts:
-        require(not any(wiring.nodes[first].input[2:]), f"layer '{layer}': its first part has a bias")
-        entry = second = _next(wiring, first, layer)
-        seen = {first}
-        while wiring.nodes[second].op_type == "Pad" and second not in seen:
-            seen.add(second)
-            second = _next(wiring, second, layer)
-        require(second in seconds, f"layer '{layer}': its first part leads to {wiring.nodes[second].op_type:.40}")
-        is_one_kind = wiring.nodes[first].op_type == wiring.nodes[second].op_type
-        require(is_one_kind, f"layer '{layer}': its parts are of two kinds")
-        uses.append(Use(first, second, entry))
-    require(len({use.second for use in uses}) == len(seconds), f"layer '{layer}': its parts do not match")
+def find_uses(wiring: Wiring, layer: str, count: int = 2) -> tuple[Use, ...]:
+    """All places where a layer of so many stages is used; none where only training uses it."""
+    stages = [_multiplying(wiring, layer, name) for name in factor_names(layer, count)]
+    uses = [_followed(wiring, layer, first, stages) for first in stages[0]]
+    for i in range(1, count):
+        require(len({use.nodes[i] for use in uses}) == len(stages[i]), f"layer '{layer}': its parts do not match")
     return tuple(uses)
+
+
+def _followed(wiring: Wiring, layer: str, first: int, stages: Sequence[Sequence[int]]) -> Use:
+    """The use that begins with a node: on to the nodes of the other stages, and by nothing but padding."""
+    nodes, entries = [first], []
+    for ordinal, behind in zip(ORDINALS, stages[1:], strict=False):
+        here = nodes[-1]
+        require(not any(wiring.nodes[here].input[2:]), f"layer '{layer}': its {ordinal} part has a bias")
+        after = _next(wiring, here, layer)
+        entries.append(after)
+        seen = {here}
+        while wiring.nodes[after].op_type == "Pad" and after not in seen:
+            seen.add(after)
+            after = _next(wiring, after, layer)
+        require(after in behind, f"layer '{layer}': its {ordinal} part leads to {wiring.nodes[after].op_type:.40}")
+        is_one_kind = wiring.nodes[here].op_type == wiring.nodes[after].op_type
+        require(is_one_kind, f"layer '{layer}': its parts are of two kinds")
+        nodes.append(after)
+    return Use(tuple(nodes), tuple(entries))
 
 
 def _next(wiring: Wiring, index: int, layer: str) -> int:
@@ -137,31 +148,32 @@ def _is_plain(node: NodeProto) -> bool:
     return is_linear and attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0
 
 
-def merged_attributes(first: NodeProto, second: NodeProto, kernel: Sequence[int]) -> dict[str, list[int]]:
-    """The geometry of the one convolution that two stand for: along each axis, one of them does nothing.
+def merged_attributes(nodes: Sequence[NodeProto], kernel: Sequence[int]) -> dict[str, list[int]]:
+    """The geometry of the one convolution that a chain stands for: along each axis, all of them but one do nothing.
 
     >>> from onnx import helper
     >>> first = helper.make_node("Conv", ["x", "a"], ["z"], pads=[0, 1, 0, 1], strides=[1, 2])
     >>> second = helper.make_node("Conv", ["z", "b"], ["y"], pads=[1, 0, 1, 0], strides=[2, 1])
-    >>> merged_attributes(first, second, [3, 3])
+    >>> merged_attributes([first, second], [3, 3])
     {'kernel_shape': [3, 3], 'strides': [2, 2], 'dilations': [1, 1], 'pads': [1, 1, 1, 1]}
     """
 
-    def both(name: str, default: list[int]) -> list[tuple[int, int]]:
-        return list(zip(attribute(first, name, default), attribute(second, name, default), strict=True))
+    def all_of(name: str, default: list[int]) -> list[tuple[int, ...]]:
+        return list(zip(*(attribute(node, name, default) for node in nodes), strict=True))
 
+    ones, zeros = [1] * len(kernel), [0] * (2 * len(kernel))
     return {
         "kernel_shape": list(kernel),
-        "strides": [math.prod(pair) for pair in both("strides", [1, 1])],
-        "dilations": [math.prod(pair) for pair in both("dilations", [1, 1])],
-        "pads": [sum(pair) for pair in both("pads", [0, 0, 0, 0])],
+        "strides": [math.prod(each) for each in all_of("strides", ones)],
+        "dilations": [math.prod(each) for each in all_of("dilations", ones)],
+        "pads": [sum(each) for each in all_of("pads", zeros)],
     }
 
 
 def check_geometry(node: NodeProto, kernel: Sequence[int], layer: str) -> None:
     """Refuse a convolution that is not of this kernel, or whose numbers are absurd."""
-    is_right = attribute(node, "kernel_shape", list(kernel)) == list(kernel)
-    for name, length, least in (("strides", 2, 1), ("dilations", 2, 1), ("pads", 4, 0)):
+    is_right, axes = attribute(node, "kernel_shape", list(kernel)) == list(kernel), len(kernel)
+    for name, length, least in (("strides", axes, 1), ("dilations", axes, 1), ("pads", 2 * axes, 0)):
         values = attribute(node, name, [least] * length)
         is_right = is_right and len(values) == length and all(least <= value < 1 << 20 for value in values)
     require(is_right, f"layer '{layer:.60}': node '{node.name:.60}' has a geometry that cannot be")

@@ -30,6 +30,7 @@ from decomposable.edge.onnx_runtime import RuntimeOptions, onnx_runtime
 from decomposable.edge.source import Array
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.locks import ForkLock
+from decomposable.sizing.chain import Rank
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan, SizeRequest
@@ -101,7 +102,7 @@ class AnySizeSession:
         macs: float | None = None,
         params: float | None = None,
         ratio: float | None = None,
-        ranks: Mapping[str, int] | None = None,
+        ranks: Mapping[str, Rank] | None = None,
         latency_ms: float | None = None,
         align: int | str | None = "auto",
         batch: int | None = None,
@@ -223,7 +224,7 @@ class AnySizeSession:
         macs: float | None = None,
         params: float | None = None,
         ratio: float | None = None,
-        ranks: Mapping[str, int] | None = None,
+        ranks: Mapping[str, Rank] | None = None,
         latency_ms: float | None = None,
         align: int | str | None = "auto",
         batch: int | None = None,
@@ -274,7 +275,8 @@ class AnySizeSession:
 
         It takes the memory of the dense weights. A session that starts at full size has done this already.
         """
-        for layer, most in zip(self._bundle.layers, self.selector.upper.tolist(), strict=True):
+        most_ranks = self.selector.by_layer(self.selector.upper)
+        for layer, (_, most) in zip(self._bundle.layers, most_ranks, strict=True):
             if layer.is_used:
                 layer.dense(most, keep=True)
 

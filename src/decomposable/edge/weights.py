@@ -1,33 +1,45 @@
 """The weights of a size, in numpy: slices of factors or one dense weight, statistics, and what normalisation becomes.
 
-`core/forms.py` has the forms, `network/calibration` the statistics where there is PyTorch.
+`core/standin.py` makes W̃ of a chain, `network/calibration` the statistics where there is PyTorch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from decomposable.edge.graph import factor_names
 from decomposable.edge.source import Array, Stored
 from decomposable.locks import ForkLock
+from decomposable.sizing.chain import Ranks
 from decomposable.sizing.cost import LayerShape
 from decomposable.sizing.interpolation import CalibratedSizes, KnownSizes, TunedSizes
 from decomposable.sizing.plans import RankPlan
 
 
-def dense_weight(first: Array, second: Array, form: str) -> Array:
-    """W̃ that two factors stand for."""
-    exact = np.float32 if first.dtype == np.float16 else first.dtype  # numpy is slow and coarse in half precision
-    rank, out_channels = first.shape[0], second.shape[0]
-    left = first.reshape(rank, -1).astype(exact, copy=False)
-    if form == "spatial":
-        height, (in_channels, width) = second.shape[2], (first.shape[1], first.shape[3])
-        right = second[..., 0].swapaxes(1, 2).reshape(out_channels * height, rank).astype(exact, copy=False)
-        w_OHIW = (right @ left).reshape(out_channels, height, in_channels, width)
-        return np.ascontiguousarray(w_OHIW.swapaxes(1, 2), dtype=first.dtype)
-    right = second.reshape(out_channels, rank).astype(exact, copy=False)
-    return (right @ left).reshape(out_channels, *first.shape[1:]).astype(first.dtype, copy=False)
+def dense_weight(stages: Sequence[Array]) -> Array:
+    """W̃ that the stages of a chain stand for: along every axis of the kernel, one of them has the taps."""
+    exact = (
+        np.float32 if stages[0].dtype == np.float16 else stages[0].dtype
+    )  # numpy is slow and coarse in half precision
+    made = stages[0].astype(exact, copy=False)
+    for stage in stages[1:]:
+        made = _joined(made, stage.astype(exact, copy=False))
+    return np.ascontiguousarray(made, dtype=stages[0].dtype)
+
+
+def _joined(before: Array, behind: Array) -> Array:
+    """One weight for two layers, of which one follows the other."""
+    rank, inputs, *taps_before = before.shape
+    outputs, _, *taps_behind = behind.shape
+    left = np.moveaxis(behind, 1, -1).reshape(-1, rank)
+    apart = (left @ before.reshape(rank, -1)).reshape(outputs, *taps_behind, inputs, *taps_before)
+    axes = len(taps_before)
+    pairs = [axis for i in range(axes) for axis in (1 + i, 2 + axes + i)]  # one of each two is 1 wide
+    kernel = [one * other for one, other in zip(taps_before, taps_behind, strict=True)]
+    return apart.transpose(0, 1 + axes, *pairs).reshape(outputs, inputs, *kernel)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,39 +50,57 @@ class LayerWeights(LayerShape):
     say how many bases there are, but no weights.
     """
 
-    first: Array | Stored
-    second: Array | Stored
+    weights: tuple[Array | Stored, ...]  # of its stages
     is_used: bool = True
-    _read: list[tuple[Array, Array]] = field(default_factory=list)
-    _kept: dict[int, Array] = field(default_factory=dict)
+    _read: list[tuple[Array, ...]] = field(default_factory=list)
+    _kept: dict[Ranks, Array] = field(default_factory=dict)
     _lock: ForkLock = field(default_factory=ForkLock)
 
     @property
-    def stored(self) -> int:
+    def names(self) -> tuple[str, ...]:
+        """What its stages are called in the graph."""
+        return factor_names(self.name, len(self.stages))
+
+    @property
+    def stored(self) -> Ranks:
         """How many bases there are."""
-        return len(self.first)
+        return tuple(map(len, self.weights[:-1]))
 
-    def pair(self, rank: int) -> tuple[Array, Array]:
-        """The first r bases, as views of those that are in memory; more are read where these are too few."""
+    def slices(self, ranks: Ranks) -> tuple[Array, ...]:
+        """The first bases, as views of those that are in memory; more are read where these are too few."""
         with self._lock:
-            if not self._read or len(self._read[0][0]) < rank:
+            known = self._ranks_read
+            if any(wanted > there for wanted, there in zip(ranks, known, strict=True)):
                 self._read.clear()  # before the larger ones are read
-                self._read.append((self.first[:rank], self.second[:, :rank]))
-            first, second = self._read[0]
-        return first[:rank], second[:, :rank]
+                self._read.append(_sliced(self.weights, tuple(map(max, ranks, known))))
+            return _sliced(self._read[0], ranks)
 
-    def dense(self, rank: int, *, keep: bool) -> Array:
-        """W̃ of the first r bases; with `keep`, it is there at once the next time."""
+    @property
+    def _ranks_read(self) -> Ranks:
+        """How many bases of every cut are in memory."""
+        return tuple(map(len, self._read[0][:-1])) if self._read else (0,) * len(self.stored)
+
+    def dense(self, ranks: Ranks, *, keep: bool) -> Array:
+        """W̃ of the first bases; with `keep`, it is there at once the next time."""
         with self._lock:
-            if rank in self._kept:
-                return self._kept[rank]
-            is_read = bool(self._read) and len(self._read[0][0]) >= rank
-            pair = self.pair(rank) if is_read else (self.first[:rank], self.second[:, :rank])  # not needed any more
-            weight = dense_weight(*pair, self.form)
+            if ranks in self._kept:
+                return self._kept[ranks]
+            is_read = all(wanted <= there for wanted, there in zip(ranks, self._ranks_read, strict=True))
+            weight = dense_weight(
+                self.slices(ranks) if is_read else _sliced(self.weights, ranks)
+            )  # not needed any more
             if keep:
                 self._kept.clear()  # one per layer: memory is scarce where this runs
-                self._kept[rank] = weight
+                self._kept[ranks] = weight
             return weight
+
+
+def _sliced(weights: Sequence[Array | Stored], ranks: Ranks) -> tuple[Array, ...]:
+    """The first bases of every cut: along the first axis of the stage before it, along the second of the one behind."""
+    *before, last = weights
+    inner = (each[:rank] for each, rank in zip(before, ranks, strict=True))
+    cut = (each if i == 0 else each[:, : ranks[i - 1]] for i, each in enumerate(inner))
+    return *cut, last[:, : ranks[-1]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,10 +1,10 @@
 """The any-size ONNX: one file that a device without PyTorch resizes, by `decomposable.edge.AnySizeSession`.
 
-    net ── every layer as two factors with all bases ── ONNX graph ── tidy ── description, arrays, checksum ──▶ file
+    net ── every layer as a chain with all bases ── ONNX graph ── tidy ── description, arrays, checksum ──▶ file
                                                                                                      │
                                               PyTorch at several sizes ◀── compared before it is there
 
-The graph is that of the network with pairs in place of all decomposed layers, so that padding, strides and shared
+The graph is that of the network with chains in place of all decomposed layers, so that padding, strides and shared
 weights are exported as PyTorch runs them. What a size changes (factors, batch normalisation) stays as it is; all else
 is simplified.
 """
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from decomposable.core.tracing import Forward
 from decomposable.errors import ArtifactError, InvalidArgumentError
-from decomposable.export.any_size_graph import in_pairs, names_of, tidy
+from decomposable.export.any_size_graph import in_chains, names_of, tidy
 from decomposable.export.checking import (
     Trials,
     as_numpy,
@@ -47,6 +47,8 @@ from decomposable.network.capture import Captured
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import as_json
 from decomposable.network.file.contents import Artifact
+from decomposable.network.parts import kept_ranks
+from decomposable.sizing.chain import rank_of
 from decomposable.sizing.interpolation import position
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
@@ -130,7 +132,7 @@ def export_any_size(
 
 def _traced(net: DecomposedNet, interface: Interface, rows: Feeds | None) -> tuple[onnx.ModelProto, Interface]:
     try:
-        return to_onnx(in_pairs(net), interface, optimize=False, rows=rows)
+        return to_onnx(in_chains(net), interface, optimize=False, rows=rows)
     except FixedBatchError as error:
         raise ExportError(
             f"export_any_size: the model's code fixes the size of the batch ({reason(error)}); allowed: one that runs "
@@ -175,8 +177,8 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *,
     present = {tensor.name for tensor in model.graph.initializer}
     layers = [layer_entry(*pair) for pair in zip(artifact.skeleton.layers, artifact.selector.costs, strict=True)]
     for layer, record in zip(artifact.skeleton.layers, layers, strict=True):
-        if factor_names(layer.name)[0] not in present:  # only training uses it: of its bases, the number
-            record["stored"] = len(artifact.factors[layer.name].first)
+        if factor_names(layer.name, 1)[0] not in present:  # only training uses it: of its bases, the number
+            record["stored"] = rank_of(kept_ranks(artifact.factors[layer.name]))
     tuned = None if artifact.tuned is None else artifact.tuned.of_names(present)  # others are not used
     sizes, arrays = describe(artifact.selector, artifact.feeders, artifact.statistics, BUNDLE, tuned)
     description = {

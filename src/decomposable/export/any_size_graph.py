@@ -1,4 +1,4 @@
-"""The graph of a bundle: a network with two factors in place of every decomposed layer, simplified around them."""
+"""The graph of a bundle: a network with a chain in place of every decomposed layer, simplified around them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
-def in_pairs(net: DecomposedNet) -> nn.Module:
-    """The network with two factors, all bases, in place of every decomposed layer."""
+def in_chains(net: DecomposedNet) -> nn.Module:
+    """The network with a chain, all bases, in place of every decomposed layer."""
     return net._original.in_factors(mapped(Tensor.contiguous, net._factors))
 
 
@@ -34,8 +34,8 @@ def names_of(net: DecomposedNet, artifact: Artifact) -> tuple[dict[str, str], se
     names: dict[str, str] = {}
     kept: set[str] = set()
     for layer in artifact.skeleton.layers:
-        for path in layer.paths:
-            names[join(path, "0.weight")], names[join(path, "1.weight")] = factor_names(layer.name)
+        stages = factor_names(layer.name, len(layer.stages))
+        names |= {join(path, f"{i}.weight"): name for path in layer.paths for i, name in enumerate(stages)}
     norms = {net._base.get_submodule(name): name for name in net._original.norms}
     for path, module in net._base.named_modules(remove_duplicate=False):
         if module in norms:
@@ -43,7 +43,7 @@ def names_of(net: DecomposedNet, artifact: Artifact) -> tuple[dict[str, str], se
             kept |= {join(path, kind) for kind in ("weight", "bias")}
     if artifact.tuned is not None:
         vectors = {net._base.get_parameter(name): name for name in artifact.tuned.names}
-        held = in_pairs(net).named_parameters(remove_duplicate=False)
+        held = in_chains(net).named_parameters(remove_duplicate=False)
         names |= {name: vectors[parameter] for name, parameter in held if parameter in vectors}
     return names, kept
 

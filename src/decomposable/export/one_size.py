@@ -35,6 +35,7 @@ from decomposable.export.quiet import quiet, reason, refusing
 from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
 from decomposable.files import replacing, write_atomically
+from decomposable.sizing.chain import Rank
 from decomposable.sizing.plans import RankPlan, SizeRequest
 
 
@@ -45,7 +46,7 @@ def export_onnx(
     macs: float | None = None,
     params: float | None = None,
     ratio: float | None = None,
-    ranks: Mapping[str, int] | None = None,
+    ranks: Mapping[str, Rank] | None = None,
     latency_ms: float | None = None,
     align: int | Literal["auto", "measured"] | None = None,
     batch: int | None = None,
@@ -117,7 +118,7 @@ def export_torch(
     macs: float | None = None,
     params: float | None = None,
     ratio: float | None = None,
-    ranks: Mapping[str, int] | None = None,
+    ranks: Mapping[str, Rank] | None = None,
     latency_ms: float | None = None,
     align: int | Literal["auto", "measured"] | None = None,
     batch: int | None = None,

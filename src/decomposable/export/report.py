@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from decomposable.network.calls import INPUT, InputSpec
+from decomposable.sizing.chain import Rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class ExportReport:
     params: int
     full_macs: int | None
     full_params: int
-    ranks: Mapping[str, int] | None
+    ranks: Mapping[str, Rank] | None
     bytes: int
     inputs: Mapping[str, InputSpec]
     left_out: tuple[str, ...]

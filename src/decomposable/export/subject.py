@@ -20,6 +20,7 @@ from decomposable.network.calls import Call, InputSpec
 from decomposable.network.capture import Captured, Watch, first_captured
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.sized import Size, SizedNet
+from decomposable.sizing.chain import Rank
 from decomposable.sizing.plans import RankPlan, SizeRequest
 
 _OF_SIZED = ("macs", "params")
@@ -34,7 +35,7 @@ class Subject:
     params: int
     full_macs: int | None
     full_params: int
-    ranks: Mapping[str, int] | None  # None for a network that is not decomposed
+    ranks: Mapping[str, Rank] | None  # None for a network that is not decomposed
     call: Call
     rows: Feeds | None  # samples to try it with; None where made-up ones have to do
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from decomposable.checks import is_integer
 from decomposable.core.factors import memory_format_of
-from decomposable.core.forms import check_form, first_weight, matrix_shape, second_weight, to_matrix
-from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_, find_layers, laid_out, require_layers
+from decomposable.core.forms import check_matrix_form, matrix_form, matrix_shape, to_matrix
+from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_, find_layers, laid_out, require_layers
 from decomposable.core.svd import check_finite, svd
 from decomposable.core.tracing import on_device_of, other_macs, trace
 from decomposable.core.tree import deep_copy, rewire, unwrap
@@ -59,6 +59,7 @@ class Scratch(Method):
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """There must be ranks; how many, only the model tells."""
+        check_matrix_form(settings.form, "scratch")
         if not settings.of(ScratchSettings).ranks:
             raise InvalidArgumentError(
                 "ranks: none are given; allowed with method=scratch: the rank of every layer in order, such as "
@@ -113,16 +114,16 @@ def _factored(
     the dense layer are two factors all the same.
     """
     model = unwrap(model)
-    layers, skipped = find_layers(model, check_form(form))
+    layers, skipped = find_layers(model, check_matrix_form(form, "scratch"))
     require_layers(layers, skipped)
     _check_ranks(layers, ranks)
     replacements: dict[nn.Module, nn.Module] = {}
     for layer, rank in zip(layers, ranks, strict=True):
-        if rank == layer.full_rank:
+        if rank == layer.full_ranks[0]:
             continue  # the dense layer itself
         weights = _weights(layer, *factors_of(layer, rank))
         for module in layer.modules:
-            replacements[module] = TwoFactors(module, layer.form).build(*weights)
+            replacements[module] = ChainLayers(module, layer.chain).build(*weights)
     network = rewire(model, replacements)
     avoid_fast_paths_(network)
     pairs = set(replacements.values())
@@ -138,7 +139,7 @@ def _check_ranks(layers: Sequence[Layer], ranks: Sequence[int]) -> None:
             f"ranks: {len(ranks)} are given; allowed: {len(layers)}, one for each layer, whose full ranks are {full}"
         )
     for layer, rank in zip(layers, ranks, strict=True):
-        if not 1 <= rank <= layer.full_rank:
+        if not 1 <= rank <= layer.full_ranks[0]:
             raise InvalidArgumentError(
                 f"ranks: layer '{layer.name}' got {rank}; allowed: 1 to {layer.full_rank}, and with that it is dense"
             )
@@ -149,7 +150,7 @@ def _weights(layer: Layer, p_MR: Tensor, q_RN: Tensor) -> list[nn.Parameter]:
     weight, format_ = layer.weight, memory_format_of(layer.weight)
     return [
         nn.Parameter(laid_out(factor.to(weight.device, weight.dtype), format_), requires_grad=weight.requires_grad)
-        for factor in (first_weight(p_MR, layer.shape, layer.form), second_weight(q_RN, layer.shape, layer.form))
+        for factor in matrix_form(layer.form).stages_of(p_MR, q_RN, layer.shape)
     ]
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from decomposable.core.criteria import CRITERIA
+from decomposable.core.forms import FORMS, is_form
 from decomposable.errors import InvalidArgumentError, SettingError
 from decomposable.methods.registry import kinds, own_defaults
 from decomposable.methods.values import MOST, Check, Checked, MethodSettings, Text, as_text, is_one_of
@@ -144,7 +145,7 @@ class Settings(_OfAll, metaclass=_FlatNames):
         (("sizes",), "parts of the MACs, as in 0.25,0.5,1", lambda v: v and all(0 < s <= 1 for s in v)),
         (("schedule",), ", ".join(SCHEDULES), is_one_of(*SCHEDULES)),
         (("precision",), ", ".join(PRECISIONS), is_one_of(*PRECISIONS)),
-        (("form",), "spatial, channel", is_one_of("spatial", "channel")),
+        (("form",), f"{', '.join(FORMS)}, or by name as in layer4.*:tucker,*:spatial", is_form),
         (("criterion",), f"{', '.join(CRITERIA)}; taylor after training", is_one_of(*CRITERIA, "taylor")),
         (("method",), "a name", bool),
     )

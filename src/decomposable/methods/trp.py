@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 from decomposable.core.criteria import Scores
 from decomposable.core.criteria import energy as missing_energy
-from decomposable.core.forms import check_form, to_matrix, to_weight
+from decomposable.core.forms import MATRIX_FORMS, check_matrix_form, short_form, to_matrix, to_weight
 from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers
 from decomposable.core.svd import SVD, svd
 from decomposable.core.tree import deep_copy, plain_name, rewire, unwrap
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material, Method, Training
-from decomposable.methods.decomposing import SHORT_FORMS, decomposed
+from decomposable.methods.decomposing import decomposed
 from decomposable.methods.settings import Settings
 from decomposable.methods.values import Check, MethodSettings, is_one_of
 from decomposable.network.decomposed import DecomposedNet
@@ -49,7 +49,7 @@ class TRPSettings(MethodSettings):
 
     compare_energies: tuple[float, ...] = (0.995, 0.999, 0.9995, 0.9999)
     compare_strengths: tuple[float, ...] = (1e-4, 3e-4)
-    compare_forms: tuple[str, ...] = tuple(SHORT_FORMS)
+    compare_forms: tuple[str, ...] = MATRIX_FORMS
 
     swept: ClassVar[Mapping[str, str]] = {"trp_energy": "compare_energies", "trp_strength": "compare_strengths"}
     checks: ClassVar[tuple[Check, ...]] = (
@@ -59,7 +59,7 @@ class TRPSettings(MethodSettings):
         (("trp_layers",), "all, inner", is_one_of("all", "inner")),
         (("compare_energies",), "parts of the energy, as in 0.99,0.999", lambda v: v and all(0 < e <= 1 for e in v)),
         (("compare_strengths",), "numbers of at least 0", lambda v: v and all(0 <= t < inf for t in v)),
-        (("compare_forms",), f"{', '.join(SHORT_FORMS)} or both", lambda v: v and {*v} <= {*SHORT_FORMS}),
+        (("compare_forms",), f"{', '.join(MATRIX_FORMS)} or both", lambda v: v and {*v} <= {*MATRIX_FORMS}),
     )
 
 
@@ -75,7 +75,7 @@ class TRPStep:
         own = settings.of(TRPSettings)
         self.energy, self.strength, self.interval = own.trp_energy, own.trp_strength, own.trp_interval
         self.layers = selected_layers(network, settings)
-        self.ranks = {layer.name: layer.full_rank for layer in self.layers}
+        self.ranks = {layer.name: layer.full_ranks[0] for layer in self.layers}
         self._full_ranks = sum(self.ranks.values())
         self._steps = 0
 
@@ -144,8 +144,8 @@ class TRP(Method):
         own = settings.of(TRPSettings)
         return tuple(
             Training(
-                curve=f"trp_{SHORT_FORMS[form]} {energy:.12g}-{strength:.12g}",
-                folder=f"{SHORT_FORMS[form]}-e{energy:.12g}-tau{strength:.12g}",
+                curve=f"trp_{short_form(form)} {energy:.12g}-{strength:.12g}",
+                folder=f"{short_form(form)}-e{energy:.12g}-tau{strength:.12g}",
                 settings={"form": form, "trp_energy": energy, "trp_strength": strength, "criterion": "energy"},
             )
             for form in own.compare_forms
@@ -171,7 +171,7 @@ def _layer_filter(network: nn.Module, settings: Settings) -> FilterFn | None:
 def selected_layers(network: nn.Module, settings: Settings) -> tuple[Layer, ...]:
     """The layers that are truncated."""
     network = unwrap(network)
-    layers, skipped = find_layers(network, check_form(settings.form), _layer_filter(network, settings))
+    layers, skipped = find_layers(network, check_matrix_form(settings.form, "trp"), _layer_filter(network, settings))
     if not layers and settings.of(TRPSettings).trp_layers == "inner":
         raise InvalidArgumentError(
             "trp_layers=inner: the model has no convolution but the first and those of 1 × 1; allowed: all"

@@ -23,8 +23,9 @@ from decomposable.network.file.container import Container, FilePath, open_contai
 from decomposable.network.file.contents import Artifact, describe_size
 from decomposable.network.file.parsing import kind_of, naming, network_from
 from decomposable.network.file.shrinking import read_network, shrink, statistics_at, tuned_at
-from decomposable.network.file.skeleton import join, pair_around
+from decomposable.network.file.skeleton import chain_around, join
 from decomposable.network.parts import sliced, truncated
+from decomposable.sizing.chain import Rank, ranks_of
 from decomposable.sizing.plans import RankPlan, SizeRequest
 
 __all__ = ["Artifact", "outline", "read", "save_size", "shrink", "size_state_dict"]
@@ -36,7 +37,7 @@ def read(
     macs: float | None = None,
     params: float | None = None,
     ratio: float | None = None,
-    ranks: Mapping[str, int] | None = None,
+    ranks: Mapping[str, Rank] | None = None,
     latency_ms: float | None = None,
     align: int | Literal["auto", "measured"] | None = None,
     batch: int | None = None,
@@ -91,24 +92,28 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
     """
     artifact.selector.check_plan(plan)
     changed = {**statistics_at(artifact, plan), **tuned_at(artifact, plan)}
-    pairs: dict[str, Factors] = {}
+    chains: dict[str, Factors] = {}
     for layer in artifact.skeleton.layers:
-        rank, factors, runs_as = plan.ranks[layer.name], artifact.factors[layer.name], plan.runs_as(layer.name)
+        ranks, factors, runs_as = (
+            ranks_of(plan.ranks[layer.name]),
+            artifact.factors[layer.name],
+            plan.runs_as(layer.name),
+        )
         if runs_as == "dense":
-            weight = truncated(artifact.state[layer.key], factors, layer.form, rank, layer.full_rank)
+            weight = truncated(artifact.state[layer.key], factors, ranks, layer.chain.full_ranks)
             changed.update({join(path, "weight"): weight for path in layer.paths})
         elif runs_as == "factors":
-            pairs.update(dict.fromkeys(layer.paths, sliced(factors, rank)))
+            chains.update(dict.fromkeys(layer.paths, sliced(factors, ranks)))
     result: dict[str, Tensor] = {}
     for key, tensor in artifact.state.items():
-        path = pair_around(key, pairs)
+        path = chain_around(key, chains)
         if path is None:
             result[key] = changed.get(key, tensor)
-        elif join(path, "0.weight") not in result:  # all of the pair at once; the dense layer has nothing else
-            result[join(path, "0.weight")], result[join(path, "1.weight")] = pairs[path].first, pairs[path].second
+        elif join(path, "0.weight") not in result:  # all of the chain at once; the dense layer has nothing else
+            result |= {join(path, f"{i}.weight"): weight for i, weight in enumerate(chains[path])}
             bias = join(path, "bias")
             if bias in artifact.state:
-                result[join(path, "1.bias")] = changed.get(bias, artifact.state[bias])
+                result[join(path, f"{len(chains[path]) - 1}.bias")] = changed.get(bias, artifact.state[bias])
     copies: dict[int, Tensor] = {}  # what is one tensor stays one
     return {key: copies.setdefault(id(tensor), tensor.detach().clone()) for key, tensor in result.items()}
 

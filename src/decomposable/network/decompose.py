@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from decomposable.core.criteria import Criterion, find_criterion
+from decomposable.core.criteria import Criterion, Scores, find_criterion
+from decomposable.core.draws import limits_of
 from decomposable.core.factors import Factors, Taylor, factors_in_order, memory_format_of
-from decomposable.core.forms import check_form, to_matrix
-from decomposable.core.layers import FilterFn, Layer, find_layers, in_order_of, laid_out, require_layers
-from decomposable.core.svd import svd
+from decomposable.core.forms import DEFAULT, FormOf, check_form
+from decomposable.core.layers import FilterFn, Layer, decomposed, find_layers, in_order_of, laid_out, require_layers
 from decomposable.core.tracing import (
     Forward,
     Trace,
@@ -35,12 +35,13 @@ from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.importance import BY_DATA, order_by_data
+from decomposable.network.importance import BY_DATA, order_by_data, require_one_cut
 from decomposable.network.parts import Parts
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
 from decomposable.progress import Report, shown
 from decomposable.sizing.cost import LeftAlone
-from decomposable.sizing.ranks import Limits, RankSelector, rank_limits
+from decomposable.sizing.order import Limits
+from decomposable.sizing.ranks import RankSelector
 
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained after extract()
@@ -48,7 +49,7 @@ def decompose(
     model: nn.Module,
     example_input: Any = None,
     *,
-    form: str = "spatial",
+    form: FormOf = DEFAULT,
     criterion: str | Criterion | Taylor | None = None,
     data: Iterable[Any] | None = None,
     filter_fn: FilterFn | None = None,
@@ -62,10 +63,11 @@ def decompose(
     Args:
         model: any module. The result is in eval mode, whatever the model is in, and starts at full size.
         example_input: a tensor, or a batch whose first entry is the input. A pass of the full network with it tells the
-            sizes of the feature maps, one of the smallest whether the model runs with two factors in the place of its
+            sizes of the feature maps, one of the smallest whether the model runs with factors in the place of its
             layers. Without it, sizes in MACs cannot be asked for, and nothing is tried. With `data`, by default the
             first of its batches.
-        form: how convolution weights become matrices, "spatial" or "channel".
+        form: how convolutions become chains of layers, "spatial", "channel" or "tucker"; or by name pattern, the first
+            that matches, as in ``{"layer4.*": "tucker", "*": "spatial"}``.
         criterion: which bases go first: "singular_value" (the default without data), "energy", "uniform",
             `Taylor(...)` or a function; with data, "loss" (the default) or "output".
         data: for a network that was not trained to be cut: batches of a few hundred to a few thousand images, without
@@ -91,16 +93,17 @@ def decompose(
         example_input = next(iter(batches), None)
     base = deep_copy(rewire(unwrap(model), {})).eval()
     chosen = _Chosen(base, *find_layers(base, checked_form, filter_fn))
+    if by is not None:
+        require_one_cut(chosen.layers)
     bounds = _bounds(chosen.layers, min_rank, limits)
     batch, seen, captured = on_device_of(base, example_input), None, Captured()
     if example_input is not None:
         seen, captured, used_elsewhere = _watched_pass(base, chosen.layers, batch, call)
         chosen = chosen.without(used_elsewhere)
     _require_no_lazy(base)
-    decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in chosen.layers})
-    factors, scores = factors_in_order(base, chosen.layers, decompositions, from_weights)
+    factors, scores = factors_in_order(base, chosen.layers, decomposed(chosen.layers), from_weights)
     if seen is not None:
-        smallest = {name: lower for name, (lower, _) in bounds.items()}
+        smallest = {name: tuple(lower for lower, _ in cuts) for name, cuts in bounds.items()}
         trial = Trial(base=base, layers=chosen.layers, factors=factors, ranks=smallest, example=batch, forward=call)
         factors, unfit = trial.judge(seen.outputs)
         chosen = chosen.without(unfit)
@@ -154,9 +157,7 @@ def _ordered_by_data(
 
 def _laid_out_like(before: Factors, after: Factors) -> Factors:
     """In the layout that was found to be the right one for this network."""
-    return Factors(
-        laid_out(after.first, memory_format_of(before.first)), laid_out(after.second, memory_format_of(before.second))
-    )
+    return tuple(laid_out(new, memory_format_of(old)) for new, old in zip(after, before, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,18 +203,19 @@ def _watched_pass(
 def _parts(
     chosen: _Chosen,
     factors: Mapping[str, Factors],
-    scores: Mapping[str, np.ndarray],
-    bounds: Mapping[str, tuple[int, int]],
+    scores: Mapping[str, tuple[Scores, ...]],
+    bounds: Mapping[str, list[tuple[int, int]]],
     watched: Trace | None,
     captured: Captured,
 ) -> Parts:
     """What the network consists of besides its modules, at full size; MACs are known where a pass was seen."""
     base, layers, seen = chosen.base, chosen.layers, watched or Trace()
     uncounted = {} if watched is None else not_counted(base, seen)
-    lower, upper = (np.array(ends, dtype=np.int64) for ends in zip(*(bounds[x.name] for x in layers), strict=True))
+    cuts = [ends for layer in layers for ends in bounds[layer.name]]
+    lower, upper = (np.array(ends, dtype=np.int64) for ends in zip(*cuts, strict=True))
     selector = RankSelector(
         costs=layer_costs(layers, seen),
-        scores=tuple(scores[layer.name] for layer in layers),
+        scores=tuple(each for layer in layers for each in scores[layer.name]),
         fixed_macs=None if watched is None else other_macs(layers, seen),
         fixed_params=sum(p.numel() for p in base.parameters()) - sum(layer.weight.numel() for layer in layers),
         lower=lower,
@@ -259,11 +261,11 @@ def _with_shares(skipped: Mapping[str, str], selector: RankSelector, uncounted: 
     return {name: f"{reason}; {shares[name]}" for name, reason in skipped.items()}
 
 
-def _bounds(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> dict[str, tuple[int, int]]:
-    """The smallest and largest rank of every layer."""
-    names = [layer.name for layer in layers]
-    lower, upper = rank_limits(names, [layer.full_rank for layer in layers], min_rank, limits)
-    return dict(zip(names, zip(lower.tolist(), upper.tolist(), strict=True), strict=True))
+def _bounds(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> dict[str, list[tuple[int, int]]]:
+    """The smallest and largest rank of every layer's cuts."""
+    lower, upper = limits_of(layers, min_rank, limits)
+    ends = zip(lower.tolist(), upper.tolist(), strict=True)
+    return {layer.name: [next(ends) for _ in layer.full_ranks] for layer in layers}
 
 
 def _require_no_lazy(base: nn.Module) -> None:

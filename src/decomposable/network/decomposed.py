@@ -48,6 +48,7 @@ from decomposable.network.tuning import (
     with_calibration,
 )
 from decomposable.progress import Report, shown
+from decomposable.sizing.chain import Rank
 from decomposable.sizing.interpolation import NOT_CALIBRATED
 from decomposable.sizing.latency import LatencyProfile
 from decomposable.sizing.plans import RankPlan, SizeRequest
@@ -162,7 +163,7 @@ class DecomposedNet(nn.Module):
         macs: float | None = None,
         params: float | None = None,
         ratio: float | None = None,
-        ranks: Mapping[str, int] | None = None,
+        ranks: Mapping[str, Rank] | None = None,
         latency_ms: float | None = None,
         align: int | Literal["auto", "measured"] | None = None,
         batch: int | None = None,
@@ -170,9 +171,9 @@ class DecomposedNet(nn.Module):
         """Change the size, in place, in milliseconds and without data; up and down as often as you like.
 
         Give one of: `macs` or `params`, a budget for the whole network (a float is a fraction of the original's, an
-        int above 1 a count); `ratio`, the part Z of all bases to keep; `ranks`, a rank by layer name (others stay
-        full); `latency_ms`, the time that a pass may take on this machine, where `latency` knows that. Returns the
-        plan, which prints as a table.
+        int above 1 a count); `ratio`, the part Z of all bases to keep; `ranks`, a rank by layer name, for a layer with
+        several cuts a tuple (others stay full); `latency_ms`, the time that a pass may take on this machine, where
+        `latency` knows that. Returns the plan, which prints as a table.
 
         `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "auto" rounds
         those of wide layers to 16, 8 or 4 where that moves them by a few percent at most; "measured" takes what was
@@ -190,7 +191,7 @@ class DecomposedNet(nn.Module):
         macs: float | None = None,
         params: float | None = None,
         ratio: float | None = None,
-        ranks: Mapping[str, int] | None = None,
+        ranks: Mapping[str, Rank] | None = None,
         latency_ms: float | None = None,
         align: int | Literal["auto", "measured"] | None = None,
         batch: int | None = None,

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decomposable.core.factors import Factors, factors_of
-from decomposable.core.forms import to_matrix, to_weight
+from decomposable.core.factors import Factors, like_weight
+from decomposable.core.forms import MATRIX_FORMS, matrix_form, to_matrix, to_weight
 from decomposable.core.layers import Layer
 from decomposable.core.metric import InMetric, Product, decompose_in_metric
 from decomposable.core.moments import passes, second_moments
@@ -35,6 +35,7 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.network.allocation import Judge, best_exponent, logits_in, shared_out
 from decomposable.network.calibration.statistics import averaged, tracked_batch_norms
 from decomposable.progress import Report, Tracker
+from decomposable.sizing.chain import ranks_of
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.worth import worth
 
@@ -87,12 +88,22 @@ def order_by_data(
                     exponent = _best_exponent(base, layers, cuts, losses, selector, size, judge, exponent)
                 selector = _ordered(selector, cuts, losses, exponent)
                 for name, rank in selector.choose(macs=size).ranks.items() if goal is not None else ():
-                    cuts[name].drop(rank)
+                    cuts[name].drop(*ranks_of(rank))
             if goal is not None:
                 _write_(layers, {name: one.kept for name, one in cuts.items()}, cuts)
                 if tracked_batch_norms(base):
                     averaged([lambda: base], forward, batches, asker="decompose")  # which leaves them in the network
-    return Order({layer.name: factors_of(layer, cuts[layer.name].p, cuts[layer.name].q) for layer in layers}, selector)
+    return Order({layer.name: cuts[layer.name].factors(layer) for layer in layers}, selector)
+
+
+def require_one_cut(layers: Sequence[Layer]) -> None:
+    """Refuse layers whose chain has several cuts: the metric is that of a matrix."""
+    for layer in layers:
+        if len(layer.full_ranks) > 1:
+            raise InvalidArgumentError(
+                f"layer '{layer.name}': form={layer.form!r} and data=; allowed with data: "
+                f"{', '.join(map(repr, MATRIX_FORMS))}"
+            )
 
 
 def _on_the_way(goal: float | None, goals: Sequence[float], smallest: float) -> tuple[float, ...]:
@@ -119,7 +130,7 @@ def _best_exponent(
 
     def distance(exponent: float) -> float:
         plan = _ordered(selector, cuts, losses, exponent).choose(macs=wanted)
-        _write_(layers, {name: min(rank, cuts[name].kept) for name, rank in plan.ranks.items()}, cuts)
+        _write_(layers, {name: min(*ranks_of(rank), cuts[name].kept) for name, rank in plan.ranks.items()}, cuts)
         return judge.distance(base)
 
     return best_exponent(distance, start)
@@ -152,6 +163,10 @@ class _Cut:
     def what_is_kept(self) -> Product:
         return Product(self.p[:, : self.kept], self.q[: self.kept])
 
+    def factors(self, layer: Layer) -> Factors:
+        """The weights of the two stages."""
+        return like_weight(layer, matrix_form(layer.form).stages_of(self.p, self.q, layer.shape))
+
     def turn(self, bases: InMetric) -> Numbers:
         """Others that span the same, in the place of those that are kept; what leaving out each of them loses."""
         self.p[:, : self.kept], self.q[: self.kept] = bases.p, bases.q
@@ -173,7 +188,7 @@ def _ordered(
     kept = {name: each[: cuts[name].kept] for name, each in shared_out(losses, exponent).items()}
     worths = {
         cost.name: worth(
-            kept[cost.name], per_rank=cost.macs_per_rank, dense=cost.dense_macs, is_whole=cuts[cost.name].is_whole
+            kept[cost.name], per_rank=cost.chain("macs", (1,)), dense=cost.dense_macs, is_whole=cuts[cost.name].is_whole
         )
         for cost in selector.costs
     }
@@ -185,7 +200,7 @@ def _ordered(
         place = np.searchsorted(ascending, raw, side="right") / max(1, len(ascending))
         cuts[name].scores[: cuts[name].kept] = np.maximum(raw, least) * (1 + 1e-6 * place)
     scores = [cuts[cost.name].scores for cost in selector.costs]
-    per_param = [cost.macs_per_rank / cost.params_per_rank for cost in selector.costs]
+    per_param = [cost.chain("macs", (1,)) / cost.chain("params", (1,)) for cost in selector.costs]
     return replace(
         selector,
         scores=tuple(each.copy() for each in scores),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_
+from decomposable.core.layers import KINDS, ChainLayers, Layer, avoid_fast_paths_
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import InvalidArgumentError, ModelNeededError
@@ -102,18 +102,18 @@ class _Filling:
         return net
 
     def plain_module(self, size: Size) -> nn.Module:
-        """The model with pairs in place of the layers that have become pairs."""
+        """The model with chains in place of the layers that have become chains."""
         device = self.device
         moved: dict[int, Tensor] = {}  # what is one tensor stays one
         state = {key: None if t is None else moved.setdefault(id(t), t.to(device)) for key, t in size.state.items()}
         self._fit_(size.skeleton, state)
         replacements: dict[nn.Module, nn.Module] = {}
         for layer in _layers_of(self.base, size.skeleton):
-            if layer.name in size.pairs:
-                pair = size.pairs[layer.name]
+            if layer.name in size.chains:
                 is_trainable = size.skeleton.trainable.get(join(layer.name, "weight"), True)
-                weights = [nn.Parameter(t.to(device), requires_grad=is_trainable) for t in (pair.first, pair.second)]
-                replacements |= {module: TwoFactors(module, layer.form).build(*weights) for module in layer.modules}
+                stages = [t.to(device) for t in size.chains[layer.name]]
+                weights = [nn.Parameter(t, requires_grad=is_trainable) for t in stages]
+                replacements |= {module: ChainLayers(module, layer.chain).build(*weights) for module in layer.modules}
         network = rewire(self.base, replacements)
         avoid_fast_paths_(network)
         return network
@@ -186,7 +186,7 @@ def _misfit(slots: Mapping[str, TensorSlot], skeleton: Skeleton, state: Mapping[
     for layer in skeleton.layers:
         for name in layer.paths:
             module = slots[join(name, "weight")].module
-            expected = nn.Linear if len(layer.shape) == 2 else nn.Conv2d
+            expected = KINDS[len(layer.shape) - 2]
             if not isinstance(module, expected):
                 return _differs(join(name, "weight"), f"a {expected.__name__}", f"a {type(module).__name__}")
     return None
@@ -209,6 +209,12 @@ def _differs(key: str, in_file: str, in_model: str) -> str:
 
 def _layers_of(base: nn.Module, skeleton: Skeleton) -> tuple[Layer, ...]:
     return tuple(
-        Layer(stored.name, tuple(dict.fromkeys(map(base.get_submodule, stored.paths))), stored.form, stored.shape)  # type: ignore[arg-type]
+        Layer(
+            stored.name,
+            tuple(dict.fromkeys(map(base.get_submodule, stored.paths))),  # type: ignore[arg-type]
+            stored.form,
+            stored.shape,
+            stored.chain,
+        )
         for stored in skeleton.layers
     )

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.factors import Factors
-from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_
+from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_
 from decomposable.core.tree import clone_buffers_, put_parameters_, rewire
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.parts import Parts, sliced, truncated
 from decomposable.network.tuned import feeder_of, vectors_of
+from decomposable.sizing.chain import ranks_of
 
 
 class Original:
@@ -28,7 +29,7 @@ class Original:
         self.trainable = {name: p.requires_grad for name, p in base.named_parameters(remove_duplicate=False)}
         self.base, self.layers = base.requires_grad_(False), layers
         self.norms = tuple(tracked_batch_norms(base))
-        self._pairs = {module: TwoFactors(module, layer.form) for layer in layers for module in layer.modules}
+        self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
 
     def at_size(self, parts: Parts) -> nn.Module:
         """The network of the size in force, with the statistics that were calibrated for it."""
@@ -47,14 +48,14 @@ class Original:
         """
         replacements: dict[nn.Module, nn.Module] = {}
         for layer in self.layers:
-            factors, rank = parts.factors[layer.name], parts.plan.ranks[layer.name]
+            factors, ranks = parts.factors[layer.name], ranks_of(parts.plan.ranks[layer.name])
             match parts.plan.runs_as(layer.name):
                 case "dense":
-                    dense = truncated(layer.weight, factors, layer.form, rank, layer.full_rank)
+                    dense = truncated(layer.weight, factors, ranks, layer.full_ranks)
                     weight = nn.Parameter(dense, requires_grad=False)
                     replacements |= {module: _with_weight(module, weight) for module in layer.modules}
                 case "factors":
-                    replacements |= self._in_factors(layer, sliced(factors, rank))
+                    replacements |= self._in_factors(layer, sliced(factors, ranks))
         network = self._rewired(replacements)
         for name in self.norms:
             clone_buffers_(network.get_submodule(name))  # a pass in training mode writes to them
@@ -81,7 +82,7 @@ class Original:
         put_parameters_(self.base, {own[name]: _like(own[name], each) for name, each in values.items()})
 
     def in_factors(self, factors: Mapping[str, Factors]) -> nn.Module:
-        """The network with these two factors in place of every decomposed layer."""
+        """The network with these factors in place of every decomposed layer."""
         replacements: dict[nn.Module, nn.Module] = {}
         for layer in self.layers:
             replacements |= self._in_factors(layer, factors[layer.name])
@@ -94,8 +95,8 @@ class Original:
         return module
 
     def _in_factors(self, layer: Layer, factors: Factors) -> dict[nn.Module, nn.Module]:
-        weights = [nn.Parameter(weight, requires_grad=False) for weight in (factors.first, factors.second)]
-        return {module: self._pairs[module].build(*weights) for module in layer.modules}
+        weights = [nn.Parameter(weight, requires_grad=False) for weight in factors]
+        return {module: self._chains[module].build(*weights) for module in layer.modules}
 
     def _rewired(self, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
         network = rewire(self.base, replacements)
@@ -116,6 +117,6 @@ def _like(parameter: nn.Parameter, values: Tensor) -> nn.Parameter:
 
 
 def _before(name: str) -> str:
-    """The original's name of a parameter of a pair: ``conv.1.bias`` → ``conv.bias``."""
+    """The original's name of a parameter of a chain: ``conv.1.bias`` → ``conv.bias``."""
     *path, _, kind = name.split(".")
     return ".".join([*path, kind])

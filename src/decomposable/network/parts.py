@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from decomposable.core.factors import Factors, memory_format_of
-from decomposable.core.forms import Form, to_factors, to_weight
+from decomposable.core.standin import product
 from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.tuned import Tuned
+from decomposable.sizing.chain import Ranks
 from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
@@ -80,26 +81,36 @@ class Parts:
         return Parts(**{each.name: getattr(self, each.name) for each in fields(Parts)})
 
 
-def sliced(factors: Factors, rank: int) -> Factors:
-    """The first r bases. The first factor is a view. The second one of a convolution is copied: its bases lie
-    along the second axis, and every forward pass would make it contiguous again.
+def sliced(factors: Factors, ranks: Ranks) -> Factors:
+    """The first bases of every cut. The first stage is a view. The others of a convolution are copied: bases of theirs
+    lie along the second axis, and every forward pass would make them contiguous again.
     """
-    second = factors.second[:, :rank]
-    if second.dim() == 4:
-        second = second.contiguous(memory_format=memory_format_of(factors.second))
-    return Factors(factors.first[:rank], second)
+    first = factors[0][: ranks[0]]
+    behind = [_narrowed(each, cut, ranks) for cut, each in enumerate(factors[1:])]
+    return first, *(
+        part.contiguous(memory_format=memory_format_of(whole)) if part.dim() > 2 else part
+        for whole, part in zip(factors[1:], behind, strict=True)
+    )
 
 
-def truncated(weight: Tensor, factors: Factors, form: Form, rank: int, full_rank: int) -> Tensor:
-    """W̃ as one dense weight, from the bases kept or, where they are fewer, from those dropped."""
-    p_MK, q_KN = to_factors(factors.first, factors.second, form)
-    if 2 * rank <= full_rank:
-        kept = to_weight(p_MK[:, :rank] @ q_KN[:rank], weight.shape, form)
-        return kept.contiguous(memory_format=memory_format_of(weight))
-    dropped = to_weight(p_MK[:, rank:] @ q_KN[rank:], weight.shape, form)
-    return weight.detach() - dropped
+def _narrowed(stage: Tensor, cut: int, ranks: Ranks) -> Tensor:
+    """The stage behind a cut with the first bases of that one and, unless it is the last stage, of the next."""
+    return stage[: ranks[cut + 1] if cut + 1 < len(ranks) else None, : ranks[cut]]
+
+
+def kept_ranks(factors: Factors) -> Ranks:
+    """How many bases every cut has."""
+    return tuple(map(len, factors[:-1]))
+
+
+def truncated(weight: Tensor, factors: Factors, ranks: Ranks, full_ranks: Ranks) -> Tensor:
+    """W̃ as one dense weight, from the bases kept or, with one cut, from those dropped where these are fewer."""
+    if len(ranks) > 1 or 2 * ranks[0] <= full_ranks[0]:
+        return product(sliced(factors, ranks)).contiguous(memory_format=memory_format_of(weight))
+    first, second = factors  # W is the sum of what its bases are each
+    return weight.detach() - product((first[ranks[0] :], second[:, ranks[0] :]))
 
 
 def mapped(function: Callable[[Tensor], Tensor], factors: Mapping[str, Factors]) -> dict[str, Factors]:
     """The factors with a function applied to each tensor."""
-    return {name: Factors(function(f.first), function(f.second)) for name, f in factors.items()}
+    return {name: tuple(map(function, each)) for name, each in factors.items()}

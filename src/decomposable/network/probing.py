@@ -1,7 +1,7 @@
-"""Which layers two factors can stand in for, found by running the model.
+"""Which layers a chain can stand in for, found by running the model.
 
     one pass of the full network    a weight that is used other than by calling its layer
-    one of the smallest             a model that fails with two factors in a layer's place, or does not call them
+    one of the smallest             a model that fails with factors in a layer's place, or does not call them
 
 A model's code can do anything with its layers, so this is not read from it but seen. Afterwards random numbers and
 buffers are as before.
@@ -20,11 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from decomposable.core.factors import Factors
-from decomposable.core.layers import Layer, TwoFactors, avoid_fast_paths_, laid_out
+from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_, laid_out
 from decomposable.core.standin import WITHOUT_VALUES
 from decomposable.core.tracing import Forward
 from decomposable.core.tree import clone_buffers_, rewire, undisturbed
 from decomposable.network.parts import mapped, sliced
+from decomposable.sizing.chain import Ranks, in_words
 
 
 class WeightsUsedElsewhere(TorchDispatchMode):
@@ -100,12 +101,12 @@ class _Outcome(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trial:
-    """Passes of the model with two factors in place of its layers; `ranks` are the smallest, by name."""
+    """Passes of the model with factors in place of its layers; `ranks` are the smallest, by name."""
 
     base: nn.Module
     layers: tuple[Layer, ...]
     factors: dict[str, Factors]
-    ranks: Mapping[str, int]
+    ranks: Mapping[str, Ranks]
     example: Any
     forward: Forward
 
@@ -140,19 +141,20 @@ class Trial:
                 runs, fails, error = (middle, fails, error) if failed is None else (runs, middle, failed)
             if runs == 0 and (unchanged := self._run([]).error) is not None:
                 raise unchanged
-            reasons[left.pop(fails - 1).name] = f"the model fails with two factors in its place ({_line(error)})"
+            failing = left.pop(fails - 1)
+            reasons[failing.name] = f"the model fails with {in_words(failing.full_rank)} in its place ({_line(error)})"
         return left, reasons, outcome
 
     def _passed_over(self, layers: Sequence[Layer], called: Container[nn.Module], now: set[str]) -> dict[str, str]:
-        """Layers that the full network calls, and that are not called any more (`now`) when they are two factors.
+        """Layers that the full network calls, and that are not called any more (`now`) when they are factors.
 
         At the smallest size it may be for the numbers that the model takes another way, but not with all bases.
         """
         missed = [x for x in layers if x.name not in now and any(module in called for module in x.modules)]
         if missed:
             now = self._run(layers, smallest=False).called
-        reason = "the model calls it, but not the two factors in its place"
-        return {layer.name: reason for layer in missed if layer.name not in now}
+        left = [layer for layer in missed if layer.name not in now]
+        return {x.name: f"the model calls it, but not the {in_words(x.full_rank)} in its place" for x in left}
 
     @torch.no_grad()
     def _run(self, replaced: Sequence[Layer], *, smallest: bool = True) -> _Outcome:
@@ -161,11 +163,11 @@ class Trial:
         for layer in replaced:
             factors = self.factors[layer.name]
             factors = sliced(factors, self.ranks[layer.name]) if smallest else factors
-            weights = [nn.Parameter(w, requires_grad=False) for w in (factors.first, factors.second)]
+            weights = [nn.Parameter(weight, requires_grad=False) for weight in factors]
             for module in layer.modules:
-                pair = TwoFactors(module, layer.form).build(*weights)
-                pair.register_forward_pre_hook(lambda *_, name=layer.name: called.add(name))
-                replacements[module] = pair
+                chain = ChainLayers(module, layer.chain).build(*weights)
+                chain.register_forward_pre_hook(lambda *_, name=layer.name: called.add(name))
+                replacements[module] = chain
         network = rewire(self.base, replacements)
         avoid_fast_paths_(network)
         clone_buffers_(network)

@@ -1,78 +1,108 @@
-"""Multiply-accumulates (MACs) and parameters of a layer by formula, and where dense is cheaper than two factors.
+"""Multiply-accumulates (MACs) and parameters of a layer by formula, and where dense is cheaper than a chain.
 
 The convention is the paper's: a weight counts once for every output position it is applied to, per sample; biases,
-normalisation, activations, pooling and the products inside attention count nothing. For the spatial form the first
-factor runs before the vertical stride, so its positions are input height × output width.
+normalisation, activations, pooling and the products inside attention count nothing. A stage of a chain runs before the
+strides of those behind it: its positions are `Chain.positions`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from decomposable.sizing.chain import Axes, Chain, Rank, Ranks, price, ranks_of, stages_named
+
 # Both were fitted to what `benchmarks/break_even.py` measured on a CPU, forward and backward together.
-TWO_LAYER_LOSS = 1.15  # how much slower a multiply-accumulate is in the two thin layers than in the dense one
+CHAIN_LOSS = 1.15  # how much slower a multiply-accumulate is in the thin layers of a chain than in the dense one
 TRAFFIC = 64  # multiply-accumulates that a machine does in the time it moves one activation to or from memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """A decomposed weight without its values: its name, its form, and its shape as a dense layer."""
+    """A decomposed weight without its values: its name, its form, its shape as a dense layer, and its stages.
+
+    The form is a name and no more, but for those that tell the stages: see `stages_named`.
+    """
 
     name: str
     form: str
     shape: tuple[int, ...]
+    stages: tuple[Axes, ...] = ()
+
+    def __post_init__(self) -> None:
+        stages = self.stages or stages_named(self.form, len(self.shape) - 2)
+        assert stages is not None, f"a layer of the form {self.form!r} has stages"
+        object.__setattr__(self, "stages", stages)
 
     @property
-    def full_rank(self) -> int:
+    def chain(self) -> Chain:
+        """What it becomes."""
+        return Chain(self.shape, self.stages)
+
+    @property
+    def full_rank(self) -> Rank:
         """The most bases that a weight of this shape can have."""
-        return min(factor_sizes(self.shape, self.form))
-
-    def factor_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of its two factors with so many bases.
-
-        >>> LayerShape(name="conv", form="spatial", shape=(8, 4, 3, 5)).factor_shapes(2)
-        ((2, 4, 1, 5), (8, 2, 3, 1))
-        >>> LayerShape(name="conv", form="channel", shape=(8, 4, 3, 5)).factor_shapes(2)
-        ((2, 4, 3, 5), (8, 2, 1, 1))
-        """
-        out_channels, in_channels, *kernel = self.shape
-        if self.form == "spatial":
-            return (rank, in_channels, 1, kernel[1]), (out_channels, rank, kernel[0], 1)
-        return (rank, in_channels, *kernel), (out_channels, rank, *(1 for _ in kernel))
+        return self.chain.full_rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """What one decomposed layer costs: dense, or with two factors of some rank."""
+    """What one decomposed layer costs: dense, or as a chain at some ranks.
+
+    What it costs per rank is one number where there is one cut. Where there are several, it is one for every stage, per
+    unit of the ranks before and behind it, because the price of a basis depends on the rank of the next cut.
+    """
 
     name: str
-    full_rank: int
+    full_rank: Rank
     dense_macs: int
-    macs_per_rank: int
+    macs_per_rank: int | tuple[int, ...]
     dense_params: int
-    params_per_rank: int
+    params_per_rank: int | tuple[int, ...]
 
     @classmethod
-    def of(cls, layer: LayerShape, *, dense_macs: int, macs_per_rank: int) -> LayerCost:
+    def of(cls, layer: LayerShape, *, dense_macs: int, macs_per_rank: int | tuple[int, ...]) -> LayerCost:
         """That of a layer; its parameters follow from its shape."""
+        chain = layer.chain
         return cls(
             name=layer.name,
-            full_rank=layer.full_rank,
+            full_rank=chain.full_rank,
             dense_macs=dense_macs,
             macs_per_rank=macs_per_rank,
-            dense_params=dense_size(layer.shape),
-            params_per_rank=sum(factor_sizes(layer.shape, layer.form)),
+            dense_params=chain.dense_size,
+            params_per_rank=per_rank(chain.sizes),
         )
 
-    def macs(self, rank: int, dense: bool) -> int:
-        """MACs for one sample, run as one dense layer or as two factors."""
-        return self.dense_macs if dense else rank * self.macs_per_rank
+    @property
+    def full_ranks(self) -> Ranks:
+        """The full rank of every cut."""
+        return ranks_of(self.full_rank)
 
-    def params(self, rank: int, dense: bool) -> int:
+    def dense(self, measure: str) -> int:
+        """What the dense layer costs by a measure, "macs" or "params"."""
+        return self.dense_params if measure == "params" else self.dense_macs
+
+    def chain(self, measure: str, ranks: Sequence[int]) -> int:
+        """What the chain costs at these ranks; with arrays of ranks an array."""
+        each = self.params_per_rank if measure == "params" else self.macs_per_rank
+        return price(each if isinstance(each, tuple) else (each, 0), ranks)
+
+    def macs(self, rank: Rank, dense: bool) -> int:
+        """MACs for one sample, run as one dense layer or as a chain."""
+        return self.dense_macs if dense else self.chain("macs", ranks_of(rank))
+
+    def params(self, rank: Rank, dense: bool) -> int:
         """Parameters of the weight, biases not included."""
-        return self.dense_params if dense else rank * self.params_per_rank
+        return self.dense_params if dense else self.chain("params", ranks_of(rank))
+
+
+def per_rank(per_stage: Sequence[int]) -> int | tuple[int, ...]:
+    """What stages cost per rank, as `LayerCost` has it: with one cut all of them together.
+
+    >>> per_rank((10, 1)), per_rank((10, 1, 100))
+    (11, (10, 1, 100))
+    """
+    return sum(per_stage) if len(per_stage) == 2 else tuple(per_stage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,46 +114,32 @@ class LeftAlone:
     params: int
 
 
-def factor_sizes(shape: Sequence[int], form: str) -> tuple[int, int]:
-    """Weights per basis of the first and of the second factor.
+def chain_is_faster(chain: Chain, ranks: Sequence[int], *, inputs: int, maps: Sequence[int], samples: int) -> bool:
+    """Whether a training pass is faster through a chain than through a dense W̃ made from its stages.
 
-    >>> factor_sizes((8, 4, 3, 5), "channel"), factor_sizes((8, 4, 3, 5), "spatial"), factor_sizes((10, 64), "channel")
-    ((60, 8), (20, 24), (64, 10))
+    With two factors, a count of MACs alone says so up to a rank of MN/(M+N), but a chain also writes and reads a map of
+    as many channels as each cut has bases, which on narrow layers costs more than the multiplications saved:
+
+        time ∝ MACs · (CHAIN_LOSS for the chain) + TRAFFIC · activations moved.
+
+    `inputs` and `maps` are the positions per sample of the input and of the map behind every stage. The dense layer
+    pays for making W̃ once. The rule depends on shapes only, so that a run repeats exactly on any machine.
     """
-    out_channels, in_channels, *kernel = shape
-    height, width = kernel or (1, 1)
-    if form == "spatial":
-        return in_channels * width, out_channels * height
-    return in_channels * height * width, out_channels
+    moved = chain.shape[1] * inputs + chain.shape[0] * maps[-1]
+    macs = price([size * positions for size, positions in zip(chain.sizes, maps, strict=True)], ranks)
+    between = sum(rank * positions for rank, positions in zip(ranks, maps, strict=False))
+    as_chain = samples * (CHAIN_LOSS * macs + TRAFFIC * (moved + 2 * between))
+    dense = samples * (chain.dense_size * maps[-1] + TRAFFIC * moved) + _making(chain, ranks)
+    return as_chain < dense
 
 
-def forms_of(shape: Sequence[int]) -> tuple[str, ...]:
-    """The forms that a weight of this shape can have: 1×1 kernels and linear layers have nothing spatial to split."""
-    return ("channel",) if all(size == 1 for size in shape[2:]) else ("channel", "spatial")
-
-
-def dense_size(shape: Sequence[int]) -> int:
-    """Weights of the dense layer."""
-    return math.prod(shape)
-
-
-def two_factors_are_faster(
-    shape: Sequence[int], form: str, rank: int, *, inputs: int, between: int, outputs: int, samples: int
-) -> bool:
-    """Whether a training pass is faster through two factors than through a dense W̃ made from them.
-
-    A count of MACs alone says so up to a rank of MN/(M+N), but the two factors also write and read a map of `rank`
-    channels in between, which on narrow layers costs more than the multiplications saved:
-
-        time ∝ MACs · (TWO_LAYER_LOSS for the factors) + TRAFFIC · activations moved.
-
-    `inputs`, `between` and `outputs` are the positions per sample of the three maps. The dense layer pays for making
-    W̃ = P Q once. The rule depends on shapes only, so that a run repeats exactly on any machine.
-    """
-    first, second = factor_sizes(shape, form)
-    out_channels, in_channels = shape[0], shape[1]
-    moved = in_channels * inputs + out_channels * outputs
-    factor_macs = rank * (first * between + second * outputs)
-    two = samples * (TWO_LAYER_LOSS * factor_macs + TRAFFIC * (moved + 2 * rank * between))
-    dense = samples * (dense_size(shape) * outputs + TRAFFIC * moved) + dense_size(shape) * rank
-    return two < dense
+def _making(chain: Chain, ranks: Sequence[int]) -> int:
+    """MACs of W̃ from its stages, one after the other."""
+    area, total = 1, 0
+    for i, kernel in enumerate(chain.kernels):
+        for size in kernel:
+            area *= size
+        if i > 0:
+            outputs = ranks[i] if i < len(ranks) else chain.shape[0]
+            total += outputs * ranks[i - 1] * chain.shape[1] * area
+    return total

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from decomposable.sizing.chain import flat_ranks, ranks_of
 from decomposable.sizing.plans import RankPlan, SizeRequest, absolute_budget
 from decomposable.sizing.ranks import Measure, RankSelector
 from decomposable.sizing.rounding import AUTO_PERCENT, AUTO_WIDE
@@ -76,7 +77,7 @@ class KnownSizes:
         self._ranks  # noqa: B018
 
     def _ranks_of(self, plan: RankPlan) -> NDArray[np.int64]:
-        return np.array([plan.ranks[name] for name in self.full_plan.ranks], dtype=np.int64)
+        return np.array(flat_ranks(plan.ranks), dtype=np.int64)
 
     def _row(self, index: int) -> tuple[Any, ...]:
         """What each table has of a size; behind the last one comes the original."""
@@ -222,9 +223,9 @@ def _is_never_nearest(
 def _place(plan: RankPlan, below: RankPlan, above: RankPlan, feeder: str | None) -> float:
     """How far from one known size to the next a layer of this plan is, from 0 to 1."""
     if feeder is not None:
-        low, high = below.ranks[feeder], above.ranks[feeder]
+        here, low, high = (sum(ranks_of(each.ranks[feeder])) for each in (plan, below, above))
         if low != high:
-            return float(np.clip((plan.ranks[feeder] - low) / (high - low), 0, 1))
+            return float(np.clip((here - low) / (high - low), 0, 1))
     width = position(above) - position(below)
     return float(np.clip((position(plan) - position(below)) / width, 0, 1)) if width > 0 else 1.0
 

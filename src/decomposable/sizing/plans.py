@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from decomposable.checks import is_integer, is_number, only_one
 from decomposable.errors import InvalidArgumentError
+from decomposable.sizing.chain import Rank, in_words, ranks_of
 from decomposable.sizing.rounding import Align, described
 from decomposable.text import printable
 
@@ -33,7 +34,7 @@ class SizeRequest:
     macs: float | None = None
     params: float | None = None
     ratio: float | None = None
-    ranks: Mapping[str, int] | None = None
+    ranks: Mapping[str, Rank] | None = None
     latency_ms: float | None = None
     align: int | str | None = None  # checked where it is used
     batch: int | None = None
@@ -90,18 +91,19 @@ class FrozenDict(dict[str, Value]):
 class RankPlan:
     """One size of a network: how many bases every decomposed layer keeps. Prints as a table.
 
+    `ranks` has an int for every layer with one cut, and a tuple for one with several (`form="tucker"`).
     `macs` and `params` count the whole network, layers left alone included; `macs` is None where the network was
     decomposed without an example input. `dense` names the layers that run as one dense layer. `align` is what the ranks
     were rounded to, and `instead_of` the part of the original that it would have been where the nearest calibrated size
     below took its place; plans with the same ranks are equal, however they came about.
     """
 
-    ranks: Mapping[str, int]
+    ranks: Mapping[str, Rank]
     dense: frozenset[str]
     macs: int | None
     params: int
     ratio: float
-    full_ranks: Mapping[str, int]
+    full_ranks: Mapping[str, Rank]
     full_macs: int | None
     full_params: int
     align: Align = field(default=1, compare=False)
@@ -113,7 +115,7 @@ class RankPlan:
         return dict(self.ranks) == dict(self.full_ranks)
 
     def runs_as(self, name: str) -> RunsAs:
-        """What a layer is at this size: the original layer, one dense layer that holds W̃, or two factors."""
+        """What a layer is at this size: the original layer, one dense layer that holds W̃, or its factors."""
         if self.ranks[name] == self.full_ranks[name]:
             return "full"
         return "dense" if name in self.dense else "factors"
@@ -133,8 +135,9 @@ class RankPlan:
         width = max([len("layer"), *map(len, shown.values())])
         lines = [f"{'layer':<{width}}  {'rank':>6}  {'of':>6}  runs as"]
         for name, rank in self.ranks.items():
-            runs_as = "two factors" if self.runs_as(name) == "factors" else "dense"  # a full layer is a dense one, too
-            lines.append(f"{shown[name]:<{width}}  {rank:>6}  {self.full_ranks[name]:>6}  {runs_as}")
+            runs_as = in_words(rank) if self.runs_as(name) == "factors" else "dense"  # a full layer is a dense one, too
+            kept, full = ("×".join(map(str, ranks_of(each))) for each in (rank, self.full_ranks[name]))
+            lines.append(f"{shown[name]:<{width}}  {kept:>6}  {full:>6}  {runs_as}")
         totals = [f"{self.ratio:.1%} of the bases", f"{self.params:,} parameters ({self.params_fraction:.3f}x)"]
         if self.macs is not None:
             totals.append(f"{self.macs:,} MACs ({self.macs_fraction or 0:.3f}x)")

@@ -2,79 +2,40 @@
 
 All bases of the network stand in one list, best score first. A size is a prefix of that list: the first k bases are
 kept. Every size is therefore contained in every larger one, and the largest k that fits a budget is one binary search.
-With `align`, every layer's number of bases is rounded to what the hardware likes, by a rule of `rounding`, which never
+With `align`, every cut's number of bases is rounded to what the hardware likes, by a rule of `rounding`, which never
 falls as the number grows: all of the above still holds for the rounded sizes.
+
+Scores, limits and ranks in arrays are those of all cuts of all layers, in order. What a basis costs may depend on the
+rank of its layer's other cut; but a prefix has one rank for each of them, and its cost never falls as it grows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.checks import check_count, check_ratio, is_integer
+from decomposable.checks import check_ratio
 from decomposable.errors import BudgetError, InvalidArgumentError
+from decomposable.sizing.chain import Rank, Ranks, allowed_ranks, given_ranks, is_within, rank_of, ranks_of
 from decomposable.sizing.cost import LayerCost, LeftAlone
+from decomposable.sizing.order import best_first, path
 from decomposable.sizing.plans import FrozenDict, RankPlan, SizeRequest, absolute_budget
 from decomposable.sizing.rounding import Align, Ints, check_align, rounded_ranks
 
 Measure = Literal["macs", "params"]
-Limits = Mapping[str, tuple[int | None, int | None]]
 
 _MOST_BLOCKING = 3  # parts of a network that a message names
 
 
-def prefix_ranks(scores: Sequence[NDArray[np.float64]], ratio: float, lower: Ints, upper: Ints) -> Ints:
-    """Ranks after keeping the best round(Z·ΣR) bases of the network, each raised or cut to its layer's limits.
-
-    >>> prefix_ranks([np.array([9.0, 1.0]), np.array([5.0, 4.0])], 0.5, np.array([1, 1]), np.array([2, 2])).tolist()
-    [1, 1]
-    >>> prefix_ranks([np.array([9.0, 1.0]), np.array([5.0, 4.0])], 0.75, np.array([1, 1]), np.array([2, 2])).tolist()
-    [1, 2]
-    """
-    layer_of = np.repeat(np.arange(len(scores)), [len(s) for s in scores])
-    kept = best_first(scores)[: round(ratio * len(layer_of))]
-    return np.clip(np.bincount(layer_of[kept], minlength=len(scores)), lower, upper)
-
-
-def best_first(scores: Sequence[NDArray[np.float64]]) -> Ints:
-    """Positions of all bases in the layers' scores laid end to end, best first; what is equal stays in order."""
-    return np.argsort(-np.concatenate(list(scores)), kind="stable") if scores else np.zeros(0, np.int64)
-
-
-def rank_limits(
-    names: Sequence[str], full_ranks: Sequence[int], min_rank: int, limits: Limits | None
-) -> tuple[Ints, Ints]:
-    """The smallest and largest rank of every layer: `min_rank` and its full rank, narrowed by name patterns.
-
-    A later pattern overrides an earlier one. A pattern that matches no layer is an error: it is a typo.
-    """
-    full = np.asarray(full_ranks, dtype=np.int64)
-    lower, upper = np.minimum(check_count("min_rank", min_rank), full), full.copy()
-    for pattern, bounds in (limits or {}).items():
-        matched = [i for i, name in enumerate(names) if fnmatchcase(name, pattern)]
-        if not matched:
-            raise InvalidArgumentError(f"limits: the pattern {pattern!r} matches none of the {len(names)} layers")
-        if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-            raise InvalidArgumentError(f"limits[{pattern!r}]={bounds!r}; allowed: a pair (smallest, largest)")
-        smallest, largest = bounds
-        low, high = 1 if smallest is None else smallest, full.max() if largest is None else largest
-        if not (is_integer(low) and is_integer(high) and 1 <= low <= high):
-            raise InvalidArgumentError(f"limits[{pattern!r}]={bounds!r}; allowed: ints with 1 <= smallest <= largest")
-        upper[matched] = np.minimum(int(high), full[matched])
-        lower[matched] = np.minimum(int(low), full[matched]) if smallest is not None else lower[matched]
-        lower[matched] = np.minimum(lower[matched], upper[matched])
-    return lower, upper
-
-
 class _Table(NamedTuple):
-    """For one alignment: every layer's rank by how many of its bases are kept, and by measure what prefixes cost."""
+    """For one alignment: every cut's rank by how many of its bases are kept, and by measure what prefixes cost."""
 
     ranks: tuple[Ints, ...]
     costs: Mapping[str, Ints]
@@ -84,10 +45,10 @@ class _Table(NamedTuple):
 class RankSelector:
     """Everything that a choice of size depends on; `choose` makes the plan.
 
-    `scores` holds, for each layer of `costs`, its bases' scores in descending order; `params_scores` others, where
-    parameter budgets have an order of their own. `fixed_macs` and `fixed_params` are what the network costs besides
-    these layers; `fixed_macs` is None where MACs are not known. `left_alone` says what the largest parts of that are.
-    `stored` says how many bases of each layer there are, where some are gone.
+    `scores` holds, for each cut of each layer of `costs`, its bases' scores in descending order; `params_scores`
+    others, where parameter budgets have an order of their own. `fixed_macs` and `fixed_params` are what the network
+    costs besides these layers; `fixed_macs` is None where MACs are not known. `left_alone` says what the largest parts
+    of that are. `stored` says how many bases of each cut there are, where some are gone.
     """
 
     costs: tuple[LayerCost, ...]
@@ -102,12 +63,36 @@ class RankSelector:
 
     @cached_property
     def full_ranks(self) -> Ints:
-        """The full rank of every layer."""
-        return np.array([cost.full_rank for cost in self.costs], dtype=np.int64)
+        """The full rank of every cut."""
+        return np.array([rank for cost in self.costs for rank in cost.full_ranks], dtype=np.int64)
+
+    @cached_property
+    def _places(self) -> tuple[slice, ...]:
+        """Where the cuts of every layer are among all."""
+        ends = np.cumsum([0, *(len(cost.full_ranks) for cost in self.costs)]).tolist()
+        return tuple(slice(begin, end) for begin, end in pairwise(ends))
+
+    @property
+    def first_cuts(self) -> list[int]:
+        """The place of every layer's first cut among all."""
+        return [place.start for place in self._places]
+
+    def by_layer(self, values: Ints) -> Iterator[tuple[LayerCost, Ranks]]:
+        """Every layer with its part of numbers that there are one of for every cut."""
+        plain = values.tolist()
+        return ((cost, tuple(plain[place])) for cost, place in zip(self.costs, self._places, strict=True))
+
+    def as_ranks(self, values: Ints) -> FrozenDict[Rank]:
+        """Numbers that there are one of for every cut, as users see them: by layer."""
+        return FrozenDict({cost.name: rank_of(ranks) for cost, ranks in self.by_layer(values)})
+
+    def as_array(self, ranks: Mapping[str, Rank]) -> Ints:
+        """The other way round."""
+        return np.array([rank for cost in self.costs for rank in ranks_of(ranks[cost.name])], dtype=np.int64)
 
     @property
     def most_ranks(self) -> Ints:
-        """How many bases of every layer there are."""
+        """How many bases of every cut there are."""
         return self.full_ranks if self.stored is None else self.stored
 
     @cached_property
@@ -124,10 +109,10 @@ class RankSelector:
         return self.params_order if measure == "params" else self.order
 
     @cached_property
-    def _layers_of(self) -> dict[str, Ints]:
-        """By measure, the layer of every basis in its order."""
-        layers = np.repeat(np.arange(len(self.costs)), self.full_ranks)
-        return {by: layers[self._order(by)] for by in ("macs", "params")}
+    def _cuts_of(self) -> dict[str, Ints]:
+        """By measure, the cut of every basis in its order."""
+        cuts = np.repeat(np.arange(len(self.full_ranks)), self.full_ranks)
+        return {by: cuts[self._order(by)] for by in ("macs", "params")}
 
     @cached_property
     def _tables(self) -> dict[Align, _Table]:
@@ -153,26 +138,26 @@ class RankSelector:
 
     def _cumulative(self, measure: str, ranks: Sequence[Ints]) -> Ints:
         """The network's cost after the first 0, 1, 2, … bases of the list; never decreasing."""
-        dense, per_rank = self._prices(measure)
         start, steps = self._fixed(measure), [np.zeros(0, np.int64)]
-        for i, full in enumerate(self.full_ranks):
-            cost = np.where(ranks[i] == full, dense[i], np.minimum(dense[i], ranks[i] * per_rank[i]))
-            steps.append(np.diff(cost))
+        scores = self.scores if self.params_scores is None or measure == "macs" else self.params_scores
+        for layer, place in zip(self.costs, self._places, strict=True):
+            order, kept = path(scores[place])
+            taken = [ranks[place.start + cut][count] for cut, count in enumerate(kept)]
+            cost = np.minimum(layer.dense(measure), layer.chain(measure, taken))
+            cost[_all_equal(taken, layer.full_ranks)] = layer.dense(measure)
+            step = np.empty(len(order), np.int64)
+            step[order] = np.diff(cost)
+            steps.append(step)
             start += int(cost[0])
         return start + np.cumsum(np.concatenate([[0], np.concatenate(steps)[self._order(measure)]]), dtype=np.int64)
 
     def prepare(self) -> None:
         """Make the tables now, so that the first choice is as fast as the others."""
         self._table(1)
-        self._layers_of  # noqa: B018
+        self._cuts_of  # noqa: B018
 
     def _fixed(self, measure: str) -> int:
         return self.fixed_params if measure == "params" else (self.fixed_macs or 0)
-
-    def _prices(self, measure: str) -> tuple[Ints, Ints]:
-        dense = [getattr(cost, f"dense_{measure}") for cost in self.costs]
-        per_rank = [getattr(cost, f"{measure}_per_rank") for cost in self.costs]
-        return np.array(dense, dtype=np.int64), np.array(per_rank, dtype=np.int64)
 
     @property
     def measure(self) -> Measure:
@@ -186,7 +171,7 @@ class RankSelector:
 
     def full_cost(self, measure: Measure) -> int:
         """The original network's MACs or parameters."""
-        return self._fixed(measure) + int(self._prices(measure)[0].sum())
+        return self._fixed(measure) + sum(cost.dense(measure) for cost in self.costs)
 
     def smallest_cost(self, measure: Measure, align: Align = 1) -> int:
         """The cost of the smallest size: every layer at its smallest rank."""
@@ -207,7 +192,7 @@ class RankSelector:
         macs: float | None = None,
         params: float | None = None,
         ratio: float | None = None,
-        ranks: Mapping[str, int] | None = None,
+        ranks: Mapping[str, Rank] | None = None,
         align: Align | None = None,
     ) -> RankPlan:
         """The plan for exactly one of a MAC budget, a parameter budget, a rank ratio Z, or given ranks.
@@ -246,7 +231,7 @@ class RankSelector:
 
     def _prefix(self, length: int, align: Align, measure: Measure = "macs") -> Ints:
         """The ranks that the first so many bases of the list come to."""
-        kept = np.bincount(self._layers_of[measure][:length], minlength=len(self.costs))
+        kept = np.bincount(self._cuts_of[measure][:length], minlength=len(self.full_ranks))
         return np.array([ranks[k] for ranks, k in zip(self._table(align).ranks, kept, strict=True)], dtype=np.int64)
 
     def _within(self, measure: Measure, value: float, align: Align) -> RankPlan:
@@ -263,7 +248,7 @@ class RankSelector:
         ranks = self._prefix(length, align, measure)
         dense = self._is_dense(measure, ranks)
         # A dense layer costs the same at any rank, so it takes the largest that it may have.
-        return self.plan_of(np.where(dense, self.upper, ranks), dense)
+        return self.plan_of(np.where(self._per_cut(dense), self.upper, ranks), dense)
 
     def _too_small(self, measure: Measure, value: float, align: Align) -> str:
         total, unit = self.full_cost(measure), "MACs" if measure == "macs" else "parameters"
@@ -289,16 +274,24 @@ class RankSelector:
         return ", ".join(f"'{name}' {cost / total:.1%}" for cost, name in largest if cost >= 0.001 * total)
 
     def _literal(self, ranks: Ints) -> RankPlan:
-        """Exactly these ranks; a layer whose factors would cost more than dense holds its truncated W̃ densely."""
+        """Exactly these ranks; a layer whose chain would cost more than dense holds its truncated W̃ densely."""
         return self.plan_of(ranks, self._is_dense("params" if self.fixed_macs is None else "macs", ranks))
 
     def _is_dense(self, measure: Measure, ranks: Ints) -> NDArray[np.bool_]:
-        dense, per_rank = self._prices(measure)
-        return (ranks * per_rank > dense) | (ranks == self.full_ranks)
+        """Of every layer, whether its chain costs more than it does as one, or would be all of it."""
+        found = (
+            kept == cost.full_ranks or cost.chain(measure, kept) > cost.dense(measure)
+            for cost, kept in self.by_layer(ranks)
+        )
+        return np.fromiter(found, dtype=bool, count=len(self.costs))
 
-    def _check_ranks(self, ranks: Mapping[str, int]) -> Ints:
+    def _per_cut(self, values: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Flags of layers as flags of their cuts."""
+        return np.repeat(values, [place.stop - place.start for place in self._places])
+
+    def _check_ranks(self, ranks: Mapping[str, Rank]) -> Ints:
         """Given ranks; layers not named stay as large as they can be."""
-        most = dict(zip((cost.name for cost in self.costs), self.most_ranks.tolist(), strict=True))
+        most = self.as_ranks(self.most_ranks)
         if not isinstance(ranks, Mapping):
             raise InvalidArgumentError(
                 f"ranks={ranks!r}; allowed: ranks by layer name, such as {{'{next(iter(most))}': 1}}"
@@ -306,35 +299,41 @@ class RankSelector:
         for name, rank in ranks.items():
             if name not in most:
                 raise InvalidArgumentError(f"ranks: '{name}' is not a decomposed layer; allowed: {_some(most)}")
-            if not is_integer(rank) or not 1 <= rank <= most[name]:
-                raise InvalidArgumentError(f"ranks: layer '{name}' got {rank!r}; allowed: an int, 1 to {most[name]}")
-        return np.array([int(ranks.get(name, limit)) for name, limit in most.items()], dtype=np.int64)
+            if not is_within(rank, most[name]):
+                raise InvalidArgumentError(f"ranks: layer '{name}' got {rank!r}; allowed: {allowed_ranks(most[name])}")
+        given = {name: ranks.get(name, limit) for name, limit in most.items()}
+        return self.as_array({name: rank_of([int(r) for r in given_ranks(rank)]) for name, rank in given.items()})
 
     def check_plan(self, plan: RankPlan) -> None:
         """Refuse a plan of another network, or one that needs bases which are not there."""
         full = {cost.name: cost.full_rank for cost in self.costs}
         if not isinstance(plan, RankPlan) or dict(plan.full_ranks) != full or list(plan.ranks) != list(full):
             raise InvalidArgumentError("plan: it is not of this network; allowed: what its selector.choose() returns")
-        for name, most in zip(full, self.most_ranks.tolist(), strict=True):
-            if not 1 <= plan.ranks[name] <= most:
+        for name, most in self.as_ranks(self.most_ranks).items():
+            if not is_within(plan.ranks[name], most):
                 raise InvalidArgumentError(f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}")
 
     def plan_of(self, ranks: Ints, dense: NDArray[np.bool_]) -> RankPlan:
         """The plan with these ranks, and these layers dense."""
-        rows = list(zip(self.costs, ranks.tolist(), dense.tolist(), strict=True))
+        taken = self.as_ranks(ranks)
+        rows = list(zip(self.costs, taken.values(), dense.tolist(), strict=True))
         known = self.fixed_macs is not None
         return RankPlan(
-            ranks=FrozenDict({cost.name: rank for cost, rank, _ in rows}),
+            ranks=taken,
             dense=frozenset(cost.name for cost, _, is_dense in rows if is_dense),
             macs=(self.fixed_macs or 0) + sum(c.macs(r, d) for c, r, d in rows) if known else None,
             params=self.fixed_params + sum(c.params(r, d) for c, r, d in rows),
             ratio=float(ranks.sum() / max(1, self.full_ranks.sum())),
-            full_ranks=FrozenDict({cost.name: cost.full_rank for cost in self.costs}),
+            full_ranks=self.as_ranks(self.full_ranks),
             full_macs=self.full_cost("macs") if known else None,
             full_params=self.full_cost("params"),
         )
 
 
-def _some(names: Mapping[str, int], most: int = 5) -> str:
+def _all_equal(ranks: Sequence[Ints], full: Ranks) -> NDArray[np.bool_]:
+    return np.logical_and.reduce([each == most for each, most in zip(ranks, full, strict=True)])
+
+
+def _some(names: Mapping[str, Rank], most: int = 5) -> str:
     shown = [f"'{name}'" for name in list(names)[:most]]
     return ", ".join(shown if len(names) <= most else [*shown, f"… ({len(names)} in all)"])

@@ -1,8 +1,9 @@
 """The one record of all that choosing a size needs: what both kinds of file say of it, written and read here.
 
 A file has a description in JSON, and arrays by name. Only what follows from nothing else is stored: of a layer its
-form, its shape and what it costs. Nothing that is read is trusted: every claim is checked, and what is wrong is
-`Damaged`. numpy only: a device without torch reads its bundle with this.
+form, its shape and what it costs; of a form whose name does not tell its stages (`stages_named`), these. Nothing that
+is read is trusted: every claim is checked, and what is wrong is `Damaged`. numpy only: a device without torch reads its
+bundle with this.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decomposable.fields import MOST, MOST_VALUES, Fields, require
-from decomposable.sizing.cost import LayerCost, LayerShape, LeftAlone, forms_of
+from decomposable.sizing.chain import ORDINALS, check_chain, flat_ranks, stages_named
+from decomposable.sizing.cost import LayerCost, LayerShape, LeftAlone
 from decomposable.sizing.interpolation import CalibratedSizes, KnownSizes, TunedSizes
 from decomposable.sizing.ranks import Ints, RankSelector
 from decomposable.text import one_line
@@ -25,6 +27,7 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")  # the types that network
 _MOST_BASES = 1 << 26  # bases that are gone are only claimed, and tables are made for all
 _MOST_EXTENT = 1 << 31
 _MOST_ALIGNMENTS = 1000
+_MOST_AXES = 3  # of a kernel
 _PARAMS_SCORES = "params_scores"  # of all layers, end to end; only where there are two orders
 
 
@@ -88,26 +91,54 @@ def type_name(array: Any) -> str:
 def layer_entry(layer: LayerShape, cost: LayerCost | None = None) -> dict[str, Any]:
     """What is said of a layer; without a cost, where no size is chosen from the file."""
     entry: dict[str, Any] = {"name": layer.name, "form": layer.form, "shape": list(layer.shape)}
-    return entry if cost is None else {**entry, "dense_macs": cost.dense_macs, "macs_per_rank": cost.macs_per_rank}
+    if layer.stages != stages_named(layer.form, len(layer.shape) - 2):
+        entry["stages"] = [list(axes) for axes in layer.stages]
+    if cost is None:
+        return entry
+    each = cost.macs_per_rank
+    return {**entry, "dense_macs": cost.dense_macs, "macs_per_rank": list(each) if isinstance(each, tuple) else each}
 
 
 def read_layer(record: Fields) -> LayerShape:
     """The layer that an entry describes."""
     name, form, shape = record.text("name"), record.text("form"), tuple(record.integers("shape"))
-    is_shape = len(shape) in (2, 4) and all(0 < size < _MOST_EXTENT for size in shape)
+    is_shape = 2 <= len(shape) <= 2 + _MOST_AXES and all(0 < size < _MOST_EXTENT for size in shape)
     require(is_shape, f"layer '{name:.60}' has the shape {shape!s:.80}")
-    require(form in forms_of(shape), f"layer '{name:.60}' has the form {form!r:.40}")
-    return LayerShape(name=name, form=form, shape=shape)
+    stages = _read_stages(record) if record.has("stages") else stages_named(form, len(shape) - 2)
+    require(stages is not None, f"layer '{name:.60}' has the form {form!r:.40}")
+    assert stages is not None
+    check_chain(name, shape, stages)
+    return LayerShape(name=name, form=form, shape=shape, stages=stages)
 
 
-def check_factors(layer: LayerShape, first: Any, second: Any, rank: int) -> None:
-    """Refuse factors that are not those of so many bases of a layer."""
-    shapes = tuple(first.shape), tuple(second.shape)
-    is_right = 1 <= rank <= layer.full_rank and shapes == layer.factor_shapes(rank)
+def _read_stages(record: Fields) -> tuple[tuple[bool, ...], ...]:
+    rows = record.get("stages")
+    is_right = isinstance(rows, list) and len(rows) <= len(ORDINALS)
+    is_right = is_right and all(isinstance(row, list) and len(row) <= _MOST_AXES for row in rows)
+    is_right = is_right and all(type(flag) is bool for row in rows for flag in row)
+    require(is_right, f"'stages' of {record.where} is {rows!r:.60}, not a list of flags")
+    return tuple(map(tuple, rows))
+
+
+def check_factors(layer: LayerShape, weights: Sequence[Any]) -> tuple[int, ...]:
+    """Refuse weights that are not those of a layer's stages; how many bases each cut has."""
+    shapes = tuple(tuple(weight.shape) for weight in weights)
+    ranks = tuple(shape[0] if shape else 0 for shape in shapes[:-1])
+    full_ranks = layer.chain.full_ranks
+    is_right = len(ranks) == len(full_ranks) and all(1 <= r <= full for r, full in zip(ranks, full_ranks, strict=True))
+    is_right = is_right and shapes == layer.chain.shapes(ranks)
     require(is_right, f"the factors of layer '{layer.name:.60}' of shape {layer.shape} have the shapes {shapes!s:.120}")
-    types = type_name(first), type_name(second)
-    is_right = types[0] == types[1] and types[0] in FLOATS
+    types = [type_name(weight) for weight in weights]
+    is_right = len(set(types)) == 1 and types[0] in FLOATS
     require(is_right, f"the factors of layer '{layer.name:.60}' are {' and '.join(types)}")
+    return ranks
+
+
+def is_rank(rank: object, most: Sequence[int]) -> bool:
+    """Whether something in JSON is the rank of a layer whose cuts have so many bases: an int, or for several a list."""
+    given = rank if isinstance(rank, list) and len(most) > 1 else [rank]
+    is_right = len(given) == len(most)
+    return is_right and all(type(r) is int and 1 <= r <= full for r, full in zip(given, most, strict=True))
 
 
 def describe(
@@ -123,7 +154,7 @@ def describe(
     that is not says nothing.
     """
     names = [cost.name for cost in selector.costs]
-    arrays: dict[str, Any] = _describe_scores(names, selector.scores, layout.scores)
+    arrays: dict[str, Any] = _describe_scores(selector, layout.scores)
     if selector.params_scores is not None:
         arrays[_PARAMS_SCORES] = np.concatenate(selector.params_scores)
     arrays |= {"limits/lower": selector.lower, "limits/upper": selector.upper}
@@ -157,18 +188,20 @@ def describe(
     return fields, arrays
 
 
-def _describe_scores(
-    names: Sequence[str], scores: Sequence[NDArray[np.float64]], together: str | None
-) -> dict[str, NDArray[np.float64]]:
+def _describe_scores(selector: RankSelector, together: str | None) -> dict[str, NDArray[np.float64]]:
     if together is not None:
-        return {together: np.concatenate(scores)}
-    return {f"scores/{name}": np.ascontiguousarray(each) for name, each in zip(names, scores, strict=True)}
+        return {together: np.concatenate(selector.scores)}
+    left = iter(selector.scores)
+    return {
+        f"scores/{cost.name}": np.ascontiguousarray(np.concatenate([next(left) for _ in cost.full_ranks]))
+        for cost in selector.costs
+    }
 
 
 def _describe_plans(what: str, known: KnownSizes, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     plans = (*known.plans, known.full_plan)  # the last row is the end of every interpolation
     return {
-        f"{what}/ranks": np.array([[plan.ranks[name] for name in names] for plan in plans], np.int64),
+        f"{what}/ranks": np.array([flat_ranks(plan.ranks) for plan in plans], np.int64),
         f"{what}/dense": np.array([[name in plan.dense for name in names] for plan in plans], bool),
         f"{what}/positions": np.array(known.positions, np.float64),
     }
@@ -177,15 +210,15 @@ def _describe_plans(what: str, known: KnownSizes, names: Sequence[str]) -> dict[
 def read_selector(
     top: Fields, layers: Sequence[LayerShape], stored: Ints, arrays: Arrays, layout: Layout
 ) -> RankSelector:
-    """The choice of sizes among these layers of a description, of each of which so many bases are there."""
+    """The choice of sizes among these layers of a description, of each of whose cuts so many bases are there."""
     costs = tuple(
-        LayerCost.of(layer, dense_macs=record.integer("dense_macs"), macs_per_rank=record.integer("macs_per_rank"))
+        LayerCost.of(layer, dense_macs=record.integer("dense_macs"), macs_per_rank=_read_macs(layer, record))
         for layer, record in zip(layers, top.record_list("layers"), strict=True)
     )
     fixed_macs = None if top.get("fixed_macs") is None else top.integer("fixed_macs")
     fixed_params = top.integer("fixed_params")
     _check_totals(costs, fixed_macs, fixed_params)
-    lower, upper = (arrays.values(f"limits/{end}", "int64", (len(costs),)) for end in ("lower", "upper"))
+    lower, upper = (arrays.values(f"limits/{end}", "int64", (len(stored),)) for end in ("lower", "upper"))
     are_right = bool(((lower >= 1) & (lower <= upper) & (upper <= stored)).all())
     require(are_right, "the limits of the ranks are wrong")
     left_alone = top.record_list("left_alone") if top.has("left_alone") else []  # older versions do not say
@@ -205,25 +238,39 @@ def read_selector(
     )
 
 
+def _read_macs(layer: LayerShape, record: Fields) -> int | tuple[int, ...]:
+    """What the chain costs per rank: one number, or with several cuts one for every stage."""
+    if len(layer.stages) == 2:
+        return record.integer("macs_per_rank")
+    found = tuple(record.integers("macs_per_rank"))
+    is_right = len(found) == len(layer.stages) and min(found) >= 0
+    require(is_right, f"'macs_per_rank' of {record.where} is {found!r:.60}, not one number for every stage")
+    return found
+
+
 def _check_totals(costs: Sequence[LayerCost], fixed_macs: int | None, fixed_params: int) -> None:
     """Refuse what cannot be computed with: too many bases, costs beyond 64 bits, sizes that are parts of nothing."""
-    require(sum(cost.full_rank for cost in costs) < _MOST_BASES, "the layers claim too many bases")
-    macs = sum(max(c.dense_macs, c.full_rank * c.macs_per_rank) for c in costs) + (fixed_macs or 0)
-    params = sum(max(c.dense_params, c.full_rank * c.params_per_rank) for c in costs) + fixed_params
-    require(max(macs, params) < MOST, "the costs are too large")
+    require(sum(sum(cost.full_ranks) for cost in costs) < _MOST_BASES, "the layers claim too many bases")
+    macs, params = (
+        sum(max(cost.dense(by), cost.chain(by, cost.full_ranks)) for cost in costs) for by in ("macs", "params")
+    )
+    params += fixed_params
+    require(max(macs + (fixed_macs or 0), params) < MOST, "the costs are too large")
     is_free = fixed_macs is not None and fixed_macs + sum(c.dense_macs for c in costs) == 0
     require(params > 0 and not is_free, "the network has no MACs or no parameters")
 
 
 def _read_scores(costs: Sequence[LayerCost], arrays: Arrays, together: str | None) -> tuple[NDArray[np.float64], ...]:
-    counts = [cost.full_rank for cost in costs]
+    counts = [full for cost in costs for full in cost.full_ranks]
     if together is None:
-        scores = [arrays.values(f"scores/{cost.name}", "float64", (cost.full_rank,)) for cost in costs]
+        parts = [arrays.values(f"scores/{cost.name}", "float64", (sum(cost.full_ranks),)) for cost in costs]
     else:
-        scores = np.split(arrays.values(together, "float64", (sum(counts),)), np.cumsum(counts)[:-1])
-    for cost, score in zip(costs, scores, strict=True):
+        parts = [arrays.values(together, "float64", (sum(counts),))]
+    scores = np.split(np.concatenate(parts), np.cumsum(counts)[:-1])
+    names = [cost.name for cost in costs for _ in cost.full_ranks]
+    for name, score in zip(names, scores, strict=True):
         in_order = bool(np.isfinite(score).all() and (np.diff(score) <= 0).all())
-        require(in_order, f"the scores of layer '{cost.name:.60}' are not in order")
+        require(in_order, f"the scores of layer '{name:.60}' are not in order")
     return tuple(scores)
 
 
@@ -272,13 +319,14 @@ def read_statistics(
 
 def _read_plans(what: str, selector: RankSelector, arrays: Arrays, noun: str) -> dict[str, Any]:
     """The sizes that something is known of: their positions and plans, and the plan that is the end."""
-    count = len(selector.costs)
+    count, full = len(selector.full_ranks), selector.full_ranks
     rows = arrays.count(f"{what}/ranks") // count - 1  # the last row is the end
     require(rows > 0 and (rows + 1) * count <= MOST_VALUES, f"{noun} are of {max(rows, 0):,} sizes")
-    shape, full = (rows + 1, count), selector.full_ranks
-    ranks, dense = arrays.values(f"{what}/ranks", "int64", shape), arrays.values(f"{what}/dense", "bool", shape)
+    ranks = arrays.values(f"{what}/ranks", "int64", (rows + 1, count))
+    dense = arrays.values(f"{what}/dense", "bool", (rows + 1, len(selector.costs)))
     require(bool(((ranks >= 1) & (ranks <= full)).all()), f"{noun} are of ranks that cannot be")
-    require(bool((dense | (ranks != full)).all()), f"{noun} are of a full rank that is not dense")
+    is_full = np.logical_and.reduceat(ranks == full, selector.first_cuts, axis=1)
+    require(bool((dense | ~is_full).all()), f"{noun} are of a full rank that is not dense")
     places = arrays.values(f"{what}/positions", "float64", (rows,))
     require(bool(np.isfinite(places).all() and (np.diff(places) >= 0).all()), f"{noun} are not in order")
     plans = tuple(selector.plan_of(r, d) for r, d in zip(ranks, dense, strict=True))

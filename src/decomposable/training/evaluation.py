@@ -15,6 +15,7 @@ from decomposable.methods.base import Sized
 from decomposable.methods.settings import Settings
 from decomposable.network.sized import Size, SizedNet
 from decomposable.progress import Report, Tracker
+from decomposable.sizing.chain import flat_ranks
 from decomposable.sizing.plans import RankPlan
 
 
@@ -38,7 +39,7 @@ class Row:
     @classmethod
     def of(cls, size: float, plan: RankPlan | Size, accuracy: float | None, curve: str = "") -> Row:
         """The row of a plan."""
-        ranks = plan.ranks.values() if isinstance(plan, RankPlan) else ()
+        ranks = flat_ranks(plan.ranks) if isinstance(plan, RankPlan) else ()
         extremes = (min(ranks), max(ranks)) if ranks else None
         costs = {name: getattr(plan, name) for name in ("macs", "params", "macs_fraction", "params_fraction")}
         return cls(size=size, **costs, ranks=extremes, accuracy=accuracy, curve=curve)

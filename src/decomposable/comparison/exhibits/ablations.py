@@ -16,6 +16,7 @@ from decomposable.core.joint import JointObjective
 from decomposable.data.base import Batch, TrainBatches
 from decomposable.methods.decomposing import short_name
 from decomposable.network.decompose import decompose
+from decomposable.sizing.chain import ranks_of
 
 MACS = Axis(label="MACs, as a fraction of the original network's", is_log=True)
 ACCURACY = Axis(label="test accuracy (%)")
@@ -148,7 +149,10 @@ def figure_2d(context: Context) -> Shown:
     trained = context.of(context.scale.ablated("decomposable"))
     plans = analysis.selected_ranks(trained.model("decomposable"), trained.example, macs=0.25)
     names = list(next(iter(plans.values())).ranks)
-    parts = {key: [plan.ranks[name] / plan.full_ranks[name] for name in names] for key, plan in plans.items()}
+    parts = {
+        key: [sum(ranks_of(plan.ranks[name])) / sum(ranks_of(plan.full_ranks[name])) for name in names]
+        for key, plan in plans.items()
+    }
     spread = {key: float(np.std(values)) for key, values in parts.items()}
     places = list(range(len(names)))
     return Shown(

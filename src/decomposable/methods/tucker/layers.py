@@ -22,11 +22,10 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_factors, to_matrix
-from decomposable.core.layers import Decomposable, TwoFactors
+from decomposable.core.forms import FORMS, form_for, matrix_form, matrix_shape, to_factors, to_matrix
+from decomposable.core.layers import KINDS, ChainLayers, Convolution, Decomposable, in_order
 from decomposable.core.svd import svd
 from decomposable.methods.tucker.tensors import Kept, Tucker2, decomposed_again, tucker2
-from decomposable.sizing.cost import forms_of
 
 FactorForm = Literal["tucker", "channel", "spatial"]
 
@@ -37,7 +36,7 @@ def form_of(shape: Sequence[int], form: FactorForm) -> FactorForm:
     >>> form_of((8, 4, 1, 1), "tucker"), form_of((8, 4, 3, 3), "tucker")
     ('channel', 'tucker')
     """
-    return "channel" if forms_of(shape) == ("channel",) else form
+    return cast(FactorForm, form_for(shape, form))
 
 
 class Pair(NamedTuple):
@@ -95,20 +94,21 @@ def parameters_for(shape: Sequence[int], form: FactorForm, factors: Factors, lik
     """The weights of the layers in order; of the type, on the device and as trainable as the weight they replace."""
     if isinstance(factors, Pair):
         assert form != "tucker"
-        weights = [first_weight(factors.p, shape, form), second_weight(factors.q, shape, form)]
+        weights = [*matrix_form(form).stages_of(factors.p, factors.q, shape)]
     else:
         core, u_OR, v_IS = factors
-        weights = [] if v_IS is None else [v_IS.mT[:, :, None, None]]
-        weights += [core] if u_OR is None else [core, u_OR[:, :, None, None]]
-    return [nn.Parameter(w.to(like).contiguous(), requires_grad=like.requires_grad) for w in weights]
+        ones = (1,) * (core.dim() - 2)
+        weights = [] if v_IS is None else [v_IS.mT.reshape(*v_IS.mT.shape, *ones)]
+        weights += [core] if u_OR is None else [core, u_OR.reshape(*u_OR.shape, *ones)]
+    return [nn.Parameter(in_order(w.to(like)), requires_grad=like.requires_grad) for w in weights]
 
 
 def stand_in(module: Decomposable, form: FactorForm, kept: Kept, weights: Sequence[nn.Parameter]) -> nn.Sequential:
     """The plain layers, with these weights, that stand in for a dense one."""
     if form == "tucker":
-        assert isinstance(module, nn.Conv2d)
+        assert isinstance(module, Convolution)
         return _tucker_layers(module, kept, weights, module._parameters["bias"]).train(module.training)
-    return TwoFactors(module, form).build(*weights)
+    return ChainLayers(module, FORMS[form].chain(module.weight.shape)).build(*weights)
 
 
 def smaller_stand_in(
@@ -130,8 +130,8 @@ def factors_in(layers: nn.Sequential, form: FactorForm, kept: Kept) -> Factors:
     if form != "tucker":
         return Pair(*to_factors(weights[0], weights[1], form))
     out_rank, in_rank = kept
-    v = None if in_rank is None else weights.pop(0)[:, :, 0, 0].mT
-    u = None if out_rank is None else weights.pop()[:, :, 0, 0]
+    v = None if in_rank is None else weights.pop(0).flatten(1).mT
+    u = None if out_rank is None else weights.pop().flatten(1)
     return Tucker2(weights[0], u, v)
 
 
@@ -153,7 +153,7 @@ def _layer(weight: nn.Parameter, bias: nn.Parameter | None, like: nn.Module | No
         geometry: dict[str, Any] = {"kernel_size": tuple(kernel)}
         if like is not None:
             geometry |= {name: getattr(like, name) for name in ("stride", "padding", "dilation", "padding_mode")}
-        layer = nn.Conv2d(inputs, outputs, bias=False, device="meta", **geometry)
+        layer = KINDS[len(kernel)](inputs, outputs, bias=False, device="meta", **geometry)
     else:
         layer = nn.Linear(inputs, outputs, bias=False, device="meta")
     layer._parameters.update(weight=weight, bias=bias)

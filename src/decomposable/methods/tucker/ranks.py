@@ -11,14 +11,13 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from decomposable.checks import is_integer
-from decomposable.core.forms import matrix_shape, to_matrix
+from decomposable.core.forms import FORMS, MATRIX_FORMS, to_matrix
 from decomposable.core.layers import Layer, find_layers, require_layers
 from decomposable.core.svd import check_finite, svd
 from decomposable.core.tracing import Trace, on_device_of, other_macs, trace
@@ -28,7 +27,7 @@ from decomposable.methods.tucker.layers import FactorForm, form_of
 from decomposable.methods.tucker.tensors import Kept, possible_ranks, unfold
 from decomposable.methods.tucker.vbmf import vbmf_rank
 from decomposable.network.sized import Size
-from decomposable.sizing.cost import dense_size, factor_sizes
+from decomposable.sizing.chain import Chain
 
 WHOLE_UP_TO = 4
 """Channels of a mode that Tucker leaves whole. Of L singular values VBMF keeps at most ⌈L/(1+α)⌉ − 1, so the three
@@ -87,13 +86,14 @@ class LayerRanks:
         """The weights of each layer in order, of Tucker's I·S, S·R·H·W and R·O, and at how many positions they act."""
         inputs, between, outputs = self.positions
         if is_dense(kept):
-            return [(dense_size(self.shape), outputs)]
+            return [(math.prod(self.shape), outputs)]
         if self.form == "tucker":
-            (out_rank, in_rank), (out_channels, in_channels, height, width) = kept, self.shape
-            core = (out_rank or out_channels) * (in_rank or in_channels) * height * width
+            (out_rank, in_rank), (out_channels, in_channels, *kernel) = kept, self.shape
+            core = (out_rank or out_channels) * (in_rank or in_channels) * math.prod(kernel)
             return [((in_rank or 0) * in_channels, inputs), (core, outputs), ((out_rank or 0) * out_channels, outputs)]
-        (first, second), rank = factor_sizes(self.shape, self.form), kept[0] or 0
-        return [(rank * first, between if self.form == "spatial" else outputs), (rank * second, outputs)]
+        chain, rank = FORMS[self.form].chain(self.shape), kept[0] or 0
+        first, second = chain.sizes
+        return [(rank * first, outputs if all(chain.stages[0]) else between), (rank * second, outputs)]
 
 
 def is_dense(kept: Kept) -> bool:
@@ -163,12 +163,11 @@ def _layer_from_json(entry: Mapping[str, Any]) -> LayerRanks:
     tuples = {name: tuple(entry[name]) for name in ("modules", "shape", "ranks")}
     layer = LayerRanks(name=entry["name"], form=entry["form"], positions=Positions(*entry["positions"]), **tuples)
     shape = layer.shape
-    is_right = len(shape) in (2, 4) and all(is_integer(n) and n > 0 for n in shape) and bool(layer.modules)
-    is_right = is_right and layer.form in ("tucker", "channel", "spatial")
-    is_right = is_right and (layer.form == "channel" or len(shape) == 4)
+    is_right = 2 <= len(shape) <= 5 and all(is_integer(n) and n > 0 for n in shape) and bool(layer.modules)
+    is_right = is_right and layer.form in FORMS and FORMS[layer.form].takes(shape)
     is_right = is_right and all(is_integer(n) and n >= 0 for n in layer.positions)
     if is_right:
-        most = shape[:2] if layer.form == "tucker" else (min(matrix_shape(shape, layer.form)),)
+        most = shape[:2] if layer.form == "tucker" else FORMS[layer.form].chain(shape).full_ranks
         is_right = len(layer.ranks) == len(most) and all(
             rank is None or (is_integer(rank) and 1 <= rank <= full)
             for rank, full in zip(layer.ranks, most, strict=True)
@@ -214,15 +213,14 @@ def structure_of(
     them for noise, and with the one basis that is left a classifier can hardly tell more than two classes apart,
     however long it is fine-tuned.
     """
-    layers, skipped = find_layers(model, "spatial" if form == "spatial" else "channel")
-    seen, inputs = _seen(model, layers, example_input)
+    layers, skipped = find_layers(model, form if form in MATRIX_FORMS else "channel")
+    seen = trace(model, on_device_of(model, example_input))
     last = next(reversed(seen.outputs), None)
     for layer in layers:
         if last in layer.modules and form_of(layer.shape, "tucker") == "channel":
             skipped[layer.name] = "the last layer"
     layers = tuple(layer for layer in layers if layer.name not in skipped)
     require_layers(layers, skipped)
-    counts = (inputs, seen.between, seen.outputs)
     paths: dict[nn.Module, str] = {module: plain_name(name) for name, module in model.named_modules()}
     ranks = choose(layers, form)
     return Structure(
@@ -233,25 +231,18 @@ def structure_of(
                 shape=layer.shape,
                 form=form_of(layer.shape, form),
                 ranks=ranks[layer.name],
-                positions=Positions(*(seen.per_sample(sum(c.get(m, 0) for m in layer.modules)) for c in counts)),
+                positions=_positions(seen, layer),
             )
             for layer in layers
         ),
         fixed_macs=other_macs(layers, seen),
-        fixed_params=sum(p.numel() for p in model.parameters()) - sum(dense_size(layer.shape) for layer in layers),
+        fixed_params=sum(p.numel() for p in model.parameters()) - sum(layer.weight.numel() for layer in layers),
     )
 
 
-def _seen(model: nn.Module, layers: Sequence[Layer], example_input: Tensor) -> tuple[Trace, dict[nn.Module, int]]:
-    """What one pass shows, and how many input positions each layer had in it."""
-    inputs: dict[nn.Module, int] = {}
-
-    def see(module: nn.Module, args: Any, kwargs: Any) -> None:
-        x = args[0] if args else kwargs["input"]
-        channels = module.in_features if isinstance(module, nn.Linear) else module.in_channels
-        inputs[module] = inputs.get(module, 0) + x.numel() // channels
-
-    with ExitStack() as hooks:
-        for module in itertools.chain.from_iterable(layer.modules for layer in layers):
-            hooks.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
-        return trace(model, on_device_of(model, example_input)), inputs
+def _positions(seen: Trace, layer: Layer) -> Positions:
+    """Where a layer applies its weights: at its inputs, behind a first spatial factor, at its outputs."""
+    axes = len(layer.shape) - 2
+    inputs, outputs = seen.positions(layer, Chain(layer.shape, ((False,) * axes, (True,) * axes)))
+    between = seen.positions(layer, FORMS["spatial"].chain(layer.shape))[0] if axes == 2 else outputs
+    return Positions(*map(seen.per_sample, (inputs, between, outputs)))

@@ -12,6 +12,7 @@ larger before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -93,12 +94,13 @@ def possible_ranks(shape: Sequence[int], ranks: Kept) -> Kept:
     >>> possible_ranks((64, 16, 3, 3), (80, 2)), possible_ranks((64, 16, 3, 3), (20, None))
     ((18, 2), (20, None))
     """
-    out_channels, in_channels, height, width = shape
+    out_channels, in_channels, *kernel = shape
+    taps = math.prod(kernel)
     out_rank, in_rank = (None if r is None else min(r, n) for r, n in zip(ranks, shape[:2], strict=True))
     if out_rank is not None:
-        out_rank = min(out_rank, (in_channels if in_rank is None else in_rank) * height * width)
+        out_rank = min(out_rank, (in_channels if in_rank is None else in_rank) * taps)
     if in_rank is not None:
-        in_rank = min(in_rank, (out_channels if out_rank is None else out_rank) * height * width)
+        in_rank = min(in_rank, (out_channels if out_rank is None else out_rank) * taps)
     return out_rank, in_rank
 
 

@@ -124,8 +124,8 @@ def recalibrated(
     ways: list[tuple[int, list[RankPlan] | None]] = [(align, None) for align in (older.grids if older else (1,))]
     full: list[int] = []
     if older is not None:
-        most = dict(zip(older.full_plan.ranks, selector.most_ranks.tolist(), strict=True))
-        there = [i for i, plan in enumerate(older.plans) if all(plan.ranks[name] <= most[name] for name in most)]
+        most = selector.most_ranks
+        there = [i for i, plan in enumerate(older.plans) if (selector.as_array(plan.ranks) <= most).all()]
         full = [i for i in there if older.plans[i].is_full]
         chosen = [older.plans[i] for i in there if i not in full and not _is_on_a_grid(older.plans[i], selector, older)]
         if chosen and set(older.alignments) != set(older.grids):

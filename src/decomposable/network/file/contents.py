@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decomposable.core.factors import Factors
 from decomposable.network.file.container import FilePath, as_json, write_container
 from decomposable.network.file.inputs import call_entries
-from decomposable.network.file.skeleton import Skeleton, name_in_size
+from decomposable.network.file.skeleton import Skeleton, StoredLayer, name_in_size
 from decomposable.network.parts import Parts
+from decomposable.sizing.chain import ORDINALS
 from decomposable.sizing.interpolation import NOT_CALIBRATED, choose_calibrated
 from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import Measure
@@ -62,9 +64,21 @@ def state_name(key: str) -> str:
     return f"state/{key}"
 
 
-def factor_names(layer: str) -> tuple[str, str]:
-    """What a layer's two factors are called there."""
-    return f"first/{layer}", f"second/{layer}"
+def factor_names(layer: StoredLayer) -> tuple[str, ...]:
+    """What the weights of a layer's stages are called there."""
+    return tuple(f"{ordinal}/{layer.name}" for ordinal, _ in zip(ORDINALS, layer.stages, strict=False))
+
+
+def as_stored(factors: Factors) -> Factors:
+    """The weights as the file has them, so that the first bases of a cut are the first rows: those of the last stage
+    lie along its second axis.
+    """
+    return *factors[:-1], factors[-1].movedim(1, 0)
+
+
+def from_stored(stored: Sequence[Tensor]) -> Factors:
+    """The other way round."""
+    return *stored[:-1], stored[-1].movedim(0, 1)
 
 
 def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -76,9 +90,7 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
     )
     of_sizes = {name: a if isinstance(a, Tensor) else torch.from_numpy(a) for name, a in arrays.items()}
     for layer in layers:
-        factors, (first, second) = artifact.factors[layer.name], factor_names(layer.name)
-        tensors[first] = factors.first
-        tensors[second] = factors.second.movedim(1, 0)  # the first r bases are one slice of the file
+        tensors |= zip(factor_names(layer), as_stored(artifact.factors[layer.name]), strict=True)
         tensors[f"scores/{layer.name}"] = of_sizes[f"scores/{layer.name}"]
     tensors |= of_sizes
     entries = [layer_entry(layer, cost) for layer, cost in zip(layers, artifact.selector.costs, strict=True)]
@@ -102,12 +114,12 @@ def describe_size(
 ) -> dict[str, Any]:
     """The description of one size, whose tensors have the names of a plain state dict."""
     layers = artifact.skeleton.layers
-    is_pair = {layer.name: plan.runs_as(layer.name) == "factors" for layer in layers}
-    pairs = {path for layer in layers if is_pair[layer.name] for path in layer.paths}
-    names = {key: name_in_size(key, pairs) for key in artifact.state}
+    is_chain = {layer.name: plan.runs_as(layer.name) == "factors" for layer in layers}
+    chains = {path: len(layer.stages) for layer in layers if is_chain[layer.name] for path in layer.paths}
+    names = {key: name_in_size(key, chains) for key in artifact.state}
     state, _ = _state_entries({key: size.get(name or "") for key, name in names.items()}, artifact.skeleton)
     entries = [
-        {**layer_entry(layer), "rank": plan.ranks[layer.name], "is_pair": is_pair[layer.name]} for layer in layers
+        {**layer_entry(layer), "rank": plan.ranks[layer.name], "is_pair": is_chain[layer.name]} for layer in layers
     ]
     return _skeleton_entries("size", artifact.skeleton, state, entries, info)
 

@@ -8,29 +8,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from decomposable.core.factors import Factors
-from decomposable.core.forms import Form
 from decomposable.errors import ArtifactError
 from decomposable.fields import Corrupt, Damaged, Fields, require
 from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.file.container import Container, FilePath
-from decomposable.network.file.contents import Artifact, factor_names, state_name
+from decomposable.network.file.contents import Artifact, factor_names, from_stored, state_name
 from decomposable.network.file.header import DTYPE_NAMES
 from decomposable.network.file.inputs import read_call
 from decomposable.network.file.skeleton import Skeleton, StoredLayer, join, name_in_size
+from decomposable.network.parts import kept_ranks
 from decomposable.network.tuned import Tuned
+from decomposable.sizing.chain import Rank
 from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.ranks import Ints, RankSelector
+from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.record import (
     NETWORK_FILE,
     Arrays,
     check_factors,
+    is_rank,
     read_layer,
     read_selector,
     read_statistics,
@@ -73,7 +75,7 @@ def network_from(container: Container) -> Artifact:
     state = {key: state[key] if key in state else _same(key, entry, state) for key, entry in entries.items()}
     layers = _read_layers(top)
     factors = {layer.name: _read_factors(layer, state, tensors) for layer in layers}
-    stored = np.array([len(pair.first) for pair in factors.values()], dtype=np.int64)
+    stored = np.array([rank for each in factors.values() for rank in kept_ranks(each)], dtype=np.int64)
     shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}
     selector = read_selector(top, layers, stored, tensors, NETWORK_FILE)
     statistics = read_statistics(top, selector, shapes, tensors, NETWORK_FILE, Statistics)
@@ -85,7 +87,7 @@ def network_from(container: Container) -> Artifact:
     return Artifact(
         factors=factors,
         selector=selector,
-        plan=_read_plan(top, selector, stored),
+        plan=_read_plan(top, selector),
         statistics=statistics,
         tuned=tuned,
         feeders=top.texts_by_name("feeders"),
@@ -99,42 +101,47 @@ def network_from(container: Container) -> Artifact:
     )
 
 
-def _read_plan(top: Fields, selector: RankSelector, stored: Ints) -> RankPlan:
+def _read_plan(top: Fields, selector: RankSelector) -> RankPlan:
     """The size in force."""
     rows = top.get("plan")
     is_list = isinstance(rows, list) and len(rows) == len(selector.costs)
     require(is_list and all(isinstance(row, list) and len(row) == 2 for row in rows), "the plan is not a list of pairs")
-    for (rank, is_dense), most, cost in zip(rows, stored.tolist(), selector.costs, strict=True):
-        is_right = type(rank) is int and 1 <= rank <= most and type(is_dense) is bool
-        is_right = is_right and (is_dense or rank < cost.full_rank)
+    ranks: dict[str, Rank] = {}
+    for (rank, is_dense), (cost, most) in zip(rows, selector.by_layer(selector.most_ranks), strict=True):
+        is_right = is_rank(rank, most) and type(is_dense) is bool
+        ranks[cost.name] = tuple(rank) if isinstance(rank, list) else rank
+        is_right = is_right and (is_dense or ranks[cost.name] != cost.full_rank)
         require(is_right, f"the plan has rank {rank!r:.40} for layer '{cost.name}'")
-    ranks, dense = zip(*rows, strict=True)
-    return selector.plan_of(np.array(ranks, dtype=np.int64), np.array(dense, dtype=bool))
+    return selector.plan_of(selector.as_array(ranks), np.array([is_dense for _, is_dense in rows], dtype=bool))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Size:
-    """One size: what is as in the original by the original's names, and the pairs by the names of their layers."""
+    """One size: what is as in the original by the original's names, and the chains by the names of their layers."""
 
     skeleton: Skeleton
-    state: Mapping[str, Tensor | None]  # None for what a pair replaces
-    pairs: Mapping[str, Factors]
+    state: Mapping[str, Tensor | None]  # None for what a chain replaces
+    chains: Mapping[str, Factors]
 
 
 def size_from(description: dict[str, Any], tensors: Tensors) -> Size:
     """The size that a description and tensors stand for; raises `Damaged` where they contradict each other."""
     top, unused = Fields(description, "the file"), Arrays(tensors, lambda _, tensor: tensor.numpy(), "tensor")
     layers = _read_layers(top)
-    pairs: dict[str, Factors] = {}
-    paths: set[str] = set()
+    chains: dict[str, Factors] = {}
+    paths: dict[str, int] = {}
     for layer, record in zip(layers, top.record_list("layers"), strict=True):
-        rank = record.integer("rank", 1, layer.full_rank)
+        rank, count = record.get("rank"), len(layer.stages)
+        require(is_rank(rank, layer.chain.full_ranks), f"layer '{layer.name:.60}' has the rank {rank!r:.40}")
         if record.flag("is_pair"):
             # Layers that share a weight have a copy each in the file; the first one counts.
-            copies = [[unused.take(join(path, f"{i}.weight")) for i in (0, 1)] for path in layer.paths]
-            pair = pairs[layer.name] = Factors(*copies[0])
-            check_factors(layer, pair.first, pair.second, rank)
-            paths.update(layer.paths)
+            copies = [[unused.take(join(path, f"{i}.weight")) for i in range(count)] for path in layer.paths]
+            chain = chains[layer.name] = tuple(copies[0])
+            found = check_factors(layer, chain)
+            require(
+                found == (tuple(rank) if isinstance(rank, list) else (rank,)), f"layer '{layer.name:.60}' has {found}"
+            )
+            paths.update(dict.fromkeys(layer.paths, count))
     entries = top.records("state")
     names = {key: name_in_size(key, paths) for key in entries}
     state = {key: None if name is None else unused.take(name) for key, name in names.items()}
@@ -142,10 +149,10 @@ def size_from(description: dict[str, Any], tensors: Tensors) -> Size:
     for layer in layers:
         for path in layer.paths:
             weight = state.get(join(path, "weight"), torch.empty(0))
-            is_right = layer.name in pairs if weight is None else tuple(weight.shape) == layer.shape
+            is_right = layer.name in chains if weight is None else tuple(weight.shape) == layer.shape
             require(is_right, f"the weight of layer '{path}' is not there or of another shape")
     unused.require_all_taken()
-    return Size(skeleton=_read_skeleton(top, layers, entries, state), state=state, pairs=pairs)
+    return Size(skeleton=_read_skeleton(top, layers, entries, state), state=state, chains=chains)
 
 
 def _same(key: str, entry: Fields, state: Mapping[str, StateTensor]) -> StateTensor:
@@ -159,7 +166,7 @@ def _read_layers(top: Fields) -> tuple[StoredLayer, ...]:
     for record in top.record_list("layers"):
         layer, paths = read_layer(record), record.texts("paths")
         require(paths[:1] == [layer.name], f"{record.where} has the paths {paths!r:.80}")
-        layers.append(StoredLayer(name=layer.name, form=cast(Form, layer.form), shape=layer.shape, paths=tuple(paths)))
+        layers.append(StoredLayer(**vars(layer), paths=tuple(paths)))
     all_paths = [path for layer in layers for path in layer.paths]
     require(bool(layers) and len(set(all_paths)) == len(all_paths), "there is no layer, or one is there twice")
     return tuple(layers)
@@ -202,9 +209,9 @@ def _read_factors(layer: StoredLayer, state: Mapping[str, Tensor], tensors: Arra
     require(tuple(weight.shape) == layer.shape, f"layer '{layer.name}' has no weight of its shape")
     for path in layer.paths:
         require(state.get(join(path, "weight")) is weight, f"layer '{path}' has not the weight of '{layer.name}'")
-    first, second = (tensors.take(name) for name in factor_names(layer.name))
-    require(second.dim() == len(layer.shape), f"the second factor of layer '{layer.name}' has another shape")
-    factors = Factors(first, second.movedim(0, 1))
-    check_factors(layer, factors.first, factors.second, len(first) if first.dim() else 0)
-    require(first.dtype == weight.dtype, f"the factors of layer '{layer.name}' are {first.dtype}")
+    stored = [tensors.take(name) for name in factor_names(layer)]
+    require(stored[-1].dim() == len(layer.shape), f"the last factor of layer '{layer.name}' has another shape")
+    factors = from_stored(stored)
+    check_factors(layer, factors)
+    require(factors[0].dtype == weight.dtype, f"the factors of layer '{layer.name}' are {factors[0].dtype}")
     return factors

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from decomposable.core.factors import Factors, memory_format_of
-from decomposable.core.forms import to_factors, to_weight
+from decomposable.core.standin import product
 from decomposable.network.calibration.statistics import InTorch
 from decomposable.network.file.container import Container, like
-from decomposable.network.file.contents import Artifact, factor_names, state_name
+from decomposable.network.file.contents import Artifact, as_stored, factor_names, from_stored, state_name
 from decomposable.network.file.parsing import network_from
 from decomposable.network.file.skeleton import StoredLayer, join
-from decomposable.network.parts import sliced, truncated
+from decomposable.network.parts import kept_ranks, sliced, truncated
+from decomposable.sizing.chain import Ranks, ranks_of
 from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.interpolation import KnownSizes
 from decomposable.sizing.latency import LatencyProfile
@@ -45,10 +46,10 @@ def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
     factors: dict[str, Factors] = {}
     state = {**artifact.state, **statistics_at(artifact, plan), **tuned_at(artifact, plan)}
     for layer in artifact.skeleton.layers:
-        whole, rank, runs_as = artifact.factors[layer.name], plan.ranks[layer.name], plan.runs_as(layer.name)
-        part = factors[layer.name] = _first_bases(whole, rank)
-        # The weight of a pair is the product of what is kept, whatever it was before.
-        if runs_as == "factors" or rank < len(whole.first):
+        whole, ranks, runs_as = artifact.factors[layer.name], ranks_of(plan.ranks[layer.name]), plan.runs_as(layer.name)
+        part = factors[layer.name] = _first_bases(whole, ranks)
+        # The weight of a chain is the product of what is kept, whatever it was before.
+        if runs_as == "factors" or ranks != kept_ranks(whole):
             state.update(_weights_at(layer, runs_as, artifact.state[layer.key], whole, part))
     statistics, tuned = artifact.statistics, artifact.tuned
     if statistics is not None:
@@ -89,11 +90,11 @@ def _filled(container: Container, outline: Artifact, smaller: Artifact) -> Artif
     for layer in outline.skeleton.layers:
         part, weight, runs_as = smaller.factors[layer.name], outline.state[layer.key], plan.runs_as(layer.name)
         if runs_as == "factors" or smaller.state[layer.key] is weight:
-            factors[layer.name] = _read_factors(container, layer.name, part)
+            factors[layer.name] = _read_factors(container, layer, part)
             continue
         # A dense W̃ is the weight less what is dropped, or a sum in the order of the whole: all of it is needed.
-        whole = _read_factors(container, layer.name, outline.factors[layer.name])
-        factors[layer.name] = _first_bases(whole, len(part.first))
+        whole = _read_factors(container, layer, outline.factors[layer.name])
+        factors[layer.name] = _first_bases(whole, kept_ranks(part))
         made.update(_weights_at(layer, runs_as, container.read(names[id(weight)]), whole, factors[layer.name]))
     statistics, tuned = outline.statistics, outline.tuned
     rows = None if is_whole else plan
@@ -122,36 +123,35 @@ def _read_known(
     return replace(known, positions=known.positions[:stop], plans=known.plans[:stop], **read, original=ends)
 
 
-def _read_factors(container: Container, name: str, part: Factors) -> Factors:
+def _read_factors(container: Container, layer: StoredLayer, part: Factors) -> Factors:
     """As many bases of a layer's factors as `part` has, laid out as it is."""
-    first, second = (container.read(each, len(part.first)) for each in factor_names(name))
-    return Factors(like(part.first, first), like(part.second, second.movedim(0, 1)))
+    pairs = zip(factor_names(layer), as_stored(part), strict=True)
+    rows = from_stored([container.read(name, len(each))[:, : each.shape[1]] for name, each in pairs])
+    return tuple(like(each, found) for each, found in zip(part, rows, strict=True))
 
 
-def _first_bases(whole: Factors, rank: int) -> Factors:
-    if rank == len(whole.first):
+def _first_bases(whole: Factors, ranks: Ranks) -> Factors:
+    if ranks == kept_ranks(whole):
         return whole
-    part = sliced(whole, rank)
-    return Factors(part.first.clone(), part.second.clone())  # lets go of the rest
+    return tuple(part.clone() for part in sliced(whole, ranks))  # lets go of the rest
 
 
 def _weights_at(
     layer: StoredLayer, runs_as: RunsAs, weight: Tensor, whole: Factors, part: Factors
 ) -> dict[str, Tensor]:
-    """W̃ under all the names that the weight has. Of a pair it is used where a smaller size becomes dense.
+    """W̃ under all the names that the weight has. Of a chain it is used where a smaller size becomes dense.
 
     `weight` and `whole` count only where the layer is dense; otherwise their shapes do.
     """
     if runs_as == "factors":
-        p_MR, q_RN = to_factors(part.first, part.second, layer.form)
-        made = to_weight(p_MR @ q_RN, layer.shape, layer.form).contiguous(memory_format=memory_format_of(weight))
+        made = product(part).contiguous(memory_format=memory_format_of(weight))
     else:
-        made = truncated(weight, whole, layer.form, len(part.first), layer.full_rank)
+        made = truncated(weight, whole, kept_ranks(part), layer.chain.full_ranks)
     return {join(path, "weight"): made for path in layer.paths}
 
 
 def _selector_up_to(selector: RankSelector, plan: RankPlan) -> RankSelector:
-    ranks = np.array([plan.ranks[cost.name] for cost in selector.costs], dtype=np.int64)
+    ranks = selector.as_array(plan.ranks)
     upper = np.where(ranks < selector.full_ranks, ranks, selector.upper)
     return replace(selector, lower=np.minimum(selector.lower, upper), upper=upper, stored=ranks)
 
@@ -160,27 +160,36 @@ def _rows_needed(known: KnownSizes, selector: RankSelector, plan: RankPlan) -> l
     """Which of these sizes the numbers of this size and of those within it are made from.
 
     The largest size with no rank above the plan's is not always the plan itself: which layers are dense depends on what
-    the size was asked for in, and a budget of parameters may make one dense that has fewer MACs as two factors.
+    the size was asked for in, and a budget of parameters may make one dense that has fewer MACs as a chain.
     """
     in_macs = bool(plan.full_macs)  # as `interpolation.position`
     fixed, full = (selector.fixed_macs or 0, plan.full_macs) if in_macs else (selector.fixed_params, plan.full_params)
-    cost = sum(_largest_cost(c, plan.ranks[c.name], c.name in plan.dense, in_macs) for c in selector.costs)
+    cost = sum(_largest_cost(c, ranks_of(plan.ranks[c.name]), c.name in plan.dense, in_macs) for c in selector.costs)
     return known.rows_within(plan, (fixed + cost) / (full or 1))
 
 
-def _largest_cost(layer: LayerCost, rank: int, is_dense: bool, in_macs: bool) -> int:
-    """The most that a layer costs with up to so many bases."""
-    measures = [(layer.dense_params, layer.params_per_rank)]
-    if in_macs:
-        measures.append((layer.dense_macs, layer.macs_per_rank))
-    dense, per_rank = measures[-1]
-    costs = [dense if is_dense else rank * per_rank]
-    for whole, each in measures:  # two factors are taken as long as they are not more than the whole
-        largest_pair = min(rank, layer.full_rank - 1, whole // each if each else rank)
-        costs.append(largest_pair * per_rank)
-        if largest_pair < rank:
-            costs.append(dense)
+def _largest_cost(layer: LayerCost, ranks: Ranks, is_dense: bool, in_macs: bool) -> int:
+    """The most that a layer costs with up to so many bases, or a little more."""
+    by = "macs" if in_macs else "params"
+    costs = [layer.dense(by) if is_dense else layer.chain(by, ranks)]
+    for measure in ("params", "macs") if in_macs else ("params",):
+        largest = _largest_chain(layer, ranks, measure)
+        costs.append(layer.chain(by, largest or ranks))
+        if largest != ranks:
+            costs.append(layer.dense(by))
     return max(costs)
+
+
+def _largest_chain(layer: LayerCost, ranks: Ranks, measure: str) -> Ranks | None:
+    """Of so many bases those of the largest chain that is taken: one that costs no more than the dense layer, and is
+    not all of it. With several cuts there is no one such chain, where that of them all costs more: None.
+    """
+    if len(ranks) > 1:
+        is_taken = ranks != layer.full_ranks and layer.chain(measure, ranks) <= layer.dense(measure)
+        return ranks if is_taken else None
+    each = layer.chain(measure, (1,))
+    most = layer.dense(measure) // each if each else ranks[0]
+    return (min(ranks[0], layer.full_ranks[0] - 1, most),)
 
 
 def statistics_at(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.forms import Form
 from decomposable.core.layers import Layer
+from decomposable.core.tracing import shape_of
 from decomposable.errors import InvalidArgumentError
 from decomposable.models import noted
 from decomposable.network.file.header import DTYPES
@@ -22,7 +22,6 @@ class StoredLayer(LayerShape):
     """One decomposed weight, and all the places of the module tree where a layer with this weight is."""
 
     paths: tuple[str, ...]
-    form: Form
 
     @property
     def key(self) -> str:
@@ -92,7 +91,7 @@ def skeleton_of(base: nn.Module, layers: Sequence[Layer], trainable: Mapping[str
 
     def stored(layer: Layer) -> StoredLayer:
         paths = tuple(path for path, module in modules if module in layer.modules)
-        return StoredLayer(name=layer.name, paths=paths, form=layer.form, shape=layer.shape)
+        return StoredLayer(**vars(shape_of(layer)), paths=paths)
 
     return Skeleton(
         layers=tuple(map(stored, layers)),
@@ -127,10 +126,10 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def pair_around(key: str, paths: Container[str]) -> str | None:
+def chain_around(key: str, paths: Container[str]) -> str | None:
     """Which of these modules holds the tensor of that name, seen from the root; None if none does.
 
-    >>> pair_around("block.conv.weight", {"block.conv"}), pair_around("block.norm.weight", {"block.conv"})
+    >>> chain_around("block.conv.weight", {"block.conv"}), chain_around("block.norm.weight", {"block.conv"})
     ('block.conv', None)
     """
     parts = key.split(".")
@@ -138,13 +137,14 @@ def pair_around(key: str, paths: Container[str]) -> str | None:
     return next((path for path in around if path in paths), None)
 
 
-def name_in_size(key: str, pairs: Container[str]) -> str | None:
-    """The name that a tensor of the original has where these modules are pairs; None for what a pair replaces.
+def name_in_size(key: str, chains: Mapping[str, int]) -> str | None:
+    """The name that a tensor of the original has where modules are chains of so many layers; None for what is replaced.
 
-    >>> name_in_size("conv.bias", {"conv"}), name_in_size("conv.weight", {"conv"}), name_in_size("fc.bias", {"conv"})
+    >>> chains = {"conv": 2}
+    >>> name_in_size("conv.bias", chains), name_in_size("conv.weight", chains), name_in_size("fc.bias", chains)
     ('conv.1.bias', None, 'fc.bias')
     """
-    path = pair_around(key, pairs)
+    path = chain_around(key, chains)
     if path is None:
         return key
-    return join(path, "1.bias") if key == join(path, "bias") else None
+    return join(path, f"{chains[path] - 1}.bias") if key == join(path, "bias") else None
