@@ -11,6 +11,8 @@ from torch import Tensor
 
 from decomposable.core.forms import matrix_shape, to_matrix
 from decomposable.core.layers import Layer
+from decomposable.core.processes import ALONE, Processes
+from decomposable.core.sharing import shared
 from decomposable.core.svd import SVD, check_finite, most_precise, project, svd
 from decomposable.errors import InvalidArgumentError
 
@@ -18,8 +20,8 @@ from decomposable.errors import InvalidArgumentError
 class KeptBases:
     """The decompositions of a model's weights, computed when the weights have changed, or every `refresh` changes."""
 
-    def __init__(self, layers: tuple[Layer, ...], refresh: int) -> None:
-        self.layers, self.refresh = layers, refresh
+    def __init__(self, layers: tuple[Layer, ...], refresh: int, processes: Processes = ALONE) -> None:
+        self.layers, self.refresh, self._processes = layers, refresh, processes
         self._current: dict[str, SVD] = {}
         self._seen: dict[str, tuple[int | None, float]] = {}  # version counter and sum of the weight decomposed
         self._projected: set[str] = set()  # layers that have changed since their own last SVD
@@ -29,7 +31,8 @@ class KeptBases:
     def of_current_weights(self) -> dict[str, SVD]:
         """W = U S Vᵀ for every layer; between refreshes W along the bases kept."""
         marks = self._marks()
-        changed = [layer for layer in self.layers if not self._is_seen(layer, marks[layer.name])]
+        is_new = self._processes.anywhere([not self._is_seen(layer, marks[layer.name]) for layer in self.layers])
+        changed = [layer for layer, is_it in zip(self.layers, is_new, strict=True) if is_it]
         if changed:
             is_due = len(self._current) < len(self.layers) or self._age + 1 >= self.refresh
             matrices = {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in changed}
@@ -37,7 +40,7 @@ class KeptBases:
                 if is_due:
                     late = [layer for layer in self.layers if layer.name in self._projected - matrices.keys()]
                     matrices |= {layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in late}
-                    fresh = svd(matrices)
+                    fresh = shared(svd, matrices, self._processes)
                     self._projected.clear()
                 else:
                     for name, matrix in matrices.items():
