@@ -156,7 +156,7 @@ def test_a_step_without_an_svd_is_a_plain_one(two):
 
 def test_a_process_that_dies_is_missed_by_the_others(tmp_path):
     found = started(["killed"], 2, tmp_path, codes=[0, 9])["killed"]
-    assert found[0]["told"].startswith("OtherProcessError: the other processes cannot be reached, perhaps one")
+    assert found[0]["told"].startswith("LostProcessError: the other processes cannot be reached, perhaps one")
 
 
 def test_a_process_alone_says_how_many_samples_it_has_if_it_likes():

@@ -39,6 +39,10 @@ class OtherProcessError(DecomposableError):
     """Another process that trains the same model has failed, or is gone."""
 
 
+class LostProcessError(OtherProcessError):
+    """Another process cannot be reached: it says no more why."""
+
+
 class Processes:
     """Those of a process group; `index` is this one's place among `count`."""
 
@@ -104,18 +108,23 @@ class Processes:
 
     def texts(self, text: str) -> list[str]:
         """A short text of every process."""
-        encoded = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-        return [part.rstrip(b"\0").decode(errors="replace") for part in self.gathered(encoded)]
+        return [part.decode(errors="replace") for part in self.gathered(text.encode()[:_TEXT_BYTES])]
 
     def gathered(self, content: bytes) -> list[bytes]:
-        """Some bytes of every process, as many of each."""
+        """Some bytes of every process."""
         if self.is_alone:
             return [content]
-        own = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.device)
+        lengths = [int(one) for one in self._gather(torch.tensor([len(content)]))]
+        padded = bytearray(content.ljust(max(1, *lengths), b"\0"))
+        found = self._gather(torch.frombuffer(padded, dtype=torch.uint8))
+        return [one.cpu().numpy().tobytes()[:length] for one, length in zip(found, lengths, strict=True)]
+
+    def _gather(self, tensor: Tensor) -> list[Tensor]:
+        own = tensor.to(self.device)
         found = [torch.empty_like(own) for _ in range(self.count)]
         with _naming_the_dead():
             dist.all_gather(found, own, group=self.group)
-        return [bytes(one.cpu().numpy().tobytes()) for one in found]
+        return found
 
     def anywhere(self, flags: Sequence[bool]) -> list[bool]:
         """Each as it is on any process."""
@@ -275,6 +284,6 @@ def _naming_the_dead() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise OtherProcessError(
+        raise LostProcessError(
             f"the other processes cannot be reached, perhaps one of them was killed ({first_line(error)[:200]})"
         ) from error

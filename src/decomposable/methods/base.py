@@ -60,6 +60,17 @@ class Paced(Protocol):
         """The part of the training that is done, from 0 to below 1."""
 
 
+@runtime_checkable
+class Averaging(Protocol):
+    """A step that averages its gradients over the processes of a run itself, because it goes on with their mean.
+
+    Of any other, the loop does it afterwards.
+    """
+
+    def has_samples(self, count: int) -> None:
+        """How many the next batch has on this process."""
+
+
 Sized = DecomposedNet | SizedNet
 """A trained network at several sizes."""
 
