@@ -124,6 +124,24 @@ def turns(index, count):
     return train(index, count, ddp=True, macs=(0.15, 0.6), example_input=x, distill=0.5, turns=2, refresh=3, steps=8)
 
 
+def scaled(index, count):
+    """With a GradScaler; one step overflows on the first process alone, and is skipped by all."""
+    model = network()
+    joint = dn.JointObjective(model, seed=3, turns=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for number, (x, y) in enumerate(batches(8, 4)):
+        x, y = (t[index * 8 // count : (index + 1) * 8 // count] for t in (x, y))
+        if number == 2 and index == 0:
+            x = x * torch.inf
+        optimizer.zero_grad()
+        joint.backward(lambda net, x=x, y=y: F.cross_entropy(net(x), y), scaler)
+        scaler.step(optimizer)
+        scaler.update()
+    found = {f"weight {name}": parameter.detach() for name, parameter in model.named_parameters()}
+    return {**found, "scale": torch.tensor(scaler.get_scale())}
+
+
 def refreshed(index, count):
     return train(index, count, refresh=3, steps=7)
 

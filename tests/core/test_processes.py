@@ -26,7 +26,7 @@ _spec.loader.exec_module(work)
 
 SAME = [
     *("plain", "wrapped", "group_norm", "uneven", "fewer_than_processes", "accumulated", "channels_last", "double"),
-    *("budgets", "turns", "refreshed", "gradients"),
+    *("budgets", "turns", "scaled", "refreshed", "gradients"),
 ]
 OTHERS = [
     *("resumed", "without_a_seed", "buffers", "unused", "raises", "svd_fails", "not_finite", "different"),

@@ -186,7 +186,7 @@ VERB = Verb(
         "decomposable compare digits --methods plain,us-net,elastic --seeds 0,1 --out runs/digits-comparison\n"
         "  decomposable compare cifar10-resnet20 --data DIR --methods all --out runs/comparison --dry-run\n"
         "  decomposable compare --exhibit 2b --scale laptop --data DIR --out runs/paper\n"
-        "  decomposable compare cifar10-resnet20 --data DIR --out runs/comparison --shard 2/8     (of an array of jobs)"
+        "  decomposable compare cifar10-resnet20 --data DIR --out runs/comparison --shard 2/8"
     ),
     add_options=_options,
     run=_run,
