@@ -23,7 +23,7 @@ from decomposable.training.runs import RunError, held
 
 SOURCE = Path(dn.__file__).parents[1]
 LIMIT = 400  # seconds until a cluster that hangs is ended, and the test fails
-QUICK = ["epochs=1", "train_images=200", "calibration_images=100", "sizes=1,0.5", "evaluate_every=1"]
+QUICK = ["epochs=1", "train_images=500", "calibration_images=100", "sizes=1,0.5", "evaluate_every=1"]
 
 
 @pytest.fixture
@@ -195,8 +195,31 @@ def test_ray_is_an_extra(call, tmp_path, monkeypatch):
     assert "Ray is not installed; run in a checkout of decomposable: pip install -c constraints.txt '.[ray]'" in err
 
 
+MORTAL = """
+import os, signal
+from dataclasses import replace
+from pathlib import Path
+from decomposable.recipes import cross_entropy, default_settings
+from decomposable.recipes.small import digits
+
+steps = [0]
+
+
+def loss(net, batch):
+    steps[0] += 1
+    if steps[0] == 9 and not Path(os.environ["MARK"]).exists():
+        Path(os.environ["MARK"]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return cross_entropy(net, batch)
+
+
+def recipe(settings=default_settings(digits)):
+    return replace(digits(settings), loss=loss)
+"""
+
+
 @pytest.mark.slow
-def test_a_cluster_of_two_workers_trains_what_is_missing(tmp_path):
+def test_a_cluster_of_two_workers_trains_what_is_missing_though_one_is_killed(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     out = tmp_path / "out"
@@ -207,8 +230,13 @@ def test_a_cluster_of_two_workers_trains_what_is_missing(tmp_path):
         "ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address='127.0.0.1')\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
-    arguments = ["compare", "digits", "--out", "out", "--methods", "plain,us-net,width", "-v", "--engine", "ray"]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    (tmp_path / "mortal.py").write_text(MORTAL)
+    arguments = [
+        *("compare", "mortal:recipe", "--out", "out", "--methods", "plain,us-net,width", "-v", "--engine", "ray"),
+        *("--checkpoint-seconds", "0"),
+    ]
+    path = os.pathsep.join([str(SOURCE), str(tmp_path)])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MARK": str(tmp_path / "mark")}
     process = subprocess.Popen(
         [sys.executable, str(program), *arguments, "--set", *QUICK],
         cwd=tmp_path,
@@ -231,3 +259,5 @@ def test_a_cluster_of_two_workers_trains_what_is_missing(tmp_path):
     assert content["failed"] == {}
     assert "epoch 1/1" in err  # told by the tasks
     assert "4/4" in err
+    assert (tmp_path / "mark").exists()
+    assert "resuming at step " in err  # the one that was killed, where Ray started it again
