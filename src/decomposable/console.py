@@ -22,6 +22,15 @@ from decomposable.text import printable
 OK, FAILED, CALLED_WRONG, INTERRUPTED = 0, 1, 2, 130
 
 
+class SaidElsewhere(DecomposableError):
+    """A failure that another process tells: there is nothing to add."""
+
+
+def is_first_process() -> bool:
+    """Whether it is this one that speaks, of those that a launcher such as `torchrun` may have started."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+
+
 def run_command(
     program: str, build_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None = None
 ) -> int:
@@ -39,6 +48,8 @@ def run_command(
     try:
         options.run(options)
         sys.stdout.flush()  # what cannot be written is an error now, and not when the interpreter ends
+    except SaidElsewhere:
+        return FAILED
     except InvalidArgumentError as error:
         return _say(called, f"error: {error}", CALLED_WRONG)
     except BrokenPipeError:  # who reads the output has seen enough
@@ -66,7 +77,8 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and leave with code 2."""
-        self.exit(CALLED_WRONG, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        text = f"{self.prog}: error: {message} (see {self.prog} --help)\n"
+        self.exit(CALLED_WRONG, text if is_first_process() else None)
 
 
 @dataclass(frozen=True, kw_only=True)

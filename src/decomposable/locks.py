@@ -77,8 +77,10 @@ def _after_fork_in_child() -> None:
 _handles: set[int] = set()  # of files and folders whose lock this process holds or waits for
 
 
-def lock_file(path: Path, *, wait: bool = True, flags: int = os.O_RDONLY) -> int | None:
+def lock_file(path: Path, *, wait: bool = True, flags: int = os.O_RDONLY, with_others: bool = False) -> int | None:
     """Open a file or folder and take its lock; None where there are no locks. `BlockingIOError` where it is held.
+
+    Several may have it `with_others`, as long as nobody has it alone.
 
     A child of this process does not keep the lock: it must not hold what its parent, killed, has left.
     """
@@ -87,7 +89,7 @@ def lock_file(path: Path, *, wait: bool = True, flags: int = os.O_RDONLY) -> int
     handle = os.open(path, flags, 0o666)
     _handles.add(handle)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(handle, (fcntl.LOCK_SH if with_others else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         unlock_file(handle)
         raise

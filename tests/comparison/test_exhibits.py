@@ -15,6 +15,7 @@ from decomposable.comparison.exhibits.catalogue import EXHIBITS, find
 from decomposable.comparison.exhibits.context import at_size
 from decomposable.comparison.exhibits.scales import LAPTOP, PAPER, Group, Scale, merged
 from decomposable.comparison.exhibits.shown import Series, judged
+from decomposable.comparison.running import How
 from decomposable.comparison.watching import Watchers
 from decomposable.data import digits
 from decomposable.errors import InvalidArgumentError
@@ -138,7 +139,7 @@ def measured(tmp_path_factory):
     said = []
     watchers = Watchers(progress=lambda line: None, say=said.append)
     names = ["2b", "2c", "2d", "2f", "appendix-e", "proposition-1", "proposition-2"]
-    found, failures = running.run(order(names, folder), jobs=1, watchers=watchers)
+    found, failures = running.run(order(names, folder), how=How(jobs=1), watchers=watchers)
     assert failures == {}
     return folder, found, said
 
@@ -174,7 +175,7 @@ def test_what_is_done_is_not_done_again(measured):
     folder, _, _ = measured
     network = folder / "short" / "decomposable" / "0" / "network.safetensors"
     before = network.stat().st_mtime_ns
-    found, _ = running.run(order(["2d"], folder), jobs=1, watchers=Watchers(progress=lambda line: None))
+    found, _ = running.run(order(["2d"], folder), how=How(jobs=1), watchers=Watchers(progress=lambda line: None))
     assert list(found) == ["2d"]
     assert network.stat().st_mtime_ns == before
 
@@ -192,7 +193,7 @@ def test_an_estimate_trains_nothing(tmp_path):
 def test_all_exhibits(tmp_path):
     torch.set_num_threads(1)
     watchers = Watchers(progress=lambda line: None)
-    found, failures = running.run(order(NAMES, tmp_path), jobs=1, watchers=watchers)
+    found, failures = running.run(order(NAMES, tmp_path), how=How(jobs=1), watchers=watchers)
     assert failures == {}
     assert list(found) == NAMES
     assert found["beyond"]["explorer"]["sizes"]

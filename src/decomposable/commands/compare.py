@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,11 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="LIST", default="0", help="train each with these, as in 0,1 (default: 0)")
     jobs = "trainings side by side (default: 1 on a GPU; on a CPU one for each core, up to 4)"
     parser.add_argument("--jobs", metavar="N", type=int, help=jobs)
+    shard = "train only the K-th of N shares, while others train theirs into the same DIR"
+    parser.add_argument("--shard", metavar="K/N", help=shard)
+    engine = "who trains: local (processes here), or ray (a Ray cluster; --jobs is then the most at a time)"
+    parser.add_argument("--engine", metavar="NAME", default="local", help=engine)
+    parser.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: one is started here)")
     arguments.add(parser, "--device", "--checkpoint-seconds")
     dry = "tell what would run and about how long, and train nothing"
     parser.add_argument("--dry-run", action="store_true", help=dry)
@@ -54,20 +60,25 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder of the comparison, as in --out runs/comparison")
     names = [name.strip() for name in options.methods.split(",") if name.strip()]
-    how = arguments.taken(options, "out", "data", "device", "checkpoint_seconds", "command")
+    how = exhibits.how_of(options)
+    shared = arguments.taken(options, "out", "data", "device", "checkpoint_seconds", "command")
     comparison, circumstances = running.prepare(
-        options.recipe, names=names, seeds=_seeds(options.seeds), settings=settings, **how
+        options.recipe, names=names, seeds=_seeds(options.seeds), settings=settings, **shared
     )
-    jobs = running.number_of_jobs(options.jobs, circumstances.device)
+    parts = how.own(comparison.parts)
     if options.dry_run:
-        _dry_run(options, comparison, circumstances, jobs, line)
+        jobs = running.number_of_jobs(options.jobs, circumstances.device)
+        _dry_run(options, replace(comparison, parts=tuple(parts)), circumstances, jobs, line)
         return
     watchers = Watchers(progress=line, say=line.say, detail=line.detail)
-    content, failures = running.run(comparison, circumstances, jobs=jobs, watchers=watchers)
+    content, failures = running.run(comparison, circumstances, watchers=watchers, how=how, parts=parts)
     line.close()
+    missing = running.missing_names(comparison, failures)
+    if missing:
+        content = {**content, "missing": missing}
     figure = _draw(options.out, content)
     where = f"\nOne record for each method and seed is in {options.out}, all curves in its comparison.json"
-    answer(options, content, as_text(content), where, figure)
+    answer(options, content, as_text(content), where, figure, running.what_is_missing(missing, how.shard))
     if options.json:
         print(figure, file=sys.stderr)
     if failures:
@@ -174,7 +185,8 @@ VERB = Verb(
     example=(
         "decomposable compare digits --methods plain,us-net,elastic --seeds 0,1 --out runs/digits-comparison\n"
         "  decomposable compare cifar10-resnet20 --data DIR --methods all --out runs/comparison --dry-run\n"
-        "  decomposable compare --exhibit 2b --scale laptop --data DIR --out runs/paper"
+        "  decomposable compare --exhibit 2b --scale laptop --data DIR --out runs/paper\n"
+        "  decomposable compare cifar10-resnet20 --data DIR --out runs/comparison --shard 2/8"
     ),
     add_options=_options,
     run=_run,

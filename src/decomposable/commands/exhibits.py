@@ -30,18 +30,32 @@ def run(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable.comparison.running import PartsFailedError
     from decomposable.comparison.watching import Watchers
 
+    how = how_of(options)
     order = _order(options)
     if options.dry_run:
         _dry_run(options, order, line)
         return
     watchers = Watchers(progress=line, say=line.say, detail=line.detail)
-    found, failures = running.run(order, jobs=options.jobs, watchers=watchers)
+    found, failures = running.run(order, watchers=watchers, how=how)
     line.close()
     texts = [as_text(content) for content in found.values()]
     where = f"\nAll of it is in {options.out / 'exhibits'}; as a page: decomposable report {options.out} -o report.html"
     answer(options, found, "\n\n".join(texts), where if found else None)
     if failures:
         raise PartsFailedError(failures, len(failures) + 1)
+
+
+def how_of(options: argparse.Namespace) -> Any:
+    """Who trains, as the options say."""
+    from decomposable.comparison.running import How
+    from decomposable.comparison.sharding import Shard
+
+    shard = None if options.shard is None else Shard.parse(options.shard)
+    how = How(shard=shard, **arguments.taken(options, "jobs", "engine", "address"))
+    for name in ("out", "data"):
+        path = getattr(options, name)
+        setattr(options, name, None if path is None else how.found_everywhere(path))
+    return how
 
 
 def _order(options: argparse.Namespace) -> Any:

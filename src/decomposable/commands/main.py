@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from decomposable import __version__
 from decomposable.commands import bench, calibrate, compare, cut, demo, evaluate, export, report, resize, sizes, train
-from decomposable.console import OneLineParser, Verb, run_command
+from decomposable.console import OneLineParser, SaidElsewhere, Verb, is_first_process, run_command
+from decomposable.errors import InvalidArgumentError
 
 _IN_ORDER = (demo, cut, train, calibrate, sizes, evaluate, resize, export, bench, compare, report)
 VERBS: tuple[Verb, ...] = tuple(module.VERB for module in _IN_ORDER)
@@ -41,5 +44,15 @@ def build_parser() -> argparse.ArgumentParser:
         )
         shown.add_argument("-v", "--verbose", action="store_true", help="show more of what is going on")
         one.add_argument("--json", action="store_true", help="print the result as JSON, for machines")
-        one.set_defaults(verb=verb, run=verb.run, if_interrupted=verb.if_interrupted)
+        run = verb.run if verb is train.VERB else partial(_alone, verb)
+        one.set_defaults(verb=verb, run=run, if_interrupted=verb.if_interrupted)
     return parser
+
+
+def _alone(verb: Verb, options: argparse.Namespace) -> None:
+    """Run a verb that several processes cannot share."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        if not is_first_process():
+            raise SaidElsewhere
+        raise InvalidArgumentError(f"torchrun: {verb.name} is the work of one process; allowed with several: train")
+    verb.run(options)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, answer, progress_line
+from decomposable.console import Verb, answer, is_first_process, progress_line
 from decomposable.errors import InvalidArgumentError
 from decomposable.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
+    from decomposable.methods.settings import Settings
     from decomposable.training.evaluation import Row
     from decomposable.training.runs import Job
 
@@ -33,6 +34,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    options.quiet |= not is_first_process()
     with progress_line(options) as line:
         if not options.dry_run:
             line(Progress("", "reading the recipe"))  # at once: importing PyTorch takes a while
@@ -40,23 +42,50 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace, line: ProgressLine) -> None:
-    from decomposable import methods, recipes
-    from decomposable.methods.settings import flat, from_text
     from decomposable.training import experiment
-    from decomposable.training.evaluation import Row
+    from decomposable.training.company import agreed, joined, silent_but_one
+
+    if options.dry_run:
+        if is_first_process():
+            _show(options)
+        return
+    with silent_but_one(), joined(options.device) as (processes, options.device):
+        job = agreed(processes, lambda: _job(options))
+        record = experiment.run(job, progress=line, say=line.say, processes=processes)
+        line.close()
+        if processes.is_first:
+            _tell(options, job, record)
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    from decomposable import methods, recipes
+    from decomposable.methods.settings import from_text
 
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
     methods.find(settings.method)  # an unknown one is refused before a dry run, too
-    if options.dry_run:
-        values = flat(settings)
-        answer(options, values, *(f"{name}={_as_typed(value)}" for name, value in values.items()))
-        return
+    return settings
+
+
+def _show(options: argparse.Namespace) -> None:
+    from decomposable.methods.settings import flat
+
+    values = flat(_settings(options))
+    answer(options, values, *(f"{name}={_as_typed(value)}" for name, value in values.items()))
+
+
+def _job(options: argparse.Namespace) -> Job:
+    from decomposable.training import experiment
+
+    settings = _settings(options)
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder to write the run to, as in --out runs/first")
     how = arguments.taken(options, "out", "data", "init", "resume", "device", "checkpoint_seconds", "command")
-    job = experiment.prepare(options.recipe, settings=settings, **how)
-    record = experiment.run(job, progress=line, say=line.say)
-    line.close()
+    return experiment.prepare(options.recipe, settings=settings, **how)
+
+
+def _tell(options: argparse.Namespace, job: Job, record: Mapping[str, Any]) -> None:
+    from decomposable.training.evaluation import Row
+
     rows = [Row(**row) for row in record["sizes"]]
     table = networks.table([(f"{row.size:g}", row) for row in rows])
     figure = _draw(job, rows)
@@ -91,7 +120,8 @@ VERB = Verb(
         "  metrics.jsonl        what was seen on the way, line by line\n"
         "  record.json          settings, seed, commit, machine, sizes and accuracies\n"
         "  curve.png            accuracy over size\n"
-        "A run that was cut off goes on with --resume, and ends with the same bits as one that was not.\n\n"
+        "A run that was cut off goes on with --resume, and ends with the same bits as one that was not.\n"
+        "Started by torchrun, several processes share it: torchrun --nproc-per-node 4 -m decomposable train …\n\n"
         + arguments.RECIPES
     ),
     example=(

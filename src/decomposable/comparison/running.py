@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,18 @@ from decomposable import methods as registered
 from decomposable import recipes
 from decomposable.comparison.parts import Circumstances, Comparison, Part, check_finished, job_of, prepare
 from decomposable.comparison.results import gather
-from decomposable.comparison.scheduling import one_by_one, side_by_side
+from decomposable.comparison.scheduling import Train, one_by_one, side_by_side
+from decomposable.comparison.sharding import Shard
 from decomposable.comparison.watching import Failures, Watch, Watchers
 from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.locks import changing
 from decomposable.machine import usable_cpus
 from decomposable.progress import Progress, Report, quiet, shown
 from decomposable.training import experiment
 from decomposable.training.loop import Say
 from decomposable.training.runs import held
 
+ENGINES = ("local", "ray")
 MOST_JOBS = 4  # side by side unless more are asked for: each takes the memory of a training
 
 
@@ -46,6 +50,9 @@ def compare(
     data: Path | str | None = None,
     device: str = "auto",
     jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    shard: str | None = None,
     checkpoint_seconds: float = 60.0,
     progress: Report | None = None,
     say: Say = quiet,
@@ -62,6 +69,9 @@ def compare(
         device: "auto", "cpu", "cuda" …
         jobs: how many trainings run side by side; by default one on a GPU, and on a CPU one for each core, up to four.
             More than one needs ``if __name__ == "__main__":`` around the program, as all of multiprocessing does.
+        engine: "local", or "ray": a Ray cluster, where `jobs` is the most at a time (docs/machines.md).
+        address: of that cluster; by default one is started here.
+        shard: "K/N", to train the K-th of N shares of the comparison, while others train theirs.
         checkpoint_seconds: from one checkpoint to the next.
         progress: called with a `Progress`, which is text, about what is under way; by default it is shown on a
             terminal. `decomposable.progress.quiet` shows nothing.
@@ -71,47 +81,122 @@ def compare(
     Returns the content of ``comparison.json``: for every method its curves, mean and spread over the seeds. Where some
     trainings failed, `PartsFailedError` says which and why; the others are there.
     """
+    how = How(jobs=jobs, engine=engine, address=address, shard=None if shard is None else Shard.parse(shard))
     comparison, circumstances = prepare(
         recipe,
-        out=Path(out),
+        out=how.found_everywhere(Path(out)),
         names=methods,
         seeds=seeds,
-        data=None if data is None else Path(data),
+        data=None if data is None else how.found_everywhere(Path(data)),
         device=device,
         checkpoint_seconds=checkpoint_seconds,
         overrides=settings,
     )
     with shown(progress) as report:
-        content, failures = run(comparison, circumstances, jobs=jobs, watchers=Watchers(progress=report, say=say))
+        watchers = Watchers(progress=report, say=say)
+        parts = how.own(comparison.parts)
+        content, failures = run(comparison, circumstances, watchers=watchers, how=how, parts=parts)
     if failures:
         raise PartsFailedError(failures, len(comparison.parts))
     return content
 
 
 def run(
-    comparison: Comparison, circumstances: Circumstances, *, jobs: int | None, watchers: Watchers
+    comparison: Comparison,
+    circumstances: Circumstances,
+    *,
+    watchers: Watchers,
+    how: How,
+    parts: Sequence[Part] | None = None,
 ) -> tuple[dict[str, Any], Failures]:
-    """Train what is missing, then write every method's record and the summary; it comes back, and what failed."""
-    count = number_of_jobs(jobs, circumstances.device)
+    """Train what is missing, then write every method's record and the summary; it comes back, and what failed.
+
+    Of a shard, only its `parts` are trained; what is missing of the others is told.
+    """
     check_finished(comparison, circumstances)
-    missing = [part for part in comparison.parts if not part.is_done]
-    at_once = min(count, len(missing))
-    if at_once > 1:
+    own = comparison.parts if parts is None else parts
+    missing = [part for part in own if not part.is_done]
+    at_once = how.at_once(len(missing), circumstances.device)
+    if how.sends(at_once):
         _check_sendable(circumstances, at_once)
     if missing:
         watchers.progress(Progress("", "checking recipe and data"))
         experiment.try_out(circumstances.task(comparison.settings), comparison.settings, circumstances.device)
     for needed, name in comparison.added.items():
         watchers.say(f"{needed} is trained as well: {name} starts from it")
-    if len(missing) < len(comparison.parts):
-        watchers.say(f"{len(comparison.parts) - len(missing)} of {len(comparison.parts)} trainings are done already")
+    if len(missing) < len(own):
+        watchers.say(f"{len(own) - len(missing)} of {len(own)} trainings are done already")
     comparison.out.mkdir(parents=True, exist_ok=True)
-    with held(comparison.out):
+    with held(comparison.out, with_others=how.shard is not None), how.shard_held(comparison.out):
         failures: Failures = {}
         if missing:
-            schedule = partial(side_by_side, jobs=at_once) if at_once > 1 else one_by_one
-            failures = schedule(missing, partial(_train, circumstances), Watch(missing, at_once, watchers))
-        return gather(comparison, circumstances, failures), failures
+            watch = Watch(missing, at_once, watchers)
+            failures = how.schedule(missing, partial(_train, circumstances), watch, at_once, circumstances.device)
+        with changing(comparison.out / "comparison.json"):  # another shard may have ended just now
+            return gather(comparison, circumstances, failures), failures
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """Who trains: some processes side by side here, or those of a Ray cluster; all of it, or a shard."""
+
+    jobs: int | None = None
+    engine: str = "local"
+    address: str | None = None  # of the cluster
+    shard: Shard | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise InvalidArgumentError(f"--engine {self.engine}: unknown; allowed: {', '.join(ENGINES)}")
+        if self.address is not None and self.engine != "ray":
+            raise InvalidArgumentError(f"--address {self.address}: of a Ray cluster; allowed: with --engine ray")
+        if self.jobs is not None and self.jobs < 1:
+            raise InvalidArgumentError(f"--jobs {self.jobs}; allowed: an int of at least 1")
+
+    def at_once(self, missing: int, device: str) -> int:
+        """How many trainings run side by side, at most."""
+        if self.engine == "ray":
+            return missing if self.jobs is None else min(self.jobs, missing)
+        return min(number_of_jobs(self.jobs, device), missing)
+
+    def sends(self, at_once: int) -> bool:
+        """Whether trainings run in other processes than this one."""
+        return at_once > 1 or (at_once > 0 and self.engine == "ray")
+
+    def schedule(self, parts: Sequence[Part], train: Train, watch: Watch, at_once: int, device: str) -> Failures:
+        """Train the parts; what failed comes back."""
+        if self.engine == "ray":
+            from decomposable.comparison.on_ray import on_ray  # an extra
+
+            on_gpu = torch.device(device).type == "cuda"
+            return on_ray(parts, train, watch, jobs=at_once, address=self.address, on_gpu=on_gpu)
+        return side_by_side(parts, train, watch, jobs=at_once) if at_once > 1 else one_by_one(parts, train, watch)
+
+    def found_everywhere(self, path: Path) -> Path:
+        """A path that means the same to processes that run in other folders."""
+        return path.resolve() if self.engine == "ray" else path
+
+    def own(self, parts: Sequence[Part], before: int = 0) -> Sequence[Part]:
+        """The trainings of the shard, or all."""
+        return parts if self.shard is None else self.shard.own(parts, before)
+
+    def shard_held(self, folder: Path) -> AbstractContextManager[None]:
+        """Keep the same shard from running twice."""
+        return nullcontext() if self.shard is None else self.shard.held(folder)
+
+
+def missing_names(comparison: Comparison, failures: Failures) -> list[str]:
+    """The trainings that somebody else has yet to make."""
+    return [part.name for part in comparison.parts if not part.is_done and part.name not in failures]
+
+
+def what_is_missing(names: Sequence[str], shard: Shard | None) -> str | None:
+    """In words; None where nothing is."""
+    if not names:
+        return None
+    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    whose = "" if shard is None else f", of other shards than {shard}"
+    return f"missing{whose}: {len(names)} trainings ({listed})"
 
 
 def _train(circumstances: Circumstances, part: Part, progress: Report, say: Say) -> dict[str, Any]:

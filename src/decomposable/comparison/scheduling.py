@@ -7,8 +7,9 @@ Side by side they run in processes that train one part after the other, each wit
            ◀─ ("done", record) or ("failed", reason) or ("stopped", reason)
            ── ("stop",) ──▶  the training under way writes its checkpoint and ends
 
-A worker takes no signals but through its parent: the terminal's Ctrl-C would otherwise reach it a second time, which
-means "at once". Where the parent is gone, a worker ends in the same way.
+Who the workers are is an `Engine`'s matter: processes of this machine here, those of a cluster in `on_ray.py`; the
+messages are the same. A process takes no signals but through its parent: the terminal's Ctrl-C would otherwise reach it
+a second time, which means "at once". Where the parent is gone, a worker ends in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -64,7 +65,40 @@ def one_by_one(parts: Sequence[Part], train: Train, watch: Watch) -> Failures:
 
 def side_by_side(parts: Sequence[Part], train: Train, watch: Watch, *, jobs: int) -> Failures:
     """Some at a time, each in a process with its share of the cores."""
-    pool = _Pool(parts, train, watch, jobs)
+    return work_off(parts, watch, jobs, _Processes(train, threads_for(jobs)))
+
+
+class Worker(Protocol):
+    """Somebody who trains one part after the other."""
+
+    part: Any  # the one under way
+
+    def begin(self, part: Part) -> None:
+        """Train this one."""
+
+    def ask_to_stop(self) -> None:
+        """Once or more often; the training under way then writes its checkpoint and ends."""
+
+    def message(self) -> tuple[str, Any]:
+        """The next one that has come; of one that is gone, "died" and why."""
+
+    def close(self, *, at_once: bool) -> None:
+        """There is nothing more to do, or it must end at once."""
+
+
+class Engine(Protocol):
+    """Where workers come from."""
+
+    def worker(self) -> Worker:
+        """A new one."""
+
+    def speaking(self, workers: Sequence[Any], timeout: float) -> list[Worker]:
+        """Those of them that have a message; it waits for one, but not longer than so many seconds."""
+
+
+def work_off(parts: Sequence[Part], watch: Watch, jobs: int, engine: Engine) -> Failures:
+    """Train all parts with the workers of an engine, so many at a time."""
+    pool = _Pool(parts, watch, jobs, engine)
     try:
         with stop_signals() as stop:
             pool.work(stop)
@@ -77,12 +111,12 @@ def side_by_side(parts: Sequence[Part], train: Train, watch: Watch, *, jobs: int
 class _Pool:
     """The parts that wait to be trained, and the workers that train the others."""
 
-    def __init__(self, parts: Sequence[Part], train: Train, watch: Watch, jobs: int) -> None:
-        self.waiting, self.train, self.watch, self.jobs = list(parts), train, watch, jobs
-        self.workers: list[_Worker] = []
+    def __init__(self, parts: Sequence[Part], watch: Watch, jobs: int, engine: Engine) -> None:
+        self.waiting, self.watch, self.jobs, self.engine = list(parts), watch, jobs, engine
+        self.workers: list[Worker] = []
 
     @property
-    def busy(self) -> list[_Worker]:
+    def busy(self) -> list[Worker]:
         """The workers that train."""
         return [worker for worker in self.workers if worker.part is not None]
 
@@ -96,8 +130,7 @@ class _Pool:
             if stop.is_set():
                 for worker in self.busy:
                     worker.ask_to_stop()
-            speaking = wait([worker.connection for worker in self.busy], timeout=0.5)  # so that a signal is seen
-            for worker in [worker for worker in self.busy if worker.connection in speaking]:
+            for worker in self.engine.speaking(self.busy, timeout=0.5):  # not longer, so that a signal is seen
                 if not self._heard(worker, is_stopping=stop.is_set()):
                     self.workers.remove(worker)
             self.watch.show()
@@ -112,7 +145,7 @@ class _Pool:
                 return
             self.watch.begin(part)
             if all(worker.part is not None for worker in self.workers):
-                self.workers.append(_Worker(self.train, threads_for(self.jobs)))
+                self.workers.append(self.engine.worker())
             next(worker for worker in self.workers if worker.part is None).begin(part)
 
     def _next(self) -> Part | None:
@@ -126,7 +159,7 @@ class _Pool:
                 return part
         return None
 
-    def _heard(self, worker: _Worker, *, is_stopping: bool) -> bool:
+    def _heard(self, worker: Worker, *, is_stopping: bool) -> bool:
         """Take the next message of a worker; whether there will be others."""
         kind, content = worker.message()
         if kind == "line":
@@ -174,6 +207,22 @@ def _reason_of(error: BaseException, folder: RunFolder) -> str:
     except OSError:
         return f"{type(error).__name__}: {first}"
     return f"{type(error).__name__}: {first} (more in {path})"
+
+
+class _Processes:
+    """Workers that are processes of this machine, each with so many threads."""
+
+    def __init__(self, train: Train, threads: int) -> None:
+        self.train, self.threads = train, threads
+
+    def worker(self) -> _Worker:
+        """A new process."""
+        return _Worker(self.train, self.threads)
+
+    def speaking(self, workers: Sequence[_Worker], timeout: float) -> list[Worker]:
+        """Those whose connection has something to read."""
+        ready = wait([worker.connection for worker in workers], timeout=timeout)
+        return [worker for worker in workers if worker.connection in ready]
 
 
 class _Worker:
@@ -248,13 +297,14 @@ def _serve(connection: Connection, train: Train, parent: int, threads: int) -> N
         while True:
             kind, *content = connection.recv()
             if kind == "part":  # else it is asked to stop while there is nothing to do
-                connection.send(_answer(content[0], train, telling))
+                connection.send(answer(content[0], train, telling, telling.say))
 
 
-def _answer(part: Part, train: Train, telling: _Telling) -> tuple[str, Any]:
+def answer(part: Part, train: Train, report: Report, say: Callable[[str], None]) -> tuple[str, Any]:
+    """Train a part where one is, and say in the last message how it ended."""
     try:
         (part.path / "error.txt").unlink(missing_ok=True)  # of an earlier try
-        return "done", train(part, telling, telling.say)
+        return "done", train(part, report, say)
     except Interrupted as error:
         return "stopped", str(error)
     except Exception as error:  # whatever the code of a recipe raises

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from decomposable.core.forms.base import Decomposition
-from decomposable.core.layers import Layer, decomposed
+from decomposable.core.layers import Layer
+from decomposable.core.processes import ALONE, Processes
+from decomposable.core.sharing import shared
 from decomposable.core.svd import check_finite, most_precise
 from decomposable.errors import InvalidArgumentError
 
@@ -18,8 +20,8 @@ from decomposable.errors import InvalidArgumentError
 class KeptBases:
     """The decompositions of a model's weights, computed when the weights have changed, or every `refresh` changes."""
 
-    def __init__(self, layers: tuple[Layer, ...], refresh: int) -> None:
-        self.layers, self.refresh = layers, refresh
+    def __init__(self, layers: tuple[Layer, ...], refresh: int, processes: Processes = ALONE) -> None:
+        self.layers, self.refresh, self._processes = layers, refresh, processes
         self._current: dict[str, Decomposition] = {}
         self._seen: dict[str, tuple[int | None, float]] = {}  # version counter and sum of the weight decomposed
         self._projected: set[str] = set()  # layers that have changed since their own last SVD
@@ -29,14 +31,15 @@ class KeptBases:
     def of_current_weights(self) -> dict[str, Decomposition]:
         """What every layer's weight is decomposed into; between refreshes the weight along the bases kept."""
         marks = self._marks()
-        changed = [layer for layer in self.layers if not self._is_seen(layer, marks[layer.name])]
+        is_new = self._processes.anywhere([not self._is_seen(layer, marks[layer.name]) for layer in self.layers])
+        changed = [layer for layer, is_it in zip(self.layers, is_new, strict=True) if is_it]
         if changed:
             is_due = len(self._current) < len(self.layers) or self._age + 1 >= self.refresh
             names = {layer.name for layer in changed}
             with torch.autocast(self.layers[0].weight.device.type, enabled=False):
                 if is_due:
                     late = [layer for layer in self.layers if layer.name in self._projected - names]
-                    fresh = decomposed([*changed, *late])
+                    fresh = shared([*changed, *late], self._processes)
                     self._projected.clear()
                 else:
                     for layer in changed:

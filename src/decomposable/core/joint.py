@@ -15,6 +15,9 @@ full one's outputs (`distillation.py`), and the two networks take turns, so that
     step 1, 3, 5, …:  .grad += 2 (1 − λ) ∇_f      step 2, 4, 6, …:  .grad += 2 λ ∇̂, with a running mean of ‖∇_f‖
 
 or, with `turns=3`, three low-rank steps after each full one.
+
+Several processes (`processes.py`) each bring a part of the batch: ∇_f and ∇ are averaged over them before ∇̂ is made of
+∇, since that is not linear, and each SVD is made by one of them (`sharing.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from decomposable.checks import check_count, is_integer, is_number
@@ -38,10 +42,12 @@ from decomposable.core.forms.base import Decomposition
 from decomposable.core.gradients import Gradient, RunningNorms, accumulate, mix, refuse_reentrant_checkpoints, scaled
 from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, find_layers, parameter_of, require_layers
 from decomposable.core.lowrank import Layout, LowRankLayer
+from decomposable.core.passes import Local, Pass, averaged, counting_samples
+from decomposable.core.processes import Processes, same_buffers_
 from decomposable.core.tracing import Forward, call_with_first
-from decomposable.core.tree import clone_buffers_, rewire, unwrap
+from decomposable.core.tree import clone_buffers_, data_parallel, refuse_sharded, rewire, unwrap
 from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.chain import Rank, ranks_of
+from decomposable.sizing.chain import Rank, flat_ranks, like_ranks, ranks_of
 from decomposable.sizing.order import Limits
 
 Closure = Callable[[nn.Module], Tensor]
@@ -54,7 +60,7 @@ class Losses(NamedTuple):
     `ratio` is the rank ratio Z that was drawn, or that of the plan for the budget that was drawn, of which `macs` and
     `params` say what part of the full network's it has. Of a network that had no pass (with balance=0, or when it is
     the other's turn) the loss is NaN. Where an SVD failed the step is a full-rank one: `low` is `full` and `ratio` is
-    1, or with turns both are NaN.
+    1, or with turns both are NaN. With several processes the losses are the means over all of them.
     """
 
     full: Tensor
@@ -68,7 +74,8 @@ class JointObjective:
     """The joint objective around a model that stays as it is (equation 1 and Algorithm 1).
 
     Args:
-        model: any module; compiled ones too. Its parameters keep their names, any optimiser can step them.
+        model: any module; compiled ones and `DistributedDataParallel` too. Its parameters keep their names, any
+            optimiser can step them.
         form: how convolutions become chains of layers, "spatial", "channel" or "tucker"; or by name pattern, the first
             that matches, as in ``{"layer4.*": "tucker", "*": "spatial"}``.
         ratio: (α_l, α_u), between which Z is drawn in every step, by default (0.01, 0.5); one number keeps Z fixed.
@@ -81,6 +88,8 @@ class JointObjective:
         seed: of the generator of Z; by default torch's initial seed.
         added_gap: a constant that is added to σ_i² − σ_k² in the gradient, in place of clipping σ_k/σ_i (appendix A,
             where the paper shows why not).
+        process_group: the processes that train this model together; by default the group of its
+            `DistributedDataParallel`, or all processes of torch.distributed (docs/machines.md).
 
     Beyond the paper (docs/training.md says what each is worth):
         macs, params: in place of `ratio`, budgets as in ``resize_``, between which one is drawn log-uniformly; the
@@ -124,6 +133,7 @@ class JointObjective:
         distance: Distance | None = None,
         turns: bool | int = False,
         added_gap: float = 0.0,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self.model = model
         self.balance, self.distill = _check_share("balance", balance), _check_share("distill", distill)
@@ -133,6 +143,7 @@ class JointObjective:
         self.added_gap = float(added_gap)
         self.criterion, self.turns = find_criterion(criterion), _check_turns(turns)
         self.distance = _check_distance(distance, self.distill)
+        refuse_sharded(unwrap(model))
         layers, self.skipped = find_layers(unwrap(model), check_form(form), filter_fn)
         require_layers(layers, self.skipped)
         self.layers = layers
@@ -145,7 +156,13 @@ class JointObjective:
             lambda: cost_selector(unwrap(model), layers, bounds, example_input, forward or call_with_first),
         )
         self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
-        self._bases = KeptBases(layers, self.refresh)
+        # Its reducer waits for backward(), which is not called here: what it does is done here.
+        wrapper = data_parallel(model)
+        self._full_network = model if wrapper is None else wrapper.module
+        self._has_own_buffers = wrapper is not None and not wrapper.broadcast_buffers
+        group = wrapper.process_group if wrapper is not None and process_group is None else process_group
+        self._processes = Processes.of(group, layers[0].weight.device)
+        self._bases = KeptBases(layers, self.refresh, self._processes)
         if seed is not None and not is_integer(seed):
             raise InvalidArgumentError(f"seed={seed!r}; allowed: an int")
         self._generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else int(seed))
@@ -153,7 +170,7 @@ class JointObjective:
         self._norms = RunningNorms(layers)
         self._low_turns_left = 0  # until the full network's next
         self._in_full: set[nn.Parameter] = set()  # what the last full pass had a gradient for
-        self._has_warned = self._has_checked = False
+        self._has_warned = self._has_checked = self._has_met = False
 
     def backward(
         self,
@@ -163,6 +180,7 @@ class JointObjective:
         forward: Callable[[nn.Module], Any] | None = None,
         loss: Callable[[Any], Tensor] | None = None,
         weight: float = 1.0,
+        samples: int | None = None,
     ) -> Losses:
         """Compute both losses of one batch and add the joint gradient to every parameter's `.grad`.
 
@@ -171,8 +189,13 @@ class JointObjective:
         step and update it as usual. The gradient is multiplied with `weight`: 1/n for the mean of n calls.
 
         With `distill`, outputs and loss are told apart: ``backward(forward=lambda net: net(x), loss=lambda out: ...)``.
+
+        With several processes, all of them call this equally often. The mean of their gradients is by how many
+        `samples` each has, by default the length of the network's first input. One that has none this time says
+        ``samples=0``; its closure is not called.
         """
-        call = self._check_call(closure, forward, loss, weight)
+        call = self._check_call(closure, forward, loss, weight, samples)
+        self._meet()
         if self.turns and self.balance > 0:
             full_share = 2 * (1 - self.balance)
             is_low = self._low_turns_left > 0
@@ -181,7 +204,7 @@ class JointObjective:
             return losses
 
         drawn = self.sizes.draw(self._generator)
-        full = self._differentiate(call, self.model, scaler)
+        full = self._full_pass(call, scaler)
         absent = torch.full_like(full.loss, math.nan)
         if self.balance == 0:
             accumulate(scaled(full.gradient, 1.0))
@@ -191,13 +214,14 @@ class JointObjective:
             accumulate(scaled(full.gradient, 1.0))
             return Losses(full.loss, full.loss, 1.0)
 
-        size = self._choose(decompositions, drawn)
+        size = self._choose_for_all(decompositions, drawn)
         low = self._low_rank_pass(call, scaler, decompositions, size, full.outputs)
         kernels = {layer.weight for layer in self.layers}
+        gradient_full, gradient_low = full.gradient, low.gradient
         accumulate(
             {
-                parameter: mix(full.gradient[parameter], low.gradient[parameter], self.balance, parameter in kernels)
-                for parameter in full.gradient
+                parameter: mix(gradient_full[parameter], gradient_low[parameter], self.balance, parameter in kernels)
+                for parameter in gradient_full
             }
         )
         return Losses(full.loss, low.loss, size.ratio, size.macs, size.params)
@@ -208,18 +232,20 @@ class JointObjective:
         *,
         forward: Callable[[nn.Module], Any] | None = None,
         loss: Callable[[Any], Tensor] | None = None,
+        samples: int | None = None,
     ) -> tuple[Gradient, Gradient]:
         """∇_f and ∇ of one batch, neither mixed nor rebalanced, at the next size that is drawn; no `.grad` changes."""
-        call = self._check_call(closure, forward, loss, 1.0)
+        call = self._check_call(closure, forward, loss, 1.0, samples)
+        self._meet()
         drawn = self.sizes.draw(self._generator)
-        full = self._differentiate(call, self.model, None)
+        full = self._full_pass(call, None)
         decompositions = self._bases.of_current_weights()
-        size = self._choose(decompositions, drawn)
+        size = self._choose_for_all(decompositions, drawn)
         return full.gradient, self._low_rank_pass(call, None, decompositions, size, full.outputs).gradient
 
     def _full_turn(self, call: _Call, scaler: Scaler | None, share: float) -> Losses:
         """2 (1 − λ) ∇_f, or another share of it."""
-        full = self._differentiate(call, self.model, scaler)
+        full = self._full_pass(call, scaler)
         self._norms.update(full.gradient, call.scale(scaler, full.loss))
         accumulate(scaled(full.gradient, share))
         return Losses(full.loss, torch.full_like(full.loss, math.nan), math.nan)
@@ -230,11 +256,14 @@ class JointObjective:
         decompositions = self._decompose()
         if decompositions is None:
             return self._full_turn(call, scaler, 1.0)
-        size = self._choose(decompositions, drawn)
-        taught = self._teach(call) if self.distill and not self._is_whole(size) else None
+        size = self._choose_for_all(decompositions, drawn)
+        taught = self._processes.together(lambda: self._teach(call)) if self._learns_at(size) else None
         low = self._low_rank_pass(call, scaler, decompositions, size, taught)
         accumulate(self._norms.rebalanced(low.gradient, 2 * self.balance, call.scale(scaler, low.loss)))
         return Losses(torch.full_like(low.loss, math.nan), low.loss, size.ratio, size.macs, size.params)
+
+    def _learns_at(self, size: Size) -> bool:
+        return self.distill > 0 and not self._is_whole(size)
 
     def _is_whole(self, size: Size) -> bool:
         """Whether nothing is cut off: the full network has nothing to teach itself, its labels have."""
@@ -243,6 +272,8 @@ class JointObjective:
     @torch.no_grad()
     def _teach(self, call: _Call) -> Any:
         """The full network's outputs, from a pass that takes no gradient and leaves the model's buffers alone."""
+        if call.samples == 0:
+            return None
         teacher = rewire(unwrap(self.model), {})
         clone_buffers_(teacher)
         outputs = call.run(teacher)
@@ -261,6 +292,19 @@ class JointObjective:
         # A cut's bases go in the order of their singular values; a criterion may rank them otherwise.
         scores = [np.sort(score(self.criterion, n, s))[::-1] for n, s in zip(names, sections, strict=True)]
         return self.sizes.choose(scores, drawn)
+
+    def _choose_for_all(self, decompositions: Mapping[str, Decomposition], drawn: float) -> Size:
+        """The first process's choice: a criterion of last bits, or of chance, may choose otherwise elsewhere."""
+        size = self._processes.together(lambda: self._choose(decompositions, drawn))
+        flat = flat_ranks(size.ranks)
+        ratio, macs, params, *ranks = self._processes.from_first([size.ratio, size.macs, size.params, *flat])
+        return Size(like_ranks(size.ranks, map(int, ranks)), ratio, macs, params)
+
+    def _meet(self) -> None:
+        """Once: the processes compare their weights, and take the first one's generator."""
+        if not self._has_met:
+            self._processes.check_same_(unwrap(self.model).named_parameters(), self._generator)
+            self._has_met = True
 
     def _decompose(self) -> dict[str, Decomposition] | None:
         """The bases of the weights as they are; None, with a warning, where that failed."""
@@ -307,13 +351,28 @@ class JointObjective:
         decompositions: Mapping[str, Decomposition],
         size: Size,
         taught: Any,
-    ) -> _Pass:
+    ) -> Pass:
         """The low-rank network's loss and gradient; `taught` are the full network's outputs, where they count."""
-        network, layers = self._build_low_rank_network(decompositions, size.ranks)
-        with self._layout.used_by(network):
-            result = self._differentiate(call, network, scaler, None if self._is_whole(size) else taught)
-        self._check_used(layers)
-        return result
+
+        def run() -> Local:
+            network, layers = self._build_low_rank_network(decompositions, size.ranks)
+            with self._layout.used_by(network):
+                result = self._differentiate(call, network, scaler, None if self._is_whole(size) else taught)
+            self._check_used(layers)
+            return result
+
+        return self._averaged(call, run)
+
+    def _full_pass(self, call: _Call, scaler: Scaler | None) -> Pass:
+        """The full network's loss and gradient."""
+        if not self._has_own_buffers:
+            same_buffers_(unwrap(self.model), self._processes)
+        return self._averaged(call, lambda: self._differentiate(call, self._full_network, scaler))
+
+    def _averaged(self, call: _Call, run: Callable[[], Local]) -> Pass:
+        """What a pass gives on average over the processes, by their samples; its gradient is on its way."""
+        trainable = [p for p in unwrap(self.model).parameters() if p.requires_grad]
+        return averaged(run if call.samples != 0 else lambda: Local.nothing(trainable), trainable, self._processes)
 
     def _build_low_rank_network(
         self, decompositions: Mapping[str, Decomposition], ranks: Mapping[str, Rank]
@@ -332,9 +391,9 @@ class JointObjective:
         avoid_fast_paths_(network)
         return network, list(replacements.values())
 
-    def _differentiate(self, call: _Call, network: nn.Module, scaler: Scaler | None, taught: Any = None) -> _Pass:
+    def _differentiate(self, call: _Call, network: nn.Module, scaler: Scaler | None, taught: Any = None) -> Local:
         """The loss of one network, and its gradient for every trainable parameter."""
-        outputs = call.run(network)
+        outputs, samples = call.run_counted(network)
         is_distilled = taught is not None and self.distill > 0
         loss, name = (
             (self._distilled(call, outputs, taught), "distance") if is_distilled else (call.loss(outputs), call.name)
@@ -352,9 +411,9 @@ class JointObjective:
         whole = weighted if scaler is None else scaler.scale(weighted)
         found = torch.autograd.grad(whole, parameters, allow_unused=True)
         gradient = dict(zip(parameters, found, strict=True))
-        if network is self.model:
+        if network is self._full_network:
             self._in_full = {p for p, g in gradient.items() if g is not None}
-        return _Pass(loss.detach(), gradient, detached(outputs) if self.distill else None)
+        return Local(loss.detach(), gradient, detached(outputs) if self.distill else None, samples)
 
     def _distilled(self, call: _Call, outputs: Any, taught: Any) -> Tensor:
         """(1 − d) · loss + d · KL(full ‖ low)."""
@@ -367,8 +426,14 @@ class JointObjective:
         forward: Callable[[nn.Module], Any] | None,
         loss: Callable[[Any], Tensor] | None,
         weight: float,
+        samples: int | None,
     ) -> _Call:
         """How a network is run, what its loss is, and how much it counts."""
+        if samples is not None and (not is_integer(samples) or samples < (1 if self._processes.is_alone else 0)):
+            raise InvalidArgumentError(
+                f"samples={samples!r}; allowed: an int of at least 1, or with several processes 0 where there is none"
+            )
+        samples = 1 if self._processes.is_alone else samples  # of one, it does not matter how many
         if not is_number(weight) or not 0 < weight < math.inf:
             raise InvalidArgumentError(f"weight={weight!r}; allowed: a number above 0, such as 1/len(batches)")
         if closure is not None and forward is None and loss is None:
@@ -377,9 +442,9 @@ class JointObjective:
                     f"backward: distill={self.distill:g} needs the outputs, which a closure does not show; allowed: "
                     "backward(forward=lambda net: net(x), loss=lambda out: ...)"
                 )
-            return _Call(closure, lambda loss: loss, "closure", weight)
+            return _Call(closure, lambda loss: loss, "closure", weight, samples)
         if closure is None and forward is not None and loss is not None:
-            return _Call(forward, loss, "loss", weight)
+            return _Call(forward, loss, "loss", weight, samples)
         raise InvalidArgumentError("backward: allowed: a closure, or both forward= and loss=")
 
     def _check_used(self, low_rank: list[LowRankLayer]) -> None:
@@ -412,20 +477,22 @@ class _Call(NamedTuple):
     loss: Callable[[Any], Tensor]
     name: str  # of the argument that gives the loss
     weight: float
+    samples: int | None  # that it is the mean of, where that was said
+
+    def run_counted(self, network: nn.Module) -> tuple[Any, int]:
+        """What comes out, and of how many samples, as far as the network's input tells; 1 where it does not."""
+        if self.samples is not None:
+            return self.run(network), self.samples
+        counts: list[int] = []
+        with counting_samples(network, counts):
+            outputs = self.run(network)
+        return outputs, sum(counts) if counts else 1
 
     def scale(self, scaler: Scaler | None, loss: Tensor) -> Tensor | float:
         """By what the loss is multiplied before its gradient is taken; the running norms are without it."""
         if scaler is None:
             return self.weight
         return scaler.scale(torch.ones((), device=loss.device)) * self.weight
-
-
-class _Pass(NamedTuple):
-    """What one network gave: its loss, its gradient, and its outputs where another one learns from them."""
-
-    loss: Tensor
-    gradient: Gradient
-    outputs: Any
 
 
 def _check_generator(state: object) -> Tensor:

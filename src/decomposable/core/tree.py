@@ -35,16 +35,41 @@ _MAX_DEPTH = 6  # of lists in dicts in lists … that are searched for modules
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module behind `torch.compile`; refuse what cannot be taken apart."""
+    """The module behind `torch.compile` and `DistributedDataParallel`; refuse what cannot be taken apart."""
+    while isinstance(model, nn.Module) and _is_around_another(model):
+        model = model._orig_mod if _is_compiled(model) else model.module  # type: ignore[assignment]
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"model: got {type(model).__name__}; allowed: a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModelError("model: got a TorchScript module; allowed: the module before scripting")
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+    if isinstance(model, nn.DataParallel):
         raise UnsupportedModelError(
-            f"model: got {type(model).__name__}; pass its .module and average the gradients after backward()"
+            "model: got DataParallel; pass its .module, and for several GPUs DistributedDataParallel(model)"
         )
-    return model._orig_mod if _is_compiled(model) else model  # type: ignore[return-value]
+    return model
+
+
+def data_parallel(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
+    """The `DistributedDataParallel` around a model, where there is one."""
+    while isinstance(model, nn.Module) and _is_around_another(model):
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            return model
+        model = model._orig_mod  # type: ignore[assignment]
+    return None
+
+
+def refuse_sharded(model: nn.Module) -> None:
+    """A weight of which a process has a part only cannot be decomposed there."""
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "device_mesh") or "_fsdp_wrapped_module" in name:
+            raise UnsupportedModelError(
+                f"model: '{name}' is sharded over processes (fully_shard, FSDP), and an SVD needs all of it; allowed: "
+                "DistributedDataParallel(model), or the model as it is before it is sharded"
+            )
+
+
+def _is_around_another(module: nn.Module) -> bool:
+    return _is_compiled(module) or isinstance(module, nn.parallel.DistributedDataParallel)
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ most of the time of a new one goes into asking the system for the memory.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,35 @@ from torch import Tensor
 from decomposable.errors import InvalidArgumentError
 
 PerChannel = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Random numbers for each of `count` images; where only a part of them is here, those of that part.
+
+    So an image is augmented in the same way wherever it is: alone or with its whole batch.
+    """
+
+    generator: torch.Generator
+    count: int
+    part: slice = field(default_factory=lambda: slice(None))
+
+    @classmethod
+    def of(cls, generator: torch.Generator | Drawing, count: int) -> Drawing:
+        """From a generator, for images that are all here."""
+        return generator if isinstance(generator, Drawing) else cls(generator, count)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """From 0 to 1, in this shape for each image."""
+        return torch.rand(self.count, *shape, generator=self.generator)[self.part]
+
+    def normal(self, *shape: int) -> Tensor:
+        """With mean 0 and deviation 1."""
+        return torch.randn(self.count, *shape, generator=self.generator)[self.part]
+
+    def places(self, below: int) -> Tensor:
+        """Two whole numbers from 0 to below a limit: rows of 2 × N."""
+        return torch.randint(0, below, (2, self.count), generator=self.generator)[:, self.part]
 
 
 @dataclass(frozen=True)
@@ -56,7 +85,7 @@ class PadCropFlip:
     padding: int = 4
     flip: bool = True
 
-    def __call__(self, x_NCHW: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, x_NCHW: Tensor, generator: torch.Generator | Drawing) -> Tensor:
         """Augment a batch."""
         x_NCHW = pad_and_crop(x_NCHW, self.padding, generator)
         return self.standardise(random_flip(x_NCHW, generator) if self.flip else x_NCHW)
@@ -73,7 +102,7 @@ class FlipJitterLighting:
     strength: float = 0.4
     lighting_std: float = 0.1
 
-    def __call__(self, x_NCHW: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, x_NCHW: Tensor, generator: torch.Generator | Drawing) -> Tensor:
         """Augment a batch of RGB images."""
         x_NCHW = random_flip(x_NCHW, generator).to(torch.float32)  # random_flip has made a copy
         colour_jitter_(x_NCHW, self.strength, generator)
@@ -81,18 +110,18 @@ class FlipJitterLighting:
         return self.standardise.apply_(x_NCHW)
 
 
-def pad_and_crop(x_NCHW: Tensor, padding: int, generator: torch.Generator) -> Tensor:
+def pad_and_crop(x_NCHW: Tensor, padding: int, generator: torch.Generator | Drawing) -> Tensor:
     """Zeros around every image, then a window of the old size at a random place."""
     count, _, height, width = x_NCHW.shape
-    dy, dx = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(x_NCHW.device)
+    dy, dx = Drawing.of(generator, count).places(2 * padding + 1).to(x_NCHW.device)
     padded = F.pad(x_NCHW, (padding, padding, padding, padding))
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # N × C × places × places × H × W, a view
     return windows[torch.arange(count, device=x_NCHW.device), :, dy, dx]
 
 
-def random_flip(x_NCHW: Tensor, generator: torch.Generator, probability: float = 0.5) -> Tensor:
+def random_flip(x_NCHW: Tensor, generator: torch.Generator | Drawing, probability: float = 0.5) -> Tensor:
     """Left and right exchanged, for each image with this probability."""
-    flip_N = torch.rand(len(x_NCHW), generator=generator).to(x_NCHW.device) < probability
+    flip_N = Drawing.of(generator, len(x_NCHW)).uniform().to(x_NCHW.device) < probability
     return torch.where(flip_N[:, None, None, None], x_NCHW.flip(3), x_NCHW)
 
 
@@ -101,7 +130,7 @@ _GREY = (0.299, 0.587, 0.114)
 _BRIGHTNESS, _CONTRAST, _SATURATION = range(3)
 
 
-def colour_jitter_(x_NCHW: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+def colour_jitter_(x_NCHW: Tensor, strength: float, generator: torch.Generator | Drawing) -> Tensor:
     """Brightness, contrast and saturation of RGB floats from 0 to 255, times factors from 1 − strength to 1 + strength.
 
     Every image has its own factors and its own order of the three. Each of them blends the image with another one, by
@@ -109,8 +138,9 @@ def colour_jitter_(x_NCHW: Tensor, strength: float, generator: torch.Generator) 
     with its grey values for saturation. So one blend per turn serves the whole batch, whichever an image has then.
     """
     count, device = len(x_NCHW), x_NCHW.device
-    factors_N3 = (1 + strength * (2 * torch.rand(count, 3, generator=generator) - 1)).to(device)
-    order_N3 = torch.rand(count, 3, generator=generator).argsort(1).to(device)
+    drawing = Drawing.of(generator, count)
+    factors_N3 = (1 + strength * (2 * drawing.uniform(3) - 1)).to(device)
+    order_N3 = drawing.uniform(3).argsort(1).to(device)
     grey_C = torch.tensor(_GREY, device=device)
     x_NCP = x_NCHW.view(count, 3, -1)
     for turn_N1 in order_N3.split(1, dim=1):
@@ -128,13 +158,13 @@ EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836
 """Each is a column."""
 
 
-def lighting_(x_NCHW: Tensor, std: float, generator: torch.Generator) -> Tensor:
+def lighting_(x_NCHW: Tensor, std: float, generator: torch.Generator | Drawing) -> Tensor:
     """AlexNet's noise on RGB floats from 0 to 255: every image moves along the principal components of colour.
 
     The increment is on the scale of its eigenvalues, 0 to 1, and so 255 times that here. (The code of slimmable
     networks adds it to bytes as it is, where it all but vanishes.) Nothing is cut off at 0 or 255.
     """
-    alpha_N3 = std * torch.randn(len(x_NCHW), 3, generator=generator)
+    alpha_N3 = std * Drawing.of(generator, len(x_NCHW)).normal(3)
     shift_NC = (alpha_N3 * torch.tensor(EIGENVALUES)) @ torch.tensor(EIGENVECTORS).T
     return x_NCHW.add_(255 * shift_NC.to(x_NCHW.device)[:, :, None, None])
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -56,6 +56,14 @@ class Data(Protocol):
 
     def test_batch(self, indices: Tensor) -> Batch:
         """These test images, as the network takes them."""
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """Data of which a part of a batch can be made without the rest, each image as it is in the whole batch."""
+
+    def train_part(self, indices: Tensor, generator: torch.Generator, part: slice) -> Batch:
+        """A part of what `train_batch` returns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,15 +188,22 @@ def _with_checked_labels(batch: Batch, classes: int) -> Batch:
 class TrainBatches(Dataset[Batch]):
     """The batches of a whole training by number: every epoch has each image once, in an order of its own.
 
-    What is left over at the end of an epoch is left out, so that all batches are of one size.
+    What is left over at the end of an epoch is left out, so that all batches are of one size. Where several processes
+    train together, each has its `place` among so many, and that part of every batch: no image is in two, none is lost.
     """
 
-    def __init__(self, data: Data, *, batch_size: int, epochs: int, seed: int) -> None:
+    def __init__(self, data: Data, *, batch_size: int, epochs: int, seed: int, place: tuple[int, int] = (0, 1)) -> None:
         if not 1 <= batch_size <= data.train_count:
             raise InvalidArgumentError(
                 f"batch_size={batch_size}; allowed: an int from 1 to {data.train_count:,}, the count of training images"
             )
+        index, processes = place
+        if batch_size < processes:
+            raise InvalidArgumentError(
+                f"batch_size={batch_size}; allowed: at least {processes}, one image for each of the processes"
+            )
         self.data, self.batch_size, self.epochs, self.seed = data, batch_size, epochs, seed
+        self.part = slice(index * batch_size // processes, (index + 1) * batch_size // processes)
         self.per_epoch = data.train_count // batch_size
         self._order: tuple[int, Tensor] | None = None
 
@@ -200,8 +215,17 @@ class TrainBatches(Dataset[Batch]):
             raise IndexError(number)
         epoch, place = divmod(number, self.per_epoch)
         indices = self._order_of(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-        batch = self.data.train_batch(indices, generator_for(self.seed, "augmentation", number))
-        return _with_checked_labels(batch, self.data.classes)
+        generator = generator_for(self.seed, "augmentation", number)
+        return _with_checked_labels(self._part_of(indices, generator), self.data.classes)
+
+    def _part_of(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        """The images of this process; where the data cannot say how these alone are augmented, all are made."""
+        if self.part == slice(0, self.batch_size):
+            return self.data.train_batch(indices, generator)
+        if isinstance(self.data, InParts):
+            return self.data.train_part(indices, generator, self.part)
+        x, y = self.data.train_batch(indices, generator)
+        return x[self.part], y[self.part]
 
     def _order_of(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:
@@ -232,9 +256,9 @@ class TestBatches(Dataset[Batch]):
         batch = self.data.test_batch(torch.arange(start, min(start + self.batch_size, self.data.test_count)))
         return _with_checked_labels(batch, self.data.classes)
 
-    def loader(self, *, workers: int = 0) -> _Loader:
-        """All batches, made ahead in `workers` processes."""
-        return _Loader(self, range(len(self)), workers)
+    def loader(self, *, workers: int = 0, place: tuple[int, int] = (0, 1)) -> _Loader:
+        """All batches, or every so manieth from a `place` on, made ahead in `workers` processes."""
+        return _Loader(self, range(len(self))[place[0] :: place[1]], workers)
 
 
 class _Loader:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from decomposable.data import folders
-from decomposable.data.augment import FlipJitterLighting, PerChannel, Standardise, central_box, random_boxes
+from decomposable.data.augment import Drawing, FlipJitterLighting, PerChannel, Standardise, central_box, random_boxes
 from decomposable.data.base import Batch, TwoParts
 from decomposable.errors import DataError, InvalidArgumentError, MissingExtraError
 
@@ -107,10 +107,16 @@ class ImageFolders(TwoParts):
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """Random crops of these training images, augmented."""
-        files = [self.train[i] for i in indices.tolist()]
-        boxes_N4 = random_boxes(torch.tensor([_size_of(file) for file in files]), generator)
+        return self.train_part(indices, generator, slice(None))
+
+    def train_part(self, indices: Tensor, generator: torch.Generator, part: slice) -> Batch:
+        """A part of such a batch, of which no other image is read."""
+        files = [self.train[i] for i in indices[part].tolist()]
+        sizes_N2 = torch.ones(len(indices), 2, dtype=torch.long)  # of the others, no size changes what is drawn
+        sizes_N2[part] = torch.tensor([_size_of(file) for file in files])
+        boxes_N4 = random_boxes(sizes_N2, generator)[part]
         pixels = _decode(files, boxes_N4.tolist(), self.size, draft=True)
-        return self.augment(pixels, generator), self.train.labels[indices]
+        return self.augment(pixels, Drawing(generator, len(indices), part)), self.train.labels[indices[part]]
 
     def test_batch(self, indices: Tensor) -> Batch:
         """The middles of these test images."""

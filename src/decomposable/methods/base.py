@@ -69,6 +69,17 @@ class Steady(Protocol):
         """The part of the training until which the rate stays at its highest; its schedule has the rest."""
 
 
+@runtime_checkable
+class Averaging(Protocol):
+    """A step that averages its gradients over the processes of a run itself, because it goes on with their mean.
+
+    Of any other, the loop does it afterwards.
+    """
+
+    def has_samples(self, count: int) -> None:
+        """How many the next batch has on this process."""
+
+
 Sized = DecomposedNet | SizedNet
 """A trained network at several sizes."""
 

@@ -33,10 +33,15 @@ class JointStep:
 
     def __init__(self, joint: JointObjective) -> None:
         self.joint = joint
+        self._samples: int | None = None  # as the network's input tells
+
+    def has_samples(self, count: int) -> None:
+        """Of the next batch: the gradients are averaged by them before they are mixed."""
+        self._samples = count
 
     def backward(self, closure: Closure) -> dict[str, Tensor | float]:
         """Add the joint gradient."""
-        losses = self.joint.backward(closure)
+        losses = self.joint.backward(closure, samples=self._samples)
         if self.joint.balance == 0:  # there was no low-rank pass
             return {"loss": losses.full}
         return {"loss": losses.full, "loss_low": losses.low, "ratio": losses.ratio}

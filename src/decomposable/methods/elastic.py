@@ -91,9 +91,10 @@ class ElasticStep(JointStep):
             losses = self.joint.backward(
                 forward=lambda net: loss_and_outputs(closure, net, "elastic", "or elastic_distill=0"),
                 loss=lambda found: found[0],
+                samples=self._samples,
             )
         else:
-            losses = self.joint.backward(closure)
+            losses = self.joint.backward(closure, samples=self._samples)
         has_low = not math.isnan(losses.macs)
         values: dict[str, Tensor | float] = {} if self.joint.turns and has_low else {"loss": losses.full}
         return {**values, "loss_low": losses.low, "macs": losses.macs} if has_low else values

@@ -29,7 +29,7 @@ from decomposable.core.tracing import (
     other_macs,
     trace,
 )
-from decomposable.core.tree import deep_copy, rewire, settle_lazy_, undisturbed, unwrap
+from decomposable.core.tree import deep_copy, refuse_sharded, rewire, settle_lazy_, undisturbed, unwrap
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.statistics import tracked_batch_norms
@@ -91,6 +91,7 @@ def decompose(
     batches = () if data is None else renewable(data, call, "decompose")
     if example_input is None:
         example_input = next(iter(batches), None)
+    refuse_sharded(unwrap(model))
     base = deep_copy(rewire(unwrap(model), {})).eval()
     chosen = _Chosen(base, *find_layers(base, checked_form, filter_fn))
     if by is not None:

@@ -14,7 +14,7 @@ those of a layer with several a tuple: a `Rank`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -70,6 +70,16 @@ def allowed_ranks(most: Rank) -> str:
     if isinstance(most, tuple):
         return f"a tuple of {len(most)} ints, {' and '.join(f'1 to {limit}' for limit in most)}"
     return f"an int, 1 to {most}"
+
+
+def like_ranks(ranks: Mapping[str, Rank], flat: Iterable[int]) -> dict[str, Rank]:
+    """The other way round: numbers for all cuts in order, by the layers that these ranks are of.
+
+    >>> like_ranks({"a": 1, "b": (1, 2)}, [3, 4, 5])
+    {'a': 3, 'b': (4, 5)}
+    """
+    numbers = iter(flat)
+    return {name: rank_of([next(numbers) for _ in ranks_of(rank)]) for name, rank in ranks.items()}
 
 
 def in_words(rank: Rank) -> str:

@@ -217,9 +217,18 @@ def position_in(saved: Mapping[str, Any], path: Path, batches: TrainBatches) -> 
 
 
 def restore_(
-    saved: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, method: Step
+    saved: Mapping[str, Any],
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    method: Step,
+    *,
+    index: int = 0,
 ) -> None:
-    """Put the states of a checkpoint into the model, the optimiser, the method and the global generators."""
+    """Put the states of a checkpoint into the model, the optimiser, the method and the global generators.
+
+    Of these every process of a run has its own; one more than there were keeps what it has.
+    """
     with _fitting(path):
         _check_model(saved["model"], model)
         _check_optimizer(saved["optimizer"], optimizer)
@@ -228,7 +237,9 @@ def restore_(
         state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # the same code's: nothing is old
         model.load_state_dict(state)
         optimizer.load_state_dict(dict(saved["optimizer"]))
-        set_random_state(saved["random"])
+        generators = [saved["random"], *saved.get("random_of_others", [])]
+        if index < len(generators):
+            set_random_state(generators[index])
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -36,10 +37,11 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def bits_depend_on(device: str) -> dict[str, Any]:
+def bits_depend_on(device: str, processes: int = 1) -> dict[str, Any]:
     """What may change the last bits of a computation."""
     on_gpu = torch.device(device).type == "cuda"
     return {
+        "processes": processes,
         "PyTorch": str(torch.__version__),
         "device": torch.cuda.get_device_name(device) if on_gpu else torch.device(device).type,
         "threads": torch.get_num_threads(),
@@ -69,6 +71,32 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state((kind, keys.numpy().astype(np.uint32), place, *rest))  # noqa: NPY002
+
+
+def random_as_bytes() -> bytes:
+    """The same as text, for another process."""
+    state = random_state()
+    (kind, keys, *rest), (version, internal, gauss) = state["numpy"], state["python"]
+    return json.dumps(
+        {
+            "torch": state["torch"].tolist(),
+            "cuda": [one.tolist() for one in state["cuda"]],
+            "python": [version, list(internal), gauss],
+            "numpy": [kind, keys.tolist(), *rest],
+        }
+    ).encode()
+
+
+def random_from_bytes(content: bytes) -> dict[str, Any]:
+    """The state that `random_as_bytes` told."""
+    told = json.loads(content)
+    kind, keys, *rest = told["numpy"]
+    return {
+        "torch": torch.tensor(told["torch"], dtype=torch.uint8),
+        "cuda": [torch.tensor(one, dtype=torch.uint8) for one in told["cuda"]],
+        "python": tuple(told["python"]),
+        "numpy": (kind, torch.tensor(keys, dtype=torch.int64), *rest),
+    }
 
 
 def seed_everything(seed: int) -> None:

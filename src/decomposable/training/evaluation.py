@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from decomposable.core.processes import ALONE, Processes, same_buffers_
 from decomposable.data.base import Data, TestBatches, has_labels
 from decomposable.errors import DecomposableError
 from decomposable.methods.base import Sized
@@ -46,13 +47,22 @@ class Row:
 
 
 @torch.no_grad()
-def accuracy(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> float:
-    """Percent of the test images whose class has the highest output (top-1)."""
+def accuracy(
+    net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0, processes: Processes = ALONE
+) -> float:
+    """Percent of the test images whose class has the highest output (top-1); processes that share a run share them."""
     if not are_labelled(data):
         raise WrongDataError(
             "data: the test images have no labels; allowed: labelled ones, or agreement in place of accuracy"
         )
-    right = sum(int((said == y).sum()) for said, y in _answers(net, data, batch_size=batch_size, workers=workers))
+    place = (processes.index, processes.count)
+
+    def count_right() -> tuple[None, list[float]]:
+        found = _answers(net, data, batch_size=batch_size, workers=workers, place=place)
+        return None, [sum(int((said == y).sum()) for said, y in found)]
+
+    same_buffers_(net, processes)
+    _, (right,) = processes.summed(count_right, 1)
     return 100 * right / data.test_count
 
 
@@ -67,12 +77,14 @@ def answers(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int =
     return torch.cat([said for said, _ in _answers(net, data, batch_size=batch_size, workers=workers)])
 
 
-def _answers(net: nn.Module, data: Data, *, batch_size: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _answers(
+    net: nn.Module, data: Data, *, batch_size: int, workers: int, place: tuple[int, int] = (0, 1)
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Of every batch of test images what the network says, and the labels."""
     was_training = net.training
     net.eval()
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
-    for x, y in TestBatches(data, batch_size=batch_size).loader(workers=workers):
+    for x, y in TestBatches(data, batch_size=batch_size).loader(workers=workers, place=place):
         outputs = net(x.to(device))
         check_outputs(outputs, data.classes)
         yield outputs.argmax(dim=1).cpu(), y

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from decomposable import methods, recipes
-from decomposable.data.base import TrainBatches, has_labels
+from decomposable.core.processes import ALONE, Processes
+from decomposable.data.base import Data, TrainBatches, has_labels
 from decomposable.interrupts import stop_signals
 from decomposable.machine import timestamp
 from decomposable.methods.settings import Settings
@@ -18,11 +21,19 @@ from decomposable.progress import Report, quiet, shown
 from decomposable.text import first_line, one_line
 from decomposable.training import finishing, records
 from decomposable.training import loop as training
-from decomposable.training.checkpoint import Checkpoints, position_in
+from decomposable.training.checkpoint import Checkpoints, position_in, read_checkpoint
+from decomposable.training.company import (
+    agreed,
+    file_of_the_first,
+    from_the_first,
+    joined,
+    leave_the_others_,
+    seed_own_,
+)
 from decomposable.training.devices import bits_depend_on, make_deterministic, seed_everything
 from decomposable.training.evaluation import WrongDataError, accuracy, check_outputs
 from decomposable.training.loop import Say, Watchers
-from decomposable.training.metrics import MetricsLog
+from decomposable.training.metrics import MetricsLog, NoMetrics
 from decomposable.training.runs import Job, check_same_job, finished, prepare
 from decomposable.training.weights import load_weights_
 
@@ -55,28 +66,37 @@ def train(
         say: called with a line for every epoch.
         **settings: of the recipe, to be replaced, such as ``epochs=10``.
     """
-    job = prepare(
-        recipe,
-        out=Path(out),
-        data=None if data is None else Path(data),
-        init=None if init is None else Path(init),
-        resume=resume,
-        device=device,
-        checkpoint_seconds=checkpoint_seconds,
-        overrides=settings,
-    )
-    with shown(progress) as report:
-        return run(job, progress=report, say=say)
+    with joined(device) as (processes, own_device), shown(progress if processes.is_first else quiet) as report:
+        job = agreed(
+            processes,
+            lambda: prepare(
+                recipe,
+                out=Path(out),
+                data=None if data is None else Path(data),
+                init=None if init is None else Path(init),
+                resume=resume,
+                device=own_device,
+                checkpoint_seconds=checkpoint_seconds,
+                overrides=settings,
+            ),
+        )
+        return run(job, progress=report, say=say if processes.is_first else quiet, processes=processes)
 
 
-def run(job: Job, *, progress: Report = quiet, say: Say = quiet) -> dict[str, Any]:
+def run(job: Job, *, progress: Report = quiet, say: Say = quiet, processes: Processes = ALONE) -> dict[str, Any]:
     """Train where that is not done yet, then make the artifact and the record; the record comes back.
 
-    A run that is complete is calibrated anew where the settings of that have changed.
+    A run that is complete is calibrated anew where the settings of that have changed. Of several processes the first
+    one has the folder, and the others get what comes out.
     """
-    record = finished(job)
-    if record is None:
-        return _trained(job, progress, say)
+    record = agreed(processes, lambda: finished(job) if processes.is_first else None)
+    if processes.anywhere([processes.is_first and record is None])[0]:
+        return _trained(job, progress, say, processes)
+    return from_the_first(processes, threading.Event(), lambda: _complete(job, record or {}, progress, say))
+
+
+def _complete(job: Job, record: dict[str, Any], progress: Report, say: Say) -> dict[str, Any]:
+    """The record of a run that was complete before."""
     job.folder.checkpoint.unlink(missing_ok=True)  # where the run was killed in its very last moment
     if changed := finishing.changed_calibration(job, record):
         return finishing.calibrate_anew(job, record, changed, progress=progress, say=say)
@@ -84,52 +104,87 @@ def run(job: Job, *, progress: Report = quiet, say: Say = quiet) -> dict[str, An
     return record
 
 
-def _trained(job: Job, progress: Report, say: Say) -> dict[str, Any]:
-    """The record of a run that was not complete, and is now.
+class _Ready(NamedTuple):
+    """All that a run begins or goes on with; nothing is written yet."""
 
-    First everything is read and compared, then built and tried; the folder is touched when a run can really begin.
-    """
-    make_deterministic()
-    settings, started = job.settings, timestamp()
-    code = records.commit()  # before the run: it may end after the next commit
+    data: Data
+    batches: TrainBatches
+    identity: dict[str, Any]
+    saved: dict[str, Any] | None
+    steps_made: int
+    method: methods.Method
+    network: nn.Module
+    step: methods.Step
+
+
+def _make_ready(job: Job, checkpoint: Path, place: tuple[int, int]) -> _Ready:
+    """First everything is read and compared, then built and tried."""
+    settings = job.settings
     data = job.task.load_data()
-    batches = TrainBatches(data, batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
+    schedule = {"batch_size": settings.batch_size, "epochs": settings.epochs, "seed": settings.seed}
+    batches = TrainBatches(data, **schedule, place=place)
     identity = {**job.identity, "data": finishing.counts(data)}
-    checkpoints = Checkpoints(job.folder.checkpoint, every_seconds=job.checkpoint_seconds)
-    saved = checkpoints.read()
+    saved = read_checkpoint(checkpoint) if checkpoint.exists() else None
     if saved is not None:
-        check_same_job(checkpoints.path, saved["run"], job, data=identity["data"])
-    steps_made = 0 if saved is None else position_in(saved, checkpoints.path, batches).step
+        check_same_job(job.folder.checkpoint, saved["run"], job, data=identity["data"])
+    steps_made = 0 if saved is None else position_in(saved, job.folder.checkpoint, batches).step
     require_labels(batches)
     method = methods.find(settings.method)
     network = _build_network(job, method, batches)
-    step = method.step(network, settings)
-    say(_opening(job, batches))
-    if saved is not None:
-        say(f"resuming at step {steps_made:,} of {len(batches):,}{_differences(saved, job)}")
-    with stop_signals() as stop, job.folder.locked(), MetricsLog(job.folder.metrics, after_step=steps_made) as log:
+    return _Ready(data, batches, identity, saved, steps_made, method, network, method.step(network, settings))
+
+
+def _trained(job: Job, progress: Report, say: Say, processes: Processes) -> dict[str, Any]:
+    """The record of a run that was not complete, and is now; the folder is touched when a run can really begin."""
+    make_deterministic()
+    settings, started = job.settings, timestamp()
+    code = records.commit()  # before the run: it may end after the next commit
+    checkpoints = Checkpoints(job.folder.checkpoint, every_seconds=job.checkpoint_seconds)
+    with file_of_the_first(checkpoints.path, processes) as checkpoint:
+        ready = agreed(processes, lambda: _make_ready(job, checkpoint, (processes.index, processes.count)))
+    seed_own_(settings.seed, processes)
+    say(_opening(job, ready.batches, processes))
+    if ready.saved is not None:
+        differences = _differences(ready.saved, job, processes)
+        say(f"resuming at step {ready.steps_made:,} of {len(ready.batches):,}{differences}")
+    is_first = processes.is_first
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_signals())
+        agreed(processes, lambda: stack.enter_context(job.folder.locked()) if is_first else None)
+        log = MetricsLog(job.folder.metrics, after_step=ready.steps_made) if is_first else NoMetrics()
+        stack.enter_context(log)
         position = training.train(
-            network,
-            batches,
-            step,
+            ready.network,
+            ready.batches,
+            ready.step,
             settings,
             loss=job.task.loss,
-            evaluate=lambda net: accuracy(net, data, batch_size=settings.batch_size, workers=settings.workers),
+            evaluate=lambda net: accuracy(
+                net, ready.data, batch_size=settings.batch_size, workers=settings.workers, processes=processes
+            ),
             checkpoints=checkpoints,
-            saved=saved,
+            saved=ready.saved,
             watchers=Watchers(log=log, progress=progress, say=say),
             stop=stop,
-            identity=identity,
+            identity=ready.identity,
             peak_learning_rate=_peak_learning_rate(job),
             commit=code,
+            processes=processes,
         )
-        net, rows = finishing.at_its_sizes(job, method, network, data, finishing.stopping(progress, stop))
-        finishing.warn_of_statistics(net, settings, say)
-        record = finishing.record_of(job, position, rows)
-        record |= {"commit": code, "started": started, "identity": identity}
-        finishing.keep(net, record, job.folder, data, log)
-        checkpoints.path.unlink(missing_ok=True)
-    return record
+        leave_the_others_(ready.network, processes)
+
+        def measured() -> dict[str, Any]:
+            report = finishing.stopping(progress, stop)
+            net, rows = finishing.at_its_sizes(job, ready.method, ready.network, ready.data, report)
+            finishing.warn_of_statistics(net, settings, say)
+            record = finishing.record_of(job, position, rows)
+            record |= {"commit": code, "started": started, "identity": ready.identity}
+            record |= {} if processes.is_alone else {"processes": processes.count}
+            finishing.keep(net, record, job.folder, ready.data, log)
+            checkpoints.path.unlink(missing_ok=True)
+            return record
+
+        return from_the_first(processes, stop, measured)
 
 
 def _build_network(job: Job, method: methods.Method, batches: TrainBatches) -> nn.Module:
@@ -179,19 +234,20 @@ def _peak_learning_rate(job: Job) -> float:
     return job.settings.learning_rate if job.init is None else job.settings.fine_tune_learning_rate
 
 
-def _opening(job: Job, batches: TrainBatches) -> str:
+def _opening(job: Job, batches: TrainBatches, processes: Processes) -> str:
     start = f"from {job.init.name}" if job.init is not None else "from scratch"
     data = batches.data
     return (
         f"{job.recipe}: method {job.settings.method}, {start}; {data.train_count:,} training and "
         f"{data.test_count:,} test images; epochs: {batches.epochs}, of {batches.per_epoch:,} steps; "
         f"learning rate {_peak_learning_rate(job):g}; on {job.device}"
+        + ("" if processes.is_alone else f", in {processes.count} processes")
     )
 
 
-def _differences(saved: Mapping[str, Any], job: Job) -> str:
+def _differences(saved: Mapping[str, Any], job: Job, processes: Processes) -> str:
     """What makes the last bits differ from those of a run that was not cut off."""
-    now = bits_depend_on(job.device)
+    now = bits_depend_on(job.device, processes.count)
     then = saved["bits_depend_on"]
     different = [f"{k} {one_line(then[k], 80)}, now {now[k]}" for k in now if k in then and then[k] != now[k]]
     return f" (begun with {', '.join(different)}: the last bits may differ)" if different else ""

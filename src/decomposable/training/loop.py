@@ -3,6 +3,9 @@
 Whatever a step depends on is either in the checkpoint (weights, optimiser, the method's own state, the global
 generators) or follows from the settings and the step's number (the batch, its augmentation, the learning rate). A run
 that is killed anywhere therefore ends, once resumed, with the very bits of one that was not.
+
+Several processes (`company.py`) have the same steps: each has its part of every batch, the mean of their gradients is
+the gradient, and the first of them writes. What they draw for themselves, dropout for instance, is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,13 +22,15 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from decomposable.core.processes import ALONE, Processes
 from decomposable.data.base import Batch, TrainBatches
 from decomposable.interrupts import Interrupted
-from decomposable.methods.base import Paced, Steady, Step
+from decomposable.methods.base import Averaging, Paced, Steady, Step
 from decomposable.methods.settings import Settings
 from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
-from decomposable.training.devices import bits_depend_on
+from decomposable.training.company import average_gradients_, mean_values
+from decomposable.training.devices import bits_depend_on, random_as_bytes, random_from_bytes
 from decomposable.training.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
 from decomposable.training.metrics import MetricsLog
 
@@ -57,6 +62,7 @@ def train(
     identity: Mapping[str, Any],
     peak_learning_rate: float,
     commit: str | None = None,
+    processes: Processes = ALONE,
 ) -> Position:
     """Train in place, from the start or from the checkpoint that was `saved`, until it is done or asked to `stop`.
 
@@ -71,21 +77,25 @@ def train(
     position = Position()
     if saved is not None:
         position = position_in(saved, checkpoints.path, batches)
-        restore_(saved, checkpoints.path, model, optimizer, method)
+        restore_(saved, checkpoints.path, model, optimizer, method, index=processes.index)
     if commit is not None and commit not in position.commits:
         position.commits.append(commit)
     device = next(model.parameters()).device
 
     def checkpoint() -> None:
         check_weights(model, position.step, checkpoints.path)  # the last one must be good
+        others = [] if processes.is_alone else list(map(random_from_bytes, processes.gathered(random_as_bytes())))[1:]
+        if not processes.is_first:
+            return
         checkpoints.write(
             {
+                **({"random_of_others": others} if others else {}),
                 "run": dict(identity),
                 "position": vars(position).copy(),
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "method": method.state_dict(),
-                "bits_depend_on": bits_depend_on(str(device)),
+                "bits_depend_on": bits_depend_on(str(device), processes.count),
             }
         )
 
@@ -101,7 +111,7 @@ def train(
         optimizer.zero_grad()
         watched = WatchedLoss(loss, moved(batch, device, settings), settings.precision)
         with naming_step(position.step, checkpoints.path):
-            values = {name: float(value) for name, value in method.backward(watched).items()}
+            values = mean_values(_backward(method, watched, model, processes), len(batch[1]), processes)
         norm = _gradient_norm(model, settings.clip_norm)
         check_finite(model, values, norm, watched, position.step, checkpoints.path)
         optimizer.step()
@@ -114,16 +124,27 @@ def train(
         if position.step % batches.per_epoch == 0:
             _end_epoch(position, batches, settings, watchers, lambda: evaluate(model))
             position.seconds += clock.lap()
-        if checkpoints.is_due:
+        is_due, is_stopping = processes.anywhere([checkpoints.is_due and processes.is_first, stop.is_set()])
+        if is_due or is_stopping:
             checkpoint()
-        if stop.is_set():
-            checkpoint()
+        if is_stopping:
             raise Interrupted(
                 f"stopped at step {position.step:,} of {len(batches):,}; --resume goes on from {checkpoints.path}"
             )
     checkpoint()
     model.eval()
     return position
+
+
+def _backward(method: Step, watched: WatchedLoss, model: nn.Module, processes: Processes) -> dict[str, float]:
+    """The gradient of a batch, that of all processes, in every `.grad`; what was seen here comes back."""
+    samples = len(watched.batch[1])
+    if isinstance(method, Averaging):
+        method.has_samples(samples)
+        return {name: float(value) for name, value in method.backward(watched).items()}
+    seen = processes.together(lambda: {name: float(value) for name, value in method.backward(watched).items()})
+    average_gradients_(model, samples, processes)
+    return seen
 
 
 def _end_epoch(

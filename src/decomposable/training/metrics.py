@@ -60,6 +60,16 @@ class MetricsLog:
             self._board.close()
 
 
+class NoMetrics(MetricsLog):
+    """Of a process that is not the first of its run: nothing is written."""
+
+    def __init__(self) -> None:
+        self._file = self._board = None
+
+    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """No line."""
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All whole lines; the last one may be cut off where a run was killed."""
     lines = []

@@ -109,10 +109,13 @@ class RunFolder:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep others that do the same out of a folder, which must exist; where there are no locks, nothing does."""
+def held(folder: Path, *, with_others: bool = False) -> Iterator[None]:
+    """Keep others that do the same out of a folder, which must exist; where there are no locks, nothing does.
+
+    Those who hold it `with_others` keep out only who wants it alone.
+    """
     try:
-        handle = lock_file(folder, wait=False)
+        handle = lock_file(folder, wait=False, with_others=with_others)
     except BlockingIOError as error:
         raise RunError(f"--out {folder}: another process is running in it") from error
     try:

@@ -18,6 +18,7 @@ from decomposable.comparison.exhibits.catalogue import EXHIBITS, Exhibit, find
 from decomposable.comparison.exhibits.context import Context
 from decomposable.comparison.exhibits.scales import SCALES, Group, Scale, merged
 from decomposable.comparison.parts import Circumstances, Comparison, prepare
+from decomposable.comparison.sharding import bundles
 from decomposable.comparison.watching import Failures, Watchers
 from decomposable.errors import InvalidArgumentError
 from decomposable.files import write_atomically
@@ -78,15 +79,27 @@ def estimated(order: Order, *, jobs: int | None, progress: Report) -> tuple[list
     return found, seconds
 
 
-def run(order: Order, *, jobs: int | None, watchers: Watchers) -> tuple[dict[str, dict[str, Any]], Failures]:
-    """Train what is missing, then measure every exhibit whose trainings are complete; what failed comes back, too."""
+def run(order: Order, *, watchers: Watchers, how: running.How) -> tuple[dict[str, dict[str, Any]], Failures]:
+    """Train what is missing, then measure every exhibit whose trainings are complete; what failed comes back, too.
+
+    A shard trains its share of each group, and measures nothing: others may be at work still.
+    """
     failures: Failures = {}
+    missing: list[str] = []
+    before = 0
     for group in order.groups:
         watchers.say(f"{group.folder}: {', '.join(group.methods)}")
         comparison, circumstances = order.prepared(group)
-        _, failed = running.run(comparison, circumstances, jobs=jobs, watchers=watchers)
+        parts = how.own(comparison.parts, before)
+        before += len(bundles(comparison.parts))
+        _, failed = running.run(comparison, circumstances, watchers=watchers, how=how, parts=parts)
         failures.update({f"{group.folder}/{name}": reason for name, reason in failed.items()})
-    found = {}
+        missing += [f"{group.folder}/{name}" for name in running.missing_names(comparison, failed)]
+    found: dict[str, dict[str, Any]] = {}
+    if how.shard is not None:
+        watchers.say(running.what_is_missing(missing, how.shard) or "all trainings are done")
+        watchers.say("a shard measures nothing: the same command without --shard does, when all trainings are done")
+        return found, failures
     for exhibit in order.exhibits:
         broken = [name for name in failures if name.split("/")[0] in {g.folder for g in exhibit.groups(order.scale)}]
         if broken:

@@ -53,8 +53,16 @@ class Form(ABC):
         """The weight along bases that were kept from an earlier one, sorted by their singular values again."""
 
     @abstractmethod
+    def tensors(self, chain: Chain) -> dict[str, tuple[int, ...]]:
+        """The shapes of a decomposition's tensors, by name."""
+
+    @abstractmethod
     def restored(self, chain: Chain, tensors: Mapping[str, Any]) -> Decomposition | None:
         """A decomposition from its tensors by name; None where these are not those of such a weight."""
+
+    @abstractmethod
+    def matrices(self, chain: Chain) -> tuple[tuple[int, int], ...]:
+        """The shapes of the matrices whose singular values are found: what a decomposition costs follows from them."""
 
     @abstractmethod
     def influences(self, gradient: Tensor, weight: Tensor, decomposition: Any) -> tuple[Tensor, ...]:

@@ -82,10 +82,18 @@ class MatrixForm(Form):
         """W along the bases that span all of its smaller side."""
         return project(self.to_matrix(weight), kept)
 
-    def restored(self, chain: Chain, tensors: Mapping[str, Any]) -> SVD | None:
+    def tensors(self, chain: Chain) -> dict[str, tuple[int, ...]]:
         """U, S and V."""
         (rows, columns), rank = self.matrix_shape(chain.shape), chain.full_ranks[0]
-        shapes = {"u": (rows, rank), "s": (rank,), "v": (columns, rank)}
+        return {"u": (rows, rank), "s": (rank,), "v": (columns, rank)}
+
+    def matrices(self, chain: Chain) -> tuple[tuple[int, int], ...]:
+        """W."""
+        return (self.matrix_shape(chain.shape),)
+
+    def restored(self, chain: Chain, tensors: Mapping[str, Any]) -> SVD | None:
+        """U, S and V."""
+        shapes = self.tensors(chain)
         return SVD(**{key: tensors[key] for key in shapes}) if are_of(tensors, shapes) else None
 
     def influences(self, gradient: Tensor, weight: Tensor, decomposition: SVD) -> tuple[Tensor, ...]:

@@ -77,10 +77,19 @@ class Tucker(Form):
         inputs = project_left(unfolded(weight, _INPUTS), kept.inputs)
         return HOSVD(*inputs, *project_left(unfolded(weight, _OUTPUTS), kept.outputs))
 
+    def tensors(self, chain: Chain) -> dict[str, tuple[int, ...]]:
+        """Vectors and values of both unfoldings."""
+        (outputs, inputs), (in_rank, out_rank) = chain.shape[:2], chain.full_ranks
+        return {"u_in": (inputs, inputs), "s_in": (in_rank,), "u_out": (outputs, outputs), "s_out": (out_rank,)}
+
+    def matrices(self, chain: Chain) -> tuple[tuple[int, int], ...]:
+        """Both unfoldings."""
+        outputs, inputs = chain.shape[:2]
+        return (inputs, chain.dense_size // inputs), (outputs, chain.dense_size // outputs)
+
     def restored(self, chain: Chain, tensors: Mapping[str, Any]) -> HOSVD | None:
         """Vectors and values of both."""
-        (outputs, inputs), (in_rank, out_rank) = chain.shape[:2], chain.full_ranks
-        shapes = {"u_in": (inputs, inputs), "s_in": (in_rank,), "u_out": (outputs, outputs), "s_out": (out_rank,)}
+        shapes = self.tensors(chain)
         return HOSVD(**{key: tensors[key] for key in shapes}) if are_of(tensors, shapes) else None
 
     def influences(self, gradient: Tensor, weight: Tensor, decomposition: HOSVD) -> tuple[Tensor, ...]:
