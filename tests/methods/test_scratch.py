@@ -448,6 +448,8 @@ def test_a_comparison_trains_one_network_for_each_size():
 def test_methods_of_a_matrix_refuse_forms_with_several_cuts(method):
     settings = Settings(method=method, form="tucker", ranks=(1,))
     found = methods.find(method)
-    with pytest.raises(InvalidArgumentError, match=rf"{method}: form='tucker' is not known; allowed: 'channel', 'spatial'"):
+    with pytest.raises(
+        InvalidArgumentError, match=rf"{method}: form='tucker' is not known; allowed: 'channel', 'spatial'"
+    ):
         found.check(settings, has_init=False)
         found.step(nn.Sequential(nn.Conv2d(3, 4, 3)), settings)
