@@ -446,10 +446,12 @@ def test_a_comparison_trains_one_network_for_each_size():
 
 @pytest.mark.parametrize("method", ["scratch", "trp"])
 def test_methods_of_a_matrix_refuse_forms_with_several_cuts(method):
-    settings = Settings(method=method, form="tucker", ranks=(1,))
-    found = methods.find(method)
+    settings, found = Settings(method=method, form="tucker", ranks=(1,)), methods.find(method)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    refused = found.step if method == "trp" else found.network
+    rest = () if method == "trp" else (torch.zeros(1, 3, 8, 8),)
+    options = {} if method == "trp" else {"is_trained": False}
     with pytest.raises(
-        InvalidArgumentError, match=rf"{method}: form='tucker' is not known; allowed: 'channel', 'spatial'"
+        InvalidArgumentError, match=f"{method}: form='tucker' is not known; allowed: 'channel', 'spatial'"
     ):
-        found.check(settings, has_init=False)
-        found.step(nn.Sequential(nn.Conv2d(3, 4, 3)), settings)
+        refused(network, *rest, settings, **options)

@@ -60,9 +60,10 @@ def given_ranks(rank: object) -> Sequence[Any]:
 
 def is_within(rank: object, most: Rank) -> bool:
     """Whether these are ranks of a layer that has at most so many bases: an int, or for several cuts a tuple."""
-    given, limits = given_ranks(rank), ranks_of(most)
-    is_kind = isinstance(rank, tuple | list) == isinstance(most, tuple) and len(given) == len(limits)
-    return is_kind and all(is_integer(r) and 1 <= r <= limit for r, limit in zip(given, limits, strict=True))
+    if not isinstance(most, tuple):
+        return is_integer(rank) and 1 <= rank <= most
+    is_kind = isinstance(rank, tuple | list) and len(rank) == len(most)
+    return is_kind and all(is_integer(r) and 1 <= r <= limit for r, limit in zip(given_ranks(rank), most, strict=True))
 
 
 def allowed_ranks(most: Rank) -> str:

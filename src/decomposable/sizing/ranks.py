@@ -72,6 +72,16 @@ class RankSelector:
         ends = np.cumsum([0, *(len(cost.full_ranks) for cost in self.costs)]).tolist()
         return tuple(slice(begin, end) for begin, end in pairwise(ends))
 
+    @cached_property
+    def _full(self) -> FrozenDict[Rank]:
+        """The full rank of every layer."""
+        return self.as_ranks(self.full_ranks)
+
+    @cached_property
+    def _most(self) -> FrozenDict[Rank]:
+        """How many bases of every layer there are."""
+        return self.as_ranks(self.most_ranks)
+
     @property
     def first_cuts(self) -> list[int]:
         """The place of every layer's first cut among all."""
@@ -154,7 +164,7 @@ class RankSelector:
     def prepare(self) -> None:
         """Make the tables now, so that the first choice is as fast as the others."""
         self._table(1)
-        self._cuts_of  # noqa: B018
+        self._cuts_of, self._full, self._most  # noqa: B018
 
     def _fixed(self, measure: str) -> int:
         return self.fixed_params if measure == "params" else (self.fixed_macs or 0)
@@ -291,7 +301,7 @@ class RankSelector:
 
     def _check_ranks(self, ranks: Mapping[str, Rank]) -> Ints:
         """Given ranks; layers not named stay as large as they can be."""
-        most = self.as_ranks(self.most_ranks)
+        most = self._most
         if not isinstance(ranks, Mapping):
             raise InvalidArgumentError(
                 f"ranks={ranks!r}; allowed: ranks by layer name, such as {{'{next(iter(most))}': 1}}"
@@ -306,10 +316,10 @@ class RankSelector:
 
     def check_plan(self, plan: RankPlan) -> None:
         """Refuse a plan of another network, or one that needs bases which are not there."""
-        full = {cost.name: cost.full_rank for cost in self.costs}
+        full = self._full
         if not isinstance(plan, RankPlan) or dict(plan.full_ranks) != full or list(plan.ranks) != list(full):
             raise InvalidArgumentError("plan: it is not of this network; allowed: what its selector.choose() returns")
-        for name, most in self.as_ranks(self.most_ranks).items():
+        for name, most in self._most.items():
             if not is_within(plan.ranks[name], most):
                 raise InvalidArgumentError(f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}")
 
@@ -324,7 +334,7 @@ class RankSelector:
             macs=(self.fixed_macs or 0) + sum(c.macs(r, d) for c, r, d in rows) if known else None,
             params=self.fixed_params + sum(c.params(r, d) for c, r, d in rows),
             ratio=float(ranks.sum() / max(1, self.full_ranks.sum())),
-            full_ranks=self.as_ranks(self.full_ranks),
+            full_ranks=self._full,
             full_macs=self.full_cost("macs") if known else None,
             full_params=self.full_cost("params"),
         )
