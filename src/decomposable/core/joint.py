@@ -353,15 +353,16 @@ class JointObjective:
         taught: Any,
     ) -> Pass:
         """The low-rank network's loss and gradient; `taught` are the full network's outputs, where they count."""
+        network, layers = self._build_low_rank_network(decompositions, size.ranks)
 
         def run() -> Local:
-            network, layers = self._build_low_rank_network(decompositions, size.ranks)
             with self._layout.used_by(network):
-                result = self._differentiate(call, network, scaler, None if self._is_whole(size) else taught)
-            self._check_used(layers)
-            return result
+                return self._differentiate(call, network, scaler, None if self._is_whole(size) else taught)
 
-        return self._averaged(call, run)
+        result = self._averaged(call, run)
+        if call.samples != 0:
+            self._check_used(layers)
+        return result
 
     def _full_pass(self, call: _Call, scaler: Scaler | None) -> Pass:
         """The full network's loss and gradient."""
