@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import decomposable as dn
-from decomposable.core import bases
+from decomposable.core import sharing
 
 SECONDS = 60  # that a process waits for the others
 
@@ -250,20 +250,20 @@ def raises(index, count):
 
 def svd_fails(index, count):
     """Where one has no SVD, the step is a full-rank one on all."""
-    plain = bases.svd
+    plain = sharing.decomposed
 
-    def failing(matrices):
+    def failing(layers):
         if index == count - 1:
             raise torch.linalg.LinAlgError("it did not converge")
-        return plain(matrices)
+        return plain(layers)
 
-    bases.svd = failing
+    sharing.decomposed = failing
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = train(index, count, steps=2)
     finally:
-        bases.svd = plain
+        sharing.decomposed = plain
     return {**found, "warned": sum("ordinary full-rank step" in str(w.message) for w in caught)}
 
 
