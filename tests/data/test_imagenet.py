@@ -138,6 +138,20 @@ def test_training_images_are_the_boxes_that_were_drawn(original):
         assert difference[:, 2:-2, 2:-2].max() <= 1  # at the edge, the filter sees what is beyond the box
 
 
+def test_a_part_of_a_batch_is_as_in_the_whole_and_reads_no_other_image(original, monkeypatch):
+    data = load(original)
+    numbers = torch.tensor([5, 0, 3, 6, 1])
+    whole, labels = data.train_batch(numbers, torch.Generator().manual_seed(4))
+    read = []
+    size_of = imagenet._size_of
+    monkeypatch.setattr(imagenet, "_size_of", lambda file: read.append(file) or size_of(file))
+    part = slice(1, 4)
+    x, y = data.train_part(numbers, torch.Generator().manual_seed(4), part)
+    assert torch.equal(x, whole[part])
+    assert torch.equal(y, labels[part])
+    assert read == [data.train[i] for i in numbers[part].tolist()]
+
+
 def test_a_large_jpeg_decoded_small_is_nearly_the_same():
     content = io.BytesIO()
     smooth(1000, 801).save(content, "JPEG", quality=95)
