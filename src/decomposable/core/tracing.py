@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from decomposable.core.layers import CONVOLUTIONS, Layer
+from decomposable.core.opening import Opened
 from decomposable.core.tree import evaluating, plain_name
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.chain import Chain
@@ -188,7 +189,15 @@ def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, ou
     seen.other_macs[recurrent] += weights * data.shape[:-1].numel()
 
 
+def _see_opened(seen: Trace, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    """Its layers are seen themselves; what they cannot tell is where the batch is, which may not be the first axis."""
+    inputs = args[0] if args else kwargs.get("query", kwargs.get("input"))
+    if isinstance(inputs, Tensor) and inputs.dim() == 3 and not module.batch_first:
+        seen.samples = inputs.shape[1]
+
+
 _SEEING: dict[Any, Callable[..., None]] = {
+    Opened: _see_opened,
     CONVOLUTIONS: _see_convolution,
     nn.Linear: _see_linear,
     nn.MultiheadAttention: _see_attention,

@@ -17,6 +17,7 @@ from decomposable.core.criteria import Criterion, Scores, find_criterion
 from decomposable.core.draws import limits_of
 from decomposable.core.factors import Factors, Taylor, factors_in_order, memory_format_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
+from decomposable.core.inside import with_layers_opened
 from decomposable.core.layers import FilterFn, Layer, decomposed, find_layers, in_order_of, laid_out, require_layers
 from decomposable.core.tracing import (
     Forward,
@@ -90,7 +91,7 @@ def decompose(
     batches = () if data is None else renewable(data, call, "decompose")
     if example_input is None:
         example_input = next(iter(batches), None)
-    base = deep_copy(rewire(unwrap(model), {})).eval()
+    base = with_layers_opened(deep_copy(rewire(unwrap(model), {})).eval(), checked_form, filter_fn)
     chosen = _Chosen(base, *find_layers(base, checked_form, filter_fn))
     if by is not None:
         require_one_cut(chosen.layers)
