@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import decomposable.core.bases as bases_module
-import decomposable.core.joint as joint_module
+import decomposable.core.forms.matrix as matrix_module
 import decomposable.core.lowrank as lowrank_module
 from decomposable import JointObjective
 from decomposable.errors import DecomposableError, InvalidArgumentError, NonFiniteError, UnsupportedModelError
@@ -858,8 +857,8 @@ def test_min_rank_and_limits_reach_the_low_rank_network(monkeypatch):
         ranks.append(rank)
         return truncate(matrix, decomposition, rank, *more)
 
-    truncate = joint_module.truncate
-    monkeypatch.setattr(joint_module, "truncate", recording)
+    truncate = matrix_module.truncate
+    monkeypatch.setattr(matrix_module, "truncate", recording)
     objective = JointObjective(mlp(), ratio=0.01, min_rank=2, limits={"2": (4, None), "4": (None, 1)})
     objective.backward(loss_on(vectors()))
     assert ranks == [2, 4, 1]
@@ -920,13 +919,13 @@ def test_drawing_z_leaves_torchs_own_generator_alone():
 def counted(monkeypatch):
     """The names that were decomposed, call by call."""
     calls = []
-    plain = bases_module.svd
+    plain = matrix_module.svd
 
     def counting(matrices):
         calls.append(list(matrices))
         return plain(matrices)
 
-    monkeypatch.setattr(bases_module, "svd", counting)
+    monkeypatch.setattr(matrix_module, "svd", counting)
     return calls
 
 
@@ -1167,7 +1166,7 @@ def test_where_lapack_fails_the_step_is_a_plain_one_with_a_warning(monkeypatch):
 
     model = cnn()
     gradients = plain_gradients(model, loss_on(images()))
-    monkeypatch.setattr(bases_module, "svd", fail)
+    monkeypatch.setattr(matrix_module, "svd", fail)
     with pytest.warns(UserWarning, match="ordinary full-rank step.*failed to converge"):
         losses = JointObjective(model, ratio=RATIO).backward(loss_on(images()))
     assert losses.full == losses.low
@@ -1182,7 +1181,7 @@ def test_after_such_a_step_the_method_goes_on(monkeypatch):
     gradients, _ = expected(model, loss_on(vectors()), expected_ranks(model, "spatial", RATIO))
     objective = JointObjective(model, ratio=RATIO)
     with monkeypatch.context() as patch:
-        patch.setattr(bases_module, "svd", fail)
+        patch.setattr(matrix_module, "svd", fail)
         with pytest.warns(UserWarning, match="full-rank step"):
             objective.backward(loss_on(vectors()))
     model.zero_grad()
@@ -1229,7 +1228,7 @@ def test_tiny_weights_train(size):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"form": "tucker"}, r"form='tucker'.*'channel', 'spatial'"),
+        ({"form": "cp"}, r"form='cp'.*'channel', 'spatial', 'tucker'"),
         ({"ratio": (0.5, 0.1)}, r"ratio=\(0.5, 0.1\); allowed"),
         ({"ratio": (0, 0.5)}, r"ratio=0; allowed: a number in \(0, 1\]"),
         ({"ratio": (0.5, 1.5)}, "ratio=1.5; allowed"),

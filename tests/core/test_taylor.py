@@ -43,7 +43,8 @@ def loss(net, batch):
 def scores_of(model, criterion, form="spatial"):
     layers, _ = find_layers(model, form)
     decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in layers})
-    return layers, decompositions, criterion.scores(model, layers, decompositions)
+    scores = criterion.scores(model, layers, decompositions)
+    return layers, decompositions, {name: of_cut for name, (of_cut,) in scores.items()}
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import decompose, models
 from decomposable.commands.main import main
+from decomposable.core.forms import matrix
 from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError, ModelNeededError
 from decomposable.fields import values_in
 from decomposable.network import decompose as decomposing
@@ -344,7 +345,8 @@ def test_nothing_is_decomposed_at_load(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("an SVD")
 
-    monkeypatch.setattr(decomposing, "svd", refuse)
+    monkeypatch.setattr(decomposing, "decomposed", refuse)
+    monkeypatch.setattr(matrix, "svd", refuse)
     monkeypatch.setattr(torch.linalg, "svd", refuse)
     monkeypatch.setattr(torch.linalg, "eigh", refuse)
     assert dn.load(tmp_path / "net.safetensors", model=cnn()).plan.is_full

@@ -164,10 +164,10 @@ def product(stages: Sequence[Tensor]) -> Tensor:
 
 def _joined(before: Tensor, behind: Tensor) -> Tensor:
     """One weight for two layers, of which one follows the other."""
-    rank, inputs, *taps_before = before.shape
+    _, inputs, *taps_before = before.shape
     outputs, _, *taps_behind = behind.shape
-    left = behind.movedim(1, -1).reshape(-1, rank)
-    apart = (left @ before.reshape(rank, -1)).reshape(outputs, *taps_behind, inputs, *taps_before)
+    left = behind.movedim(1, -1).flatten(0, -2)
+    apart = (left @ before.flatten(1)).reshape(outputs, *taps_behind, inputs, *taps_before)
     axes = len(taps_before)
     pairs = [axis for i in range(axes) for axis in (1 + i, 2 + axes + i)]  # one of each two is 1 wide
     kernel = [one * other for one, other in zip(taps_before, taps_behind, strict=True)]

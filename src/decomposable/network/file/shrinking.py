@@ -169,14 +169,27 @@ def _rows_needed(known: KnownSizes, selector: RankSelector, plan: RankPlan) -> l
 
 
 def _largest_cost(layer: LayerCost, ranks: Ranks, is_dense: bool, in_macs: bool) -> int:
-    """The most that a layer costs with up to so many bases: no chain costs more than that of them all, and none is
-    taken that costs more than the dense layer by the measure that the size is asked for in.
+    """The most that a layer costs with up to so many bases, or a little more."""
+    by = "macs" if in_macs else "params"
+    costs = [layer.dense(by) if is_dense else layer.chain(by, ranks)]
+    for measure in ("params", "macs") if in_macs else ("params",):
+        largest = _largest_chain(layer, ranks, measure)
+        costs.append(layer.chain(by, largest or ranks))
+        if largest != ranks:
+            costs.append(layer.dense(by))
+    return max(costs)
+
+
+def _largest_chain(layer: LayerCost, ranks: Ranks, measure: str) -> Ranks | None:
+    """Of so many bases those of the largest chain that is taken: one that costs no more than the dense layer, and is not
+    all of it. With several cuts there is no one such chain, where that of them all costs more: None.
     """
-    by, measures = ("macs", ("params", "macs")) if in_macs else ("params", ("params",))
-    chain, dense = layer.chain(by, ranks), layer.dense(by)
-    can_be_dense = is_dense or any(layer.chain(each, ranks) > layer.dense(each) for each in measures)
-    can_be_more = any(layer.chain(each, ranks) <= layer.dense(each) or each != by for each in measures)
-    return max(dense if can_be_dense else 0, chain if can_be_more else min(chain, dense))
+    if len(ranks) > 1:
+        is_taken = ranks != layer.full_ranks and layer.chain(measure, ranks) <= layer.dense(measure)
+        return ranks if is_taken else None
+    each = layer.chain(measure, (1,))
+    most = layer.dense(measure) // each if each else ranks[0]
+    return (min(ranks[0], layer.full_ranks[0] - 1, most),)
 
 
 def statistics_at(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
