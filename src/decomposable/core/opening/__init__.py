@@ -35,6 +35,11 @@ def _kind_of(module: nn.Module) -> type[Opened] | None:
     return OpenedRecurrent if isinstance(module, nn.LSTM | nn.GRU | nn.RNN) else None
 
 
+def can_be_opened(module: nn.Module) -> bool:
+    """Whether it is of a kind that is opened, unless something is in the way."""
+    return _kind_of(module) is not None or is_transposed_linear(module)
+
+
 def why_closed(module: nn.Module) -> str | None:
     """The reason why a module that could be opened is not; None for what can be, and for all other modules."""
     kind = _kind_of(module)
@@ -70,7 +75,7 @@ def openable(model: nn.Module) -> dict[str, nn.Module]:
                 holders.setdefault(parameter, set()).add(module)
     found = {}
     for full_name, module in model.named_modules():
-        if (_kind_of(module) is not None and why_closed(module) is None) or is_transposed_linear(module):
+        if can_be_opened(module) and why_closed(module) is None:
             parts = _parts(module)
             kinds = {type(holder) for part in parts for holder in holders.get(part.parameter, ())}
             if kinds <= {type(module), *(type(part.owner) for part in parts)}:
@@ -101,4 +106,16 @@ def names_of_opened(base: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, module in base.named_modules(remove_duplicate=False) if OPENED in module.__dict__)
 
 
-__all__ = ["Copies", "Opened", "Part", "ViewLinear", "names_of_opened", "openable", "opened", "why_closed", "with_layers", "with_opened"]
+__all__ = [
+    "Copies",
+    "Opened",
+    "Part",
+    "ViewLinear",
+    "can_be_opened",
+    "names_of_opened",
+    "openable",
+    "opened",
+    "why_closed",
+    "with_layers",
+    "with_opened",
+]
