@@ -1,0 +1,17 @@
+"""Hugging Face Transformers: `JointTrainer`, and one size of a network as a folder with a model card (extra "hf")."""
+
+from __future__ import annotations
+
+from decomposable.errors import InvalidArgumentError
+
+try:
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise InvalidArgumentError(
+        "decomposable.hf needs transformers, which is not installed; allowed: pip install 'decomposable[hf]'"
+    ) from error
+
+from decomposable.hf.pretrained import from_pretrained, save_pretrained
+from decomposable.hf.trainer import JointTrainer
+
+__all__ = ["JointTrainer", "from_pretrained", "save_pretrained"]
