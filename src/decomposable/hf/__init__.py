@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import MissingExtraError
 
 try:
+    import accelerate as _accelerate  # noqa: F401
     import transformers as _transformers  # noqa: F401
 except ImportError as error:
-    raise InvalidArgumentError(
-        "decomposable.hf needs transformers, which is not installed; allowed: pip install 'decomposable[hf]'"
-    ) from error
+    raise MissingExtraError.of("transformers", "hf") from error
 
 from decomposable.hf.pretrained import from_pretrained, save_pretrained
 from decomposable.hf.trainer import JointTrainer

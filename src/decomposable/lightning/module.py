@@ -1,4 +1,4 @@
-"""The joint objective as a `LightningModule` (extra "lightning").
+"""The joint objective as a `LightningModule`.
 
 Optimisation is manual, because a joint step adds the gradient itself. What Lightning then leaves to the module is done
 here: accumulation, clipping, schedules, and the state that a resumed run needs to repeat exactly.
@@ -12,19 +12,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from decomposable.checks import check_count, is_number
 from decomposable.core.joint import JointObjective, Losses
 from decomposable.core.tracing import call_with_first
 from decomposable.errors import InvalidArgumentError
-
-try:
-    from lightning.pytorch import LightningModule
-except ImportError as error:
-    raise InvalidArgumentError(
-        "decomposable.lightning needs lightning, which is not installed; allowed: pip install 'decomposable[lightning]'"
-    ) from error
 
 _STATE = "decomposable.joint"
 
