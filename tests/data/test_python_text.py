@@ -1,6 +1,5 @@
-import torch
-
 import pytest
+import torch
 
 from decomposable.data import python_text
 from decomposable.data.base import TestBatches, TrainBatches

@@ -1,4 +1,3 @@
-# ruff: noqa: E501  (a family is a line)
 """Families of Hugging Face Transformers: small configurations with random weights, since no hub is asked for any.
 
 Of each: a model that gives a loss, a batch for it, which inputs have a length that may vary, and whether it exports.
@@ -51,7 +50,9 @@ class Family:
         elif self.batch in ("mel and text",):
             labels = batch["decoder_input_ids"].clone()
         else:
-            labels = batch["input_ids"].clone() if self.kind == "decoder" or "Masked" in self.model else torch.tensor([0, 1])
+            labels = (
+                batch["input_ids"].clone() if self.kind == "decoder" or "Masked" in self.model else torch.tensor([0, 1])
+            )
         return {**batch, "labels": labels}
 
 
@@ -96,34 +97,256 @@ SEQ2SEQ = {
 
 FAMILIES = {
     # Encoders
-    "bert": Family(kind="encoder", model="BertForSequenceClassification", config="BertConfig", options={**SMALL, **VOCABULARY}, batch="text", varying=LENGTH),
-    "roberta": Family(kind="encoder", model="RobertaForMaskedLM", config="RobertaConfig", options={**SMALL, **VOCABULARY}, batch="text", varying=LENGTH),
-    "distilbert": Family(kind="encoder", model="DistilBertForSequenceClassification", config="DistilBertConfig", options={"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 48, "vocab_size": 50, "max_position_embeddings": 32}, batch="text", varying=LENGTH),
-    "electra": Family(kind="encoder", model="ElectraForSequenceClassification", config="ElectraConfig", options={**SMALL, **VOCABULARY, "embedding_size": 16}, batch="text", varying=LENGTH),
-    "albert": Family(kind="encoder", model="AlbertForSequenceClassification", config="AlbertConfig", options={**SMALL, **VOCABULARY, "embedding_size": 16, "num_hidden_layers": 2}, batch="text", varying=LENGTH),
-    "deberta-v2": Family(kind="encoder", model="DebertaV2ForSequenceClassification", config="DebertaV2Config", options={**SMALL, **VOCABULARY, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8, "max_relative_positions": 16}, batch="text", varying=LENGTH),
-    "modernbert": Family(kind="encoder", model="ModernBertForSequenceClassification", config="ModernBertConfig", options={**SMALL, **VOCABULARY, "num_hidden_layers": 2, "cls_token_id": 1, "sep_token_id": 2}, batch="text", varying=LENGTH),
+    "bert": Family(
+        kind="encoder",
+        model="BertForSequenceClassification",
+        config="BertConfig",
+        options={**SMALL, **VOCABULARY},
+        batch="text",
+        varying=LENGTH,
+    ),
+    "roberta": Family(
+        kind="encoder",
+        model="RobertaForMaskedLM",
+        config="RobertaConfig",
+        options={**SMALL, **VOCABULARY},
+        batch="text",
+        varying=LENGTH,
+    ),
+    "distilbert": Family(
+        kind="encoder",
+        model="DistilBertForSequenceClassification",
+        config="DistilBertConfig",
+        options={
+            "dim": 32,
+            "n_layers": 1,
+            "n_heads": 2,
+            "hidden_dim": 48,
+            "vocab_size": 50,
+            "max_position_embeddings": 32,
+        },
+        batch="text",
+        varying=LENGTH,
+    ),
+    "electra": Family(
+        kind="encoder",
+        model="ElectraForSequenceClassification",
+        config="ElectraConfig",
+        options={**SMALL, **VOCABULARY, "embedding_size": 16},
+        batch="text",
+        varying=LENGTH,
+    ),
+    "albert": Family(
+        kind="encoder",
+        model="AlbertForSequenceClassification",
+        config="AlbertConfig",
+        options={**SMALL, **VOCABULARY, "embedding_size": 16, "num_hidden_layers": 2},
+        batch="text",
+        varying=LENGTH,
+    ),
+    "deberta-v2": Family(
+        kind="encoder",
+        model="DebertaV2ForSequenceClassification",
+        config="DebertaV2Config",
+        options={
+            **SMALL,
+            **VOCABULARY,
+            "relative_attention": True,
+            "pos_att_type": ["c2p", "p2c"],
+            "position_buckets": 8,
+            "max_relative_positions": 16,
+        },
+        batch="text",
+        varying=LENGTH,
+    ),
+    "modernbert": Family(
+        kind="encoder",
+        model="ModernBertForSequenceClassification",
+        config="ModernBertConfig",
+        options={**SMALL, **VOCABULARY, "num_hidden_layers": 2, "cls_token_id": 1, "sep_token_id": 2},
+        batch="text",
+        varying=LENGTH,
+    ),
     # Decoders
-    "gpt2": Family(kind="decoder", model="GPT2LMHeadModel", config="GPT2Config", options={"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2}, batch="text", varying=LENGTH),
-    "llama": Family(kind="decoder", model="LlamaForCausalLM", config="LlamaConfig", options={**SMALL, **VOCABULARY}, batch="text", varying=LENGTH),
-    "mistral": Family(kind="decoder", model="MistralForCausalLM", config="MistralConfig", options={**SMALL, **VOCABULARY, "num_key_value_heads": 1, "sliding_window": 16}, batch="text", varying=LENGTH),
-    "qwen2": Family(kind="decoder", model="Qwen2ForCausalLM", config="Qwen2Config", options={**SMALL, **VOCABULARY, "num_key_value_heads": 1}, batch="text", varying=LENGTH),
-    "gemma": Family(kind="decoder", model="GemmaForCausalLM", config="GemmaConfig", options={**SMALL, **VOCABULARY, "num_key_value_heads": 1, "head_dim": 16}, batch="text", varying=LENGTH),
-    "opt": Family(kind="decoder", model="OPTForCausalLM", config="OPTConfig", options={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 48, "word_embed_proj_dim": 32, **VOCABULARY}, batch="text", varying=LENGTH),
-    "gpt-neox": Family(kind="decoder", model="GPTNeoXForCausalLM", config="GPTNeoXConfig", options={**SMALL, **VOCABULARY}, batch="text", varying=LENGTH),
-    "bloom": Family(kind="decoder", model="BloomForCausalLM", config="BloomConfig", options={"hidden_size": 32, "n_layer": 1, "n_head": 2, "vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, batch="text", varying=LENGTH),
+    "gpt2": Family(
+        kind="decoder",
+        model="GPT2LMHeadModel",
+        config="GPT2Config",
+        options={
+            "n_embd": 32,
+            "n_layer": 1,
+            "n_head": 2,
+            "n_positions": 32,
+            "vocab_size": 50,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        batch="text",
+        varying=LENGTH,
+    ),
+    "llama": Family(
+        kind="decoder",
+        model="LlamaForCausalLM",
+        config="LlamaConfig",
+        options={**SMALL, **VOCABULARY},
+        batch="text",
+        varying=LENGTH,
+    ),
+    "mistral": Family(
+        kind="decoder",
+        model="MistralForCausalLM",
+        config="MistralConfig",
+        options={**SMALL, **VOCABULARY, "num_key_value_heads": 1, "sliding_window": 16},
+        batch="text",
+        varying=LENGTH,
+    ),
+    "qwen2": Family(
+        kind="decoder",
+        model="Qwen2ForCausalLM",
+        config="Qwen2Config",
+        options={**SMALL, **VOCABULARY, "num_key_value_heads": 1},
+        batch="text",
+        varying=LENGTH,
+    ),
+    "gemma": Family(
+        kind="decoder",
+        model="GemmaForCausalLM",
+        config="GemmaConfig",
+        options={**SMALL, **VOCABULARY, "num_key_value_heads": 1, "head_dim": 16},
+        batch="text",
+        varying=LENGTH,
+    ),
+    "opt": Family(
+        kind="decoder",
+        model="OPTForCausalLM",
+        config="OPTConfig",
+        options={
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "ffn_dim": 48,
+            "word_embed_proj_dim": 32,
+            **VOCABULARY,
+        },
+        batch="text",
+        varying=LENGTH,
+    ),
+    "gpt-neox": Family(
+        kind="decoder",
+        model="GPTNeoXForCausalLM",
+        config="GPTNeoXConfig",
+        options={**SMALL, **VOCABULARY},
+        batch="text",
+        varying=LENGTH,
+    ),
+    "bloom": Family(
+        kind="decoder",
+        model="BloomForCausalLM",
+        config="BloomConfig",
+        options={
+            "hidden_size": 32,
+            "n_layer": 1,
+            "n_head": 2,
+            "vocab_size": 50,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        batch="text",
+        varying=LENGTH,
+    ),
     # Encoder and decoder
-    "t5": Family(kind="both", model="T5ForConditionalGeneration", config="T5Config", options={"vocab_size": 50, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}, batch="two texts", varying=BOTH),
-    "bart": Family(kind="both", model="BartForConditionalGeneration", config="BartConfig", options=SEQ2SEQ, batch="two texts", varying=BOTH),
-    "marian": Family(kind="both", model="MarianMTModel", config="MarianConfig", options=SEQ2SEQ, batch="two texts", varying=BOTH),
+    "t5": Family(
+        kind="both",
+        model="T5ForConditionalGeneration",
+        config="T5Config",
+        options={
+            "vocab_size": 50,
+            "d_model": 32,
+            "d_kv": 16,
+            "d_ff": 48,
+            "num_layers": 1,
+            "num_heads": 2,
+            "decoder_start_token_id": 0,
+        },
+        batch="two texts",
+        varying=BOTH,
+    ),
+    "bart": Family(
+        kind="both",
+        model="BartForConditionalGeneration",
+        config="BartConfig",
+        options=SEQ2SEQ,
+        batch="two texts",
+        varying=BOTH,
+    ),
+    "marian": Family(
+        kind="both", model="MarianMTModel", config="MarianConfig", options=SEQ2SEQ, batch="two texts", varying=BOTH
+    ),
     # Vision
-    "vit": Family(kind="vision", model="ViTForImageClassification", config="ViTConfig", options={**SMALL, **IMAGE}, batch="image"),
-    "deit": Family(kind="vision", model="DeiTForImageClassification", config="DeiTConfig", options={**SMALL, **IMAGE}, batch="image"),
-    "swin": Family(kind="vision", model="SwinForImageClassification", config="SwinConfig", options={"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}, batch="image"),
-    "convnext": Family(kind="vision", model="ConvNextForImageClassification", config="ConvNextConfig", options={"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "image_size": 32}, batch="image"),
-    "segformer": Family(kind="vision", model="SegformerForImageClassification", config="SegformerConfig", options={"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 2, 2], "decoder_hidden_size": 16}, batch="image"),
+    "vit": Family(
+        kind="vision", model="ViTForImageClassification", config="ViTConfig", options={**SMALL, **IMAGE}, batch="image"
+    ),
+    "deit": Family(
+        kind="vision",
+        model="DeiTForImageClassification",
+        config="DeiTConfig",
+        options={**SMALL, **IMAGE},
+        batch="image",
+    ),
+    "swin": Family(
+        kind="vision",
+        model="SwinForImageClassification",
+        config="SwinConfig",
+        options={
+            "image_size": 32,
+            "patch_size": 4,
+            "embed_dim": 16,
+            "depths": [1, 1],
+            "num_heads": [2, 2],
+            "window_size": 4,
+        },
+        batch="image",
+    ),
+    "convnext": Family(
+        kind="vision",
+        model="ConvNextForImageClassification",
+        config="ConvNextConfig",
+        options={"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "image_size": 32},
+        batch="image",
+    ),
+    "segformer": Family(
+        kind="vision",
+        model="SegformerForImageClassification",
+        config="SegformerConfig",
+        options={
+            "hidden_sizes": [8, 16, 16, 32],
+            "depths": [1, 1, 1, 1],
+            "num_attention_heads": [1, 1, 2, 2],
+            "decoder_hidden_size": 16,
+        },
+        batch="image",
+    ),
     # Audio
-    "wav2vec2": Family(kind="audio", model="Wav2Vec2ForCTC", config="Wav2Vec2Config", options={**SMALL, **WAVE, "vocab_size": 20, "mask_time_prob": 0.0, "ctc_zero_infinity": True}, batch="wave"),
-    "hubert": Family(kind="audio", model="HubertForSequenceClassification", config="HubertConfig", options={**SMALL, **WAVE, "mask_time_prob": 0.0}, batch="wave classes"),
-    "whisper": Family(kind="both", model="WhisperForConditionalGeneration", config="WhisperConfig", options={**SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 16}, batch="mel and text"),
+    "wav2vec2": Family(
+        kind="audio",
+        model="Wav2Vec2ForCTC",
+        config="Wav2Vec2Config",
+        options={**SMALL, **WAVE, "vocab_size": 20, "mask_time_prob": 0.0, "ctc_zero_infinity": True},
+        batch="wave",
+    ),
+    "hubert": Family(
+        kind="audio",
+        model="HubertForSequenceClassification",
+        config="HubertConfig",
+        options={**SMALL, **WAVE, "mask_time_prob": 0.0},
+        batch="wave classes",
+    ),
+    "whisper": Family(
+        kind="both",
+        model="WhisperForConditionalGeneration",
+        config="WhisperConfig",
+        options={**SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 16},
+        batch="mel and text",
+    ),
 }

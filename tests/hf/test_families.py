@@ -191,7 +191,9 @@ def test_it_is_exported_and_run_at_any_size(name, made, tmp_path):
         session.resize(macs=size, align=1)
         for batch in batches:
             found = session.run({key: value.numpy() for key, value in batch.items()})
-            found = found["logits"] if isinstance(found, dict) else found[0] if isinstance(found, tuple | list) else found
+            found = (
+                found["logits"] if isinstance(found, dict) else found[0] if isinstance(found, tuple | list) else found
+            )
             np.testing.assert_allclose(found, logits(net, batch).numpy(), rtol=1e-3, atol=1e-4)
 
 

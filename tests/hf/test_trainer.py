@@ -63,7 +63,9 @@ def test_balance_0_is_the_trainer_itself(tmp_path):
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_it_is_the_loop_by_hand(bf16, tmp_path):
-    made = trainer(tmp_path, joint={"ratio": (0.1, 0.5), "seed": 5}, bf16=bf16, optim="sgd", lr_scheduler_type="constant")
+    made = trainer(
+        tmp_path, joint={"ratio": (0.1, 0.5), "seed": 5}, bf16=bf16, optim="sgd", lr_scheduler_type="constant"
+    )
     made.train()
 
     torch.manual_seed(0)

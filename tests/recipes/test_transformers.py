@@ -9,10 +9,10 @@ import decomposable as dn
 from decomposable.data.base import Images, InMemory
 from decomposable.data.digits import unaugmented, unchanged
 from decomposable.data.python_text import Text
+from decomposable.methods.settings import Settings
 from decomposable.models import small_lm, small_vit
 from decomposable.recipes import Task
 from decomposable.recipes.transformers import TEXT, VIT, TextSettings, next_token
-from decomposable.methods.settings import Settings
 from decomposable.training.evaluation import accuracy, perplexity
 
 METHODS = ("plain", "decomposable", "elastic")
@@ -46,7 +46,7 @@ def test_every_method_trains_them(recipe, method, tmp_path):
     sizes = {row["size"]: row for row in record["sizes"]}
     assert set(sizes) == {1.0, 0.6}
     if recipe is lm:
-        assert 1 <= sizes[1.0]["perplexity"] < 4 < 8
+        assert 1 <= sizes[1.0]["perplexity"] < 6  # who guesses evenly has 7
     else:
         assert "perplexity" not in sizes[1.0]
     net = dn.load(tmp_path / "run" / "network.safetensors")

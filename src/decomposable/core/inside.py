@@ -45,7 +45,7 @@ def layers_inside(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) ->
     own = {plain_name(name): module for name, module in model.named_modules()}
     names = {module: name for name, module in tree.named_modules()}
     layers = tuple(
-        replace(layer, modules=tuple(m if isinstance(m, ViewLinear) else own[names[m]] for m in layer.modules))  # type: ignore[misc]
+        replace(layer, modules=tuple(m if isinstance(m, ViewLinear) else own[names[m]] for m in layer.modules))
         for layer in in_tree
     )
     return Inside(layers, skipped, standing_in, tree, in_tree)

@@ -44,8 +44,8 @@ from decomposable.core.gradients import (
     refuse_reentrant_checkpoints,
     scaled,
 )
-from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, require_layers, source_of
 from decomposable.core.inside import layers_inside
+from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, require_layers, source_of
 from decomposable.core.lowrank import Layout, LowRankLayer
 from decomposable.core.opening import with_layers
 from decomposable.core.tracing import Forward, call_with_first

@@ -32,17 +32,22 @@ _HELD_OUT = 10  # one file of so many is for the test
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Text:
-    """A text of bytes for each part; a sample is a window of it, and so many are there as do not overlap."""
+    """A text of bytes for each part; a sample is a window of it, and there are as many as do not overlap.
+
+    Of those to train with, at most so many, spread over all of the text.
+    """
 
     train: Tensor
     test: Tensor
     context: int
     classes: int = BYTES
+    most: int | None = None
 
     @property
     def train_count(self) -> int:
         """Windows to train with; one more is left for them to shift in."""
-        return max(0, (len(self.train) - 1) // self.context - 1)
+        count = max(0, (len(self.train) - 1) // self.context - 1)
+        return count if self.most is None else min(self.most, count)
 
     @property
     def test_count(self) -> int:
@@ -50,9 +55,10 @@ class Text:
         return (len(self.test) - 1) // self.context
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """These windows, each shifted by a part of its length: in every epoch the borders are others."""
-        shifts = torch.randint(self.context, (len(indices),), generator=generator)
-        return self._windows(self.train, indices * self.context + shifts)
+        """These windows, each shifted towards the next one: in every epoch the borders are others."""
+        apart = (len(self.train) - self.context - 1) // self.train_count
+        shifts = torch.randint(apart, (len(indices),), generator=generator)
+        return self._windows(self.train, indices * apart + shifts)
 
     def test_batch(self, indices: Tensor) -> Batch:
         """These windows, side by side: the first byte of each is said without any before it."""
@@ -63,16 +69,16 @@ class Text:
         return rows[:, :-1], rows[:, 1:]
 
 
-def load(*, context: int = 128, folder: Path | None = None) -> Text:
-    """The text of the library that runs this, or of another one's folder."""
+def load(*, context: int = 128, most: int | None = None, folder: Path | None = None) -> Text:
+    """The text of the library that runs this, or of another one's folder; at most so many windows to train with."""
     library = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
     parts: dict[bool, list[bytes]] = {True: [], False: []}
     for path in files(library):
         content = path.read_bytes()
         if 0 < len(content) <= _LARGEST:
             parts[is_held_out(path.relative_to(library))].append(content)
-    train, test = (torch.frombuffer(bytearray(b"\n".join(parts[held])), dtype=torch.uint8) for held in (False, True))
-    text = Text(train=train, test=test, context=context)
+    train, test = (torch.tensor(bytearray(b"\n".join(parts[held])), dtype=torch.uint8) for held in (False, True))
+    text = Text(train=train, test=test, context=context, most=most)
     if text.train_count < 1 or text.test_count < 1:
         raise DataError(f"{library}: {len(train):,} bytes to train with; allowed: the standard library of a Python")
     return text

@@ -147,6 +147,6 @@ def _refuse_parallel(trainer: Trainer) -> None:
     args = trainer.args
     if args.world_size > 1 or args.n_gpu > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise InvalidArgumentError(
-            f"JointTrainer: {args.world_size} processes with {args.n_gpu} GPUs each, or DeepSpeed or FSDP; allowed: one "
-            "process with one device"
+            f"JointTrainer: {args.world_size} processes with {args.n_gpu} GPUs each, or DeepSpeed or FSDP; allowed: "
+            "one process with one device"
         )

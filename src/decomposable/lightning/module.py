@@ -23,7 +23,7 @@ from decomposable.errors import InvalidArgumentError
 _STATE = "decomposable.joint"
 
 
-class JointModule(LightningModule):  # type: ignore[misc]
+class JointModule(LightningModule):
     """A module that trains a network for all its sizes.
 
     Override `outputs` and `loss` where a batch is not (input, label), and `configure_optimizers` as ever; it may return
@@ -116,15 +116,17 @@ class JointModule(LightningModule):  # type: ignore[misc]
             if config.interval != interval:
                 continue
             if config.reduce_on_plateau:
-                raise InvalidArgumentError("configure_optimizers: ReduceLROnPlateau; allowed: schedules by step or epoch")
+                raise InvalidArgumentError(
+                    "configure_optimizers: ReduceLROnPlateau; allowed: schedules by step or epoch"
+                )
             done = self.trainer.global_step if interval == "step" else self.current_epoch + 1
             if done % config.frequency == 0:
                 config.scheduler.step()
 
     def _log(self, losses: Losses) -> None:
-        values = {"loss": losses.full, "loss_low": losses.low, "macs": losses.macs, "params": losses.params}
-        known = {name: value for name, value in values.items() if not math.isnan(float(value))}
-        self.log_dict({f"train/{name}": float(value) for name, value in known.items()})
+        values = {"loss": float(losses.full), "loss_low": float(losses.low)}
+        values |= {"macs": losses.macs, "params": losses.params}
+        self.log_dict({f"train/{name}": value for name, value in values.items() if not math.isnan(value)})
 
     def setup(self, stage: str) -> None:
         """Refuse what a joint step cannot do."""

@@ -23,7 +23,18 @@ from decomposable.models.resnet import resnet20, resnet34, resnet50, resnet56
 from decomposable.models.transformer import small_lm, small_vit
 from decomposable.models.vgg import small_cnn, vgg15
 
-__all__ = ["MODELS", "build", "resnet20", "resnet34", "resnet50", "resnet56", "small_cnn", "small_lm", "small_vit", "vgg15"]
+__all__ = [
+    "MODELS",
+    "build",
+    "resnet20",
+    "resnet34",
+    "resnet50",
+    "resnet56",
+    "small_cnn",
+    "small_lm",
+    "small_vit",
+    "vgg15",
+]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     builder.__name__: builder for builder in (vgg15, resnet20, resnet34, resnet50, resnet56)

@@ -43,7 +43,6 @@ from decomposable.progress import Report, shown
 from decomposable.sizing.cost import LeftAlone
 from decomposable.sizing.ranks import Limits, RankSelector
 
-
 PRODUCTS = "products of two activations, as inside attention, which have no weights"
 """Why no size makes a module smaller that has such products."""
 
@@ -183,7 +182,6 @@ class _Chosen:
         skipped = self.skipped | {name: out[module] for name, module in self.base.named_modules() if module in out}
         left = tuple(layer for layer in self.layers if layer.name not in reasons)
         return _Chosen(self.base, left, in_order_of(self.base, skipped))
-
 
     def beside(self, products: Mapping[nn.Module, int]) -> _Chosen:
         """With the modules that multiply activations, of which no size is smaller."""

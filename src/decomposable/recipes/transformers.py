@@ -20,10 +20,11 @@ class TextSettings(Settings):
     """The text is cut into windows."""
 
     context: int = 128  # bytes
+    windows: int = 64_000  # to train with, of those that there are: eight million bytes
 
 
 VIT = Settings(
-    epochs=6,
+    epochs=5,
     batch_size=128,
     optimizer="adamw",
     learning_rate=1e-3,
@@ -60,7 +61,7 @@ def python_text_lm(settings: TextSettings = TEXT) -> Task:
     """A causal language model of four blocks on the bytes of Python's own library; no data to get."""
     return Task(
         build_model=lambda: models.small_lm(context=settings.context),
-        load_data=lambda: python_text.load(context=settings.context),
+        load_data=lambda: python_text.load(context=settings.context, most=settings.windows),
         loss=next_token,
     )
 

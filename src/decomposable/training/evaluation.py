@@ -80,7 +80,7 @@ def is_text(data: Data) -> bool:
 
 @torch.no_grad()
 def perplexity(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> float:
-    """exp of the mean cross-entropy over all positions of the test: among how many tokens it is undecided."""
+    """Exp of the mean cross-entropy over all positions of the test: among how many tokens it is undecided."""
     total, labels = 0.0, 0
     for outputs, y in _outputs(net, data, batch_size=batch_size, workers=workers):
         total += float(F.cross_entropy(outputs.float(), y, reduction="sum"))

@@ -1,6 +1,6 @@
 """Modules with several weights, or with a weight that lies otherwise, as plain `Linear` layers.
 
-    nn.MultiheadAttention ─▶ q_proj, k_proj, v_proj, out_proj     nn.LSTM, GRU, RNN ─▶ ih_l0, hh_l0, …     Conv1D ─▶ Linear
+    nn.MultiheadAttention ─▶ q_proj, k_proj, v_proj, out_proj    nn.LSTM, GRU, RNN ─▶ ih_l0, hh_l0, …    Conv1D ─▶ Linear
 
 Only `Linear` layers and convolutions are decomposed. A module with other weights is *opened*: another one takes its
 place that computes the same with such layers, and these are then decomposed as any other. In training the layers are
@@ -26,7 +26,9 @@ OPENED = "_opened"  # an attribute of what stands in for a module that was opene
 def is_transposed_linear(module: nn.Module) -> bool:
     """Whether it is GPT-2's `Conv1D`, a `Linear` whose weight lies transposed; known by its name, not imported."""
     kind = type(module)
-    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils" and "forward" not in vars(module)
+    return (
+        kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils" and "forward" not in vars(module)
+    )
 
 
 def _kind_of(module: nn.Module) -> type[Opened] | None:

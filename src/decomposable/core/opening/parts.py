@@ -1,6 +1,6 @@
 """A part of a module's weights as a `Linear` of its own: a view of the user's parameter, or a copy of that view.
 
-    in_proj_weight (3E × E) of an attention ── rows 0 … E ──▶ q_proj      weight of GPT-2's Conv1D ── transposed ──▶ Linear
+    in_proj_weight (3E × E) of an attention ── rows 0 … E ──▶ q_proj     weight of a Conv1D ── transposed ──▶ Linear
 
 A view is for training: the parameter stays the user's own, by its own name, and gradients go to it. A copy is for the
 network that is decomposed, which has no tie to the model.
