@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor, nn
 
-from decomposable.core.gradients import norm
+from decomposable.core.gradients import Gradient, norm
 from decomposable.core.joint import JointObjective
+from decomposable.core.layers import Layer
 
 
 def gradient_norms(joint: JointObjective, closure: Callable[[nn.Module], Tensor]) -> dict[str, tuple[float, float]]:
@@ -18,7 +18,8 @@ def gradient_norms(joint: JointObjective, closure: Callable[[nn.Module], Tensor]
     """
     full, low = joint.gradients(closure)
 
-    def size(gradient: Any) -> float:
-        return 0.0 if gradient is None else float(norm(gradient))
+    def size(gradient: Gradient, layer: Layer) -> float:
+        found = gradient[layer.parameter]
+        return 0.0 if found is None else float(norm(layer.cut.of(found)))
 
-    return {layer.name: (size(full[layer.weight]), size(low[layer.weight])) for layer in joint.layers}
+    return {layer.name: (size(full, layer), size(low, layer)) for layer in joint.layers}

@@ -11,7 +11,8 @@ from decomposable.console import alignment, parse_size, parse_sizes
 from decomposable.errors import InvalidArgumentError
 
 RECIPES = (
-    "recipes: digits, fashion-mnist, cifar10-resnet20, cifar10-resnet56 (minutes to hours on a CPU),\n"
+    "recipes: digits, fashion-mnist, cifar10-resnet20, cifar10-resnet56, cifar10-vit, python-text-lm\n"
+    "         (minutes to hours on a CPU),\n"
     "         cifar10-vgg15, cifar100-resnet34, imagenet-resnet50 (the paper's),\n"
     "         package.module:function (your own; docs/recipes.md)"
 )
@@ -35,7 +36,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "recipe": {"metavar": "RECIPE", "help": "a built-in name, or your own as package.module:function"},
     "--align": {"metavar": "N", "type": alignment},
     "--checkpoint-seconds": {"metavar": "N", "type": float, "default": 60.0, "help": _CHECKPOINTS},
-    "--data": {"metavar": "DIR", "type": Path, "help": "where the data set is (digits needs none)"},
+    "--data": {"metavar": "DIR", "type": Path, "help": "where the data set is (digits and python-text-lm need none)"},
     "--device": {"metavar": "NAME", "default": "auto", "help": "auto (cuda or cpu), cpu, cuda:1 …"},
     "--force": {"action": "store_true", "help": "replace OUT where it exists"},
     "--macs": {"metavar": "SIZE", "help": "at most this many multiply-accumulates: 0.25, 25%% or 45M"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
@@ -60,7 +59,7 @@ def _run(options: argparse.Namespace) -> None:
     networks.warn_of("sizes", networks.first_complaint(contents, [row.size for row in rows]))
     if drop is not None:
         rows = [_smallest(options, contents, rows)]
-    content = {"file": str(options.file), "sizes": [asdict(row) for row in rows]}
+    content = {"file": str(options.file), "sizes": [row.as_dict() for row in rows]}
     table = networks.table([(f"{row.size:g}", row) for row in rows])
     answer(options, content, table, _closing(contents) if drop is None else None)
 
@@ -76,7 +75,7 @@ def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> 
         if found is None:
             raise NotMeasuredError(f"{options.file} has no accuracies; measure them with: decomposable evaluate")
         named = [(name, row) for name, row in named if row == found]
-    sizes = [{"name": name, **asdict(row)} for name, row in named]
+    sizes = [{"name": name, **row.as_dict()} for name, row in named]
     closing = f"\nThese are all its sizes: it was trained by the method {method}." if drop is None else None
     answer(options, {"file": str(options.file), "method": method, "sizes": sizes}, networks.table(named), closing)
 

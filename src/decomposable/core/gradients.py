@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.layers import Layer
+from decomposable.core.opening.parts import Cut
 from decomposable.core.svd import most_precise
 from decomposable.errors import InvalidArgumentError
 
@@ -19,16 +20,35 @@ Gradient = Mapping[nn.Parameter, Tensor | None]
 _KEPT = 0.9  # of a running norm, when the next one comes
 
 
-def mix(full: Tensor | None, low: Tensor | None, balance: float, rebalance: bool) -> Tensor | None:
-    """(1 − λ) ∇_f + λ ∇̂, where ∇̂ is ∇ scaled to the norm of ∇_f for a decomposed weight (end of appendix A)."""
+def mix(full: Tensor | None, low: Tensor | None, balance: float, cuts: Sequence[Cut]) -> Tensor | None:
+    """(1 − λ) ∇_f + λ ∇̂, where ∇̂ is ∇ scaled to the norm of ∇_f for a decomposed weight (end of appendix A).
+
+    `cuts` are the decomposed weights that the parameter is, or holds.
+    """
     if full is None or low is None:
         only, share = (full, 1 - balance) if low is None else (low, balance)
         # A decomposed weight that the full pass did not use has norm 0 there, so ∇̂ = 0.
-        return None if only is None or (rebalance and full is None) else only * share
-    if rebalance:
-        low_share = balance * _ratio(norm(full), norm(low))
-        return (full * (1 - balance)).addcmul_(low.to(full.dtype), low_share.to(full.dtype))
-    return full * (1 - balance) + low.to(full.dtype) * balance
+        return None if only is None or (cuts and full is None) else only * share
+    low = low.to(full.dtype)
+    if len(cuts) == 1 and cuts[0].rows is None:
+        return _rebalanced_mix(full, low, balance)
+    mixed = full * (1 - balance) + low * balance
+    for cut in cuts:
+        cut.of(mixed).copy_(_rebalanced_mix(cut.of(full), cut.of(low), balance))
+    return mixed
+
+
+def _rebalanced_mix(full: Tensor, low: Tensor, balance: float) -> Tensor:
+    low_share = balance * _ratio(norm(full), norm(low))
+    return (full * (1 - balance)).addcmul_(low, low_share.to(full.dtype))
+
+
+def cuts_of(layers: Sequence[Layer]) -> dict[nn.Parameter, list[Cut]]:
+    """The decomposed weights that each parameter is, or holds."""
+    cuts: dict[nn.Parameter, list[Cut]] = {}
+    for layer in layers:
+        cuts.setdefault(layer.parameter, []).append(layer.cut)
+    return cuts
 
 
 def norm(gradient: Tensor) -> Tensor:
@@ -54,35 +74,44 @@ class RunningNorms:
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        self._names = {layer.weight: layer.name for layer in layers}
+        self._layers = tuple(layers)
         self._norms: dict[str, Tensor] = {}
 
     def update(self, gradient: Gradient, scale: Tensor | float) -> None:
         """Take in the gradient of a full-rank step, which is that of `scale` times the loss."""
-        for weight, name in self._names.items():
-            value = gradient.get(weight)
+        for layer in self._layers:
+            value, name = gradient.get(layer.parameter), layer.name
             if value is None:
                 continue
-            found = norm(value).to(most_precise(value.device)) / scale
+            found = norm(layer.cut.of(value)).to(most_precise(value.device)) / scale
             before = self._norms[name].to(found) if name in self._norms else torch.full_like(found, math.nan)
             mean = torch.where(before.isfinite(), torch.lerp(found, before, _KEPT), found)  # the first stands alone
             self._norms[name] = torch.where(found.isfinite(), mean, before)
 
     def rebalanced(self, gradient: Gradient, share: float, scale: Tensor | float) -> dict[nn.Parameter, Tensor | None]:
         """Share · ∇̂, with ∇̂ scaled to the running norm for every decomposed weight."""
+        layers: dict[nn.Parameter, list[Layer]] = {}
+        for layer in self._layers:
+            layers.setdefault(layer.parameter, []).append(layer)
         result: dict[nn.Parameter, Tensor | None] = {}
         for parameter, value in gradient.items():
-            name = self._names.get(parameter)
-            if value is None or (name is not None and name not in self._norms):
+            own = layers.get(parameter, ())
+            if value is None or any(layer.name not in self._norms for layer in own):
                 result[parameter] = None  # no full pass has used this weight: its norm there is 0
-            elif name is None:
-                result[parameter] = value * share
-            else:
-                # NaN is a norm that no full pass has had yet: all of them overflowed.
-                found = norm(value).to(most_precise(value.device))
-                wanted = self._norms[name].to(found).nan_to_num(0.0) * scale
-                result[parameter] = value * (share * _ratio(wanted, found)).to(value.dtype)
+                continue
+            if len(own) == 1 and own[0].cut.rows is None:
+                result[parameter] = self._to_norm(own[0].name, value, share, scale)
+                continue
+            result[parameter] = made = value * share
+            for layer in own:
+                layer.cut.of(made).copy_(self._to_norm(layer.name, layer.cut.of(value), share, scale))
         return result
+
+    def _to_norm(self, name: str, value: Tensor, share: float, scale: Tensor | float) -> Tensor:
+        found = norm(value).to(most_precise(value.device))
+        # NaN is a norm that no full pass has had yet: all of them overflowed.
+        wanted = self._norms[name].to(found).nan_to_num(0.0) * scale
+        return value * (share * _ratio(wanted, found)).to(value.dtype)
 
     def state_dict(self) -> dict[str, float]:
         """The norms by layer, those that are known."""
@@ -91,7 +120,7 @@ class RunningNorms:
 
     def check(self, state: Any) -> None:
         """Refuse what is not a `state_dict` of norms of this model."""
-        known = set(self._names.values())
+        known = {layer.name for layer in self._layers}
         if not isinstance(state, Mapping):
             raise InvalidArgumentError(f"state: its norms are {state!r:.40}; allowed: what state_dict() returned")
         for name, value in state.items():

@@ -39,9 +39,19 @@ from decomposable.core.distillation import Distance, detached, kl_divergence
 from decomposable.core.draws import DrawRatio, Range, Size, cost_selector, draw_of, limits_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
 from decomposable.core.forms.base import Decomposition
-from decomposable.core.gradients import Gradient, RunningNorms, accumulate, mix, refuse_reentrant_checkpoints, scaled
-from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, find_layers, parameter_of, require_layers
+from decomposable.core.gradients import (
+    Gradient,
+    RunningNorms,
+    accumulate,
+    cuts_of,
+    mix,
+    refuse_reentrant_checkpoints,
+    scaled,
+)
+from decomposable.core.inside import layers_inside
+from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, require_layers, source_of
 from decomposable.core.lowrank import Layout, LowRankLayer
+from decomposable.core.opening import with_layers
 from decomposable.core.passes import Local, Pass, averaged, counting_samples
 from decomposable.core.processes import Processes, same_buffers_
 from decomposable.core.tracing import Forward, call_with_first
@@ -144,7 +154,8 @@ class JointObjective:
         self.criterion, self.turns = find_criterion(criterion), _check_turns(turns)
         self.distance = _check_distance(distance, self.distill)
         refuse_sharded(unwrap(model))
-        layers, self.skipped = find_layers(unwrap(model), check_form(form), filter_fn)
+        inside = layers_inside(unwrap(model), check_form(form), filter_fn)
+        layers, self.skipped, self._opened = inside.layers, inside.skipped, inside.opened
         require_layers(layers, self.skipped)
         self.layers = layers
         bounds = limits_of(layers, min_rank, limits)
@@ -153,7 +164,7 @@ class JointObjective:
             smallest,
             layers,
             bounds,
-            lambda: cost_selector(unwrap(model), layers, bounds, example_input, forward or call_with_first),
+            lambda: cost_selector(inside.tree, inside.in_tree, bounds, example_input, forward or call_with_first),
         )
         self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
         # Its reducer waits for backward(), which is not called here: what it does is done here.
@@ -216,11 +227,11 @@ class JointObjective:
 
         size = self._choose_for_all(decompositions, drawn)
         low = self._low_rank_pass(call, scaler, decompositions, size, full.outputs)
-        kernels = {layer.weight for layer in self.layers}
+        cuts = cuts_of(self.layers)
         gradient_full, gradient_low = full.gradient, low.gradient
         accumulate(
             {
-                parameter: mix(gradient_full[parameter], gradient_low[parameter], self.balance, parameter in kernels)
+                parameter: mix(gradient_full[parameter], gradient_low[parameter], self.balance, cuts.get(parameter, ()))
                 for parameter in gradient_full
             }
         )
@@ -379,18 +390,19 @@ class JointObjective:
         self, decompositions: Mapping[str, Decomposition], ranks: Mapping[str, Rank]
     ) -> tuple[nn.Module, list[LowRankLayer]]:
         """The model with W̃ in place of W. It has its own buffers, so that the model keeps those of its full pass."""
-        replacements: dict[nn.Module, LowRankLayer] = {}
+        low: dict[nn.Module, nn.Module] = {}
         for layer in self.layers:
             rank, weights = ranks[layer.name], None  # where nothing is dropped, W̃ = W
             if rank != layer.full_rank:
                 bases = decompositions[layer.name]
                 weights = layer.numerics.truncate(layer.weight, bases, ranks_of(rank), self.added_gap)
             for module in layer.modules:
-                replacements[module] = LowRankLayer(layer, self._chains[module], weights, self._layout)
-        network = rewire(unwrap(self.model), replacements)
+                low[module] = LowRankLayer(layer, self._chains[module], weights, self._layout)
+        around = {module: with_layers(module, opened, low) for module, opened in self._opened.items()}
+        network = rewire(unwrap(self.model), low | around)
         clone_buffers_(network)
         avoid_fast_paths_(network)
-        return network, list(replacements.values())
+        return network, [layer for layer in low.values() if isinstance(layer, LowRankLayer)]
 
     def _differentiate(self, call: _Call, network: nn.Module, scaler: Scaler | None, taught: Any = None) -> Local:
         """The loss of one network, and its gradient for every trainable parameter."""
@@ -460,7 +472,7 @@ class JointObjective:
                 stacklevel=4 + bool(self.turns),
             )
             return
-        not_run = {one.name: parameter_of(one.layers.module) for one in low_rank if not one.has_run}
+        not_run = {one.name: source_of(one.layers.module)[0] for one in low_rank if not one.has_run}
         missed = [name for name, weight in not_run.items() if weight in self._in_full]
         if missed:
             self._has_warned = True

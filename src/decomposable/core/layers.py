@@ -14,6 +14,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from decomposable.core.forms import FORMS, FormOf, check_patterns, form_for, form_named
 from decomposable.core.forms.base import Decomposition, Form
+from decomposable.core.opening import ViewLinear, can_be_opened, why_closed
+from decomposable.core.opening.parts import WHOLE, Cut
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
 from decomposable.errors import InvalidArgumentError
@@ -47,9 +49,19 @@ class Layer:
         return FORMS[self.form]
 
     @property
-    def weight(self) -> nn.Parameter:
-        """The shared weight itself, not a copy."""
-        return parameter_of(self.modules[0])
+    def weight(self) -> Tensor:
+        """The shared weight itself, not a copy: a parameter, or a view of one that holds several weights."""
+        return self.cut.of(self.parameter)
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter that the weight is, or is a part of."""
+        return source_of(self.modules[0])[0]
+
+    @property
+    def cut(self) -> Cut:
+        """Which part of the parameter the weight is."""
+        return source_of(self.modules[0])[1]
 
     @property
     def full_rank(self) -> Rank:
@@ -62,11 +74,17 @@ class Layer:
         return self.chain.full_ranks
 
 
-def parameter_of(module: Decomposable) -> nn.Parameter:
-    """The module's weight as it is registered."""
+Source = tuple[nn.Parameter, Cut]
+"""A parameter, and which part of it a weight is."""
+
+
+def source_of(module: Decomposable) -> Source:
+    """Where the module's weight is registered."""
+    if isinstance(module, ViewLinear):
+        return module.part.parameter, module.part.cut
     weight = module._parameters["weight"]
     assert isinstance(weight, nn.Parameter)
-    return weight
+    return weight, WHOLE
 
 
 def find_layers(
@@ -77,23 +95,25 @@ def find_layers(
     Modules with nothing but vectors, such as normalisation layers, are named only where these are many.
     """
     skipped: dict[str, str] = {}
-    sharing: dict[nn.Parameter, list[tuple[str, Decomposable]]] = defaultdict(list)
+    sharing: dict[Source, list[tuple[str, Decomposable]]] = defaultdict(list)
     inside_attention: set[nn.Module] = set()
     for full_name, module in model.named_modules():
         name = plain_name(full_name)
-        if isinstance(module, nn.MultiheadAttention):
-            skipped[name] = "packed attention weights"
-            inside_attention.add(module.out_proj)
+        if can_be_opened(module):
+            asked = "rejected by filter_fn" if filter_fn is not None else "its weights are held by other modules, too"
+            skipped[name] = why_closed(module) or asked
+            if isinstance(module, nn.MultiheadAttention):
+                inside_attention.add(module.out_proj)
         elif isinstance(module, (*CONVOLUTIONS, nn.Linear)):
             inside = module in inside_attention
             reason = "read directly by packed attention" if inside else _why_not(module, name, filter_fn)
             if reason is None:
                 assert isinstance(module, Decomposable)
-                sharing[parameter_of(module)].append((name, module))
+                sharing[source_of(module)].append((name, module))
             else:
                 skipped[name] = reason
-    for weight, (holder, kind) in _other_holders(model, sharing).items():
-        for name, _ in sharing.pop(weight):
+    for source, (holder, kind) in _other_holders(model, sharing).items():
+        for name, _ in sharing.pop(source):
             skipped[name] = f"weight tied to {kind} '{holder}'"
     check_patterns(form, [name for members in sharing.values() for name, _ in members])
     layers = tuple(_layer(members, form) for members in sharing.values())
@@ -103,7 +123,8 @@ def find_layers(
 
 def _layer(members: list[tuple[str, Decomposable]], form: FormOf) -> Layer:
     """The layer of these modules; the form is that of the first one's name."""
-    name, shape = members[0][0], tuple(parameter_of(members[0][1]).shape)
+    parameter, cut = source_of(members[0][1])
+    name, shape = members[0][0], tuple(cut.of(parameter).shape)
     taken = form_for(shape, form_named(form, name))
     return Layer(name, tuple(module for _, module in members), taken, shape, FORMS[taken].chain(shape))
 
@@ -156,9 +177,9 @@ def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | 
         return "depthwise convolution" if groups == module.in_channels else f"grouped convolution (groups={groups})"
     if not isinstance(module, Decomposable):
         return f"{type(module).__name__}: only {_KINDS} are decomposed"
-    if isinstance(module.weight, nn.parameter.UninitializedParameter):
+    if is_lazy(module.weight):
         return "lazy layer that has seen no input yet"
-    if is_parametrized(module) or "weight" not in module._parameters:
+    if is_parametrized(module) or not ("weight" in module._parameters or isinstance(module, ViewLinear)):
         return "its weight is computed (parametrization, weight or spectral norm); remove that first"
     plain = next(kind for kind in KINDS.values() if isinstance(module, kind))
     methods = [method for method in ("forward", "_conv_forward") if hasattr(plain, method)]
@@ -176,15 +197,19 @@ def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | 
 
 
 def _other_holders(
-    model: nn.Module, sharing: dict[nn.Parameter, list[tuple[str, Decomposable]]]
-) -> dict[nn.Parameter, tuple[str, str]]:
+    model: nn.Module, sharing: dict[Source, list[tuple[str, Decomposable]]]
+) -> dict[Source, tuple[str, str]]:
     """Weights that a module outside `sharing` holds too, such as an embedding or a layer that is left alone."""
+    sources: dict[nn.Parameter, list[Source]] = defaultdict(list)
+    for source in sharing:
+        sources[source[0]].append(source)
     found = {}
     for full_name, module in model.named_modules():
         for parameter in module._parameters.values():
-            if parameter in sharing and all(module is not m for _, m in sharing[parameter]):
-                kind = "embedding" if isinstance(module, nn.Embedding | nn.EmbeddingBag) else type(module).__name__
-                found[parameter] = (plain_name(full_name), kind)
+            for source in sources.get(parameter, ()) if parameter is not None else ():
+                if all(module is not m for _, m in sharing[source]):
+                    kind = "embedding" if isinstance(module, nn.Embedding | nn.EmbeddingBag) else type(module).__name__
+                    found[source] = (plain_name(full_name), kind)
     return found
 
 

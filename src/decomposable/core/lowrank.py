@@ -36,7 +36,7 @@ class LowRankLayer(nn.Module):
 
     def __init__(self, layer: Layer, layers: ChainLayers, weights: tuple[Tensor, ...] | None, layout: Layout) -> None:
         super().__init__()
-        self._parameters["weight"] = layer.weight  # by the name that the model knows it
+        self._parameters["weight"] = layer.parameter  # by the name that the model knows it
         self.name, self.bias = layer.name, layers.module.bias
         self.training = layers.module.training
         self.layers, self.weights, self.layout = layers, weights, layout

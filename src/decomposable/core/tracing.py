@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.utils.hooks import RemovableHandle
 
 from decomposable.core.layers import CONVOLUTIONS, Layer
+from decomposable.core.opening import Opened
+from decomposable.core.products import Products
 from decomposable.core.tree import evaluating, plain_name
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.chain import Chain
@@ -93,12 +96,14 @@ def map_entries(function: Callable[[Any, Entry], Any], batch: Any, entry: Entry 
 @dataclass
 class Trace:
     """What a pass showed: the positions over all calls of every layer's output map; the extents of its input and output
-    maps, with the number of such maps; and for every normalisation layer the layer whose output goes straight into it.
+    maps, with the number of such maps; by module the MACs of other weights, and those of products of two activations;
+    and for every normalisation layer the layer whose output goes straight into it.
     """
 
     outputs: Counter[nn.Module] = field(default_factory=Counter)
     maps: dict[nn.Module, Counter[tuple[Extents, Extents]]] = field(default_factory=lambda: defaultdict(Counter))
     other_macs: Counter[nn.Module] = field(default_factory=Counter)
+    products: Counter[nn.Module] = field(default_factory=Counter)
     feeders: dict[nn.Module, nn.Module] = field(default_factory=dict)
     samples: int = 1
     has_unbatched: bool = False
@@ -125,8 +130,11 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
     first = first_entry(example_input)
     seen = Trace(samples=max(1, len(first)) if isinstance(first, Tensor) and first.dim() > 1 else 1)
     outputs: list[tuple[nn.Module, Any, int]] = []  # held, so that no two of them can share an address
+    products = Products(model)
     with ExitStack() as hooks, evaluating(model):
         for module in model.modules():
+            for hook in _noting(products, module):
+                hooks.callback(hook.remove)
             see = next((see for kinds, see in _SEEING.items() if isinstance(module, kinds)), None)
             if see is not None:
                 hook = module.register_forward_hook(lambda m, a, k, y, see=see: see(seen, m, a, k, y), with_kwargs=True)
@@ -136,10 +144,21 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
             elif isinstance(module, _BatchNorm):
                 hook = module.register_forward_pre_hook(lambda m, a: _see_norm(seen, m, a, outputs))
                 hooks.callback(hook.remove)
-        forward(model, example_input)
+        with products:
+            forward(model, example_input)
+    seen.products = products.macs
     if seen.has_unbatched:
         seen.samples = 1
     return seen
+
+
+def _noting(products: Products, module: nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
+    """Hooks that tell which module runs."""
+    counted = isinstance(module, (*CONVOLUTIONS, nn.Linear, nn.RNNBase))
+    return (
+        module.register_forward_pre_hook(lambda m, _: products.enter(m, counted)),
+        module.register_forward_hook(lambda *_: products.leave(), always_call=True),
+    )
 
 
 def _version(output: Any) -> int:
@@ -188,7 +207,15 @@ def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, ou
     seen.other_macs[recurrent] += weights * data.shape[:-1].numel()
 
 
+def _see_opened(seen: Trace, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    """Its layers are seen themselves; what they cannot tell is where the batch is, which may not be the first axis."""
+    inputs = args[0] if args else kwargs.get("query", kwargs.get("input"))
+    if isinstance(inputs, Tensor) and inputs.dim() == 3 and not module.batch_first:
+        seen.samples = inputs.shape[1]
+
+
 _SEEING: dict[Any, Callable[..., None]] = {
+    Opened: _see_opened,
     CONVOLUTIONS: _see_convolution,
     nn.Linear: _see_linear,
     nn.MultiheadAttention: _see_attention,
@@ -215,9 +242,10 @@ def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
 
 
 def other_macs(layers: Sequence[Layer], seen: Trace) -> int:
-    """MACs of everything that is not decomposed."""
+    """MACs of everything that is not decomposed, the products of activations among it."""
     decomposed = {module for layer in layers for module in layer.modules}
-    return seen.per_sample(sum(macs for module, macs in macs_left_alone(seen).items() if module not in decomposed))
+    left = sum(macs for module, macs in macs_left_alone(seen).items() if module not in decomposed)
+    return seen.per_sample(left + seen.products.total())
 
 
 def macs_left_alone(seen: Trace) -> Counter[nn.Module]:

@@ -197,10 +197,11 @@ def _left_out(inputs: Mapping[str, Tensor], interface: Interface) -> dict[str, T
 def plain(value: Any) -> Any:
     """What a model returns as dicts, lists and tuples: other containers are dicts of their fields.
 
-    A file that holds them can be read where the model's package is not installed.
+    A file that holds them can be read where the model's package is not installed. A cache of keys and values, which a
+    decoder returns beside its outputs, is left out: a file runs whole sequences.
     """
     if isinstance(value, Mapping):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: plain(part) for key, part in value.items() if not _is_cache(part)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return {key: plain(part) for key, part in zip(value._fields, value, strict=True)}
     if isinstance(value, list | tuple):
@@ -208,6 +209,10 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     return value
+
+
+def _is_cache(value: object) -> bool:
+    return type(value).__module__ == "transformers.cache_utils"
 
 
 def is_plain(value: Any) -> bool:

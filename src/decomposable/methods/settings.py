@@ -51,6 +51,7 @@ else:
 Own = TypeVar("Own", bound=MethodSettings)
 _OWN = "of_methods"
 SCHEDULES = ("steps", "cosine", "constant", "polynomial")
+OPTIMIZERS = ("sgd", "adamw")
 PRECISIONS = ("float32", "bfloat16")
 INF = math.inf
 
@@ -95,6 +96,7 @@ class Settings(_OfAll, metaclass=_FlatNames):
     decay: float = 0.2  # for "steps", what the rate is multiplied with at each milestone
     power: float = 1.0  # for "polynomial", of the part of the training that is left
     warmup_epochs: float = 0.0  # in which the rate rises from zero
+    optimizer: str = "sgd"  # or "adamw", as transformers are trained, with β₁ = momentum and β₂ = 0.98
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 5e-4  # η, for the kernels of convolutions and linear layers only
@@ -144,6 +146,7 @@ class Settings(_OfAll, metaclass=_FlatNames):
         (("calibrated_alignments",), "multiples, as in 8,16", lambda v: all(a >= 1 for a in v)),
         (("sizes",), "parts of the MACs, as in 0.25,0.5,1", lambda v: v and all(0 < s <= 1 for s in v)),
         (("schedule",), ", ".join(SCHEDULES), is_one_of(*SCHEDULES)),
+        (("optimizer",), ", ".join(OPTIMIZERS), is_one_of(*OPTIMIZERS)),
         (("precision",), ", ".join(PRECISIONS), is_one_of(*PRECISIONS)),
         (("form",), f"{', '.join(FORMS)}, or by name as in layer4.*:tucker,*:spatial", is_form),
         (("criterion",), f"{', '.join(CRITERIA)}; taylor after training", is_one_of(*CRITERIA, "taylor")),

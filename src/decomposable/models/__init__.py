@@ -1,4 +1,4 @@
-"""The networks of the paper's experiments, and two small ones, all in plain ``torch.nn``.
+"""The networks of the paper's experiments, and small ones, all in plain ``torch.nn``.
 
 >>> from decomposable import models
 >>> model = models.resnet20(num_classes=10)
@@ -20,17 +20,32 @@ from torch import nn
 from decomposable.errors import InvalidArgumentError
 from decomposable.models.origin import built_by, is_patched
 from decomposable.models.resnet import resnet20, resnet34, resnet50, resnet56
+from decomposable.models.transformer import small_lm, small_vit
 from decomposable.models.vgg import small_cnn, vgg15
 
-__all__ = ["MODELS", "build", "resnet20", "resnet34", "resnet50", "resnet56", "small_cnn", "vgg15"]
+__all__ = [
+    "MODELS",
+    "build",
+    "resnet20",
+    "resnet34",
+    "resnet50",
+    "resnet56",
+    "small_cnn",
+    "small_lm",
+    "small_vit",
+    "vgg15",
+]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     builder.__name__: builder for builder in (vgg15, resnet20, resnet34, resnet50, resnet56)
 }
-BUILDERS = {**MODELS, "small_cnn": small_cnn}
+BUILDERS = {**MODELS, "small_cnn": small_cnn, "small_vit": small_vit, "small_lm": small_lm}
 """What a file may name. Nothing else is ever called because a file says so."""
 
-_MOST = {"num_classes": 1 << 20, "in_channels": 1 << 12, "widths": 1 << 14}
+_MOST = {
+    **{"num_classes": 1 << 20, "in_channels": 1 << 12, "widths": 1 << 14},
+    **{"width": 1 << 14, "depth": 1 << 8, "heads": 1 << 8, "patch": 1 << 10, "image": 1 << 12, "context": 1 << 17},
+}
 _MOST_WIDTHS = 64
 
 

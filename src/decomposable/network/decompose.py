@@ -17,6 +17,7 @@ from decomposable.core.criteria import Criterion, Scores, find_criterion
 from decomposable.core.draws import limits_of
 from decomposable.core.factors import Factors, Taylor, factors_in_order, memory_format_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
+from decomposable.core.inside import with_layers_opened
 from decomposable.core.layers import FilterFn, Layer, decomposed, find_layers, in_order_of, laid_out, require_layers
 from decomposable.core.tracing import (
     Forward,
@@ -42,6 +43,9 @@ from decomposable.progress import Report, shown
 from decomposable.sizing.cost import LeftAlone
 from decomposable.sizing.order import Limits
 from decomposable.sizing.ranks import RankSelector
+
+PRODUCTS = "products of two activations, as inside attention, which have no weights"
+"""Why no size makes a module smaller that has such products."""
 
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained after extract()
@@ -92,7 +96,7 @@ def decompose(
     if example_input is None:
         example_input = next(iter(batches), None)
     refuse_sharded(unwrap(model))
-    base = deep_copy(rewire(unwrap(model), {})).eval()
+    base = with_layers_opened(deep_copy(rewire(unwrap(model), {})).eval(), checked_form, filter_fn)
     chosen = _Chosen(base, *find_layers(base, checked_form, filter_fn))
     if by is not None:
         require_one_cut(chosen.layers)
@@ -100,7 +104,7 @@ def decompose(
     batch, seen, captured = on_device_of(base, example_input), None, Captured()
     if example_input is not None:
         seen, captured, used_elsewhere = _watched_pass(base, chosen.layers, batch, call)
-        chosen = chosen.without(used_elsewhere)
+        chosen = chosen.without(used_elsewhere).beside(seen.products)
     _require_no_lazy(base)
     factors, scores = factors_in_order(base, chosen.layers, decomposed(chosen.layers), from_weights)
     if seen is not None:
@@ -181,6 +185,11 @@ class _Chosen:
         left = tuple(layer for layer in self.layers if layer.name not in reasons)
         return _Chosen(self.base, left, in_order_of(self.base, skipped))
 
+    def beside(self, products: Mapping[nn.Module, int]) -> _Chosen:
+        """With the modules that multiply activations, of which no size is smaller."""
+        found = {name: PRODUCTS for name, module in self.base.named_modules() if module in products}
+        return replace(self, skipped=in_order_of(self.base, found | self.skipped))
+
 
 def _watched_pass(
     base: nn.Module, layers: Sequence[Layer], batch: Any, forward: Forward
@@ -241,7 +250,7 @@ def _left_alone(chosen: _Chosen, seen: Trace) -> tuple[LeftAlone, ...]:
     """What the layers cost that no size makes smaller, without their submodules; a weight that two modules hold is the
     first one's.
     """
-    modules, macs = dict(chosen.base.named_modules()), macs_left_alone(seen)
+    modules, macs = dict(chosen.base.named_modules()), macs_left_alone(seen) + seen.products
     params: Counter[str] = Counter()
     for name, parameter in chosen.base.named_parameters():
         params[name.rpartition(".")[0]] += parameter.numel()

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from decomposable.core.distillation import Distance
 from decomposable.core.factors import Factors
 from decomposable.core.layers import Layer
-from decomposable.core.tracing import Forward
-from decomposable.core.tree import deep_copy, own_parameters_, rewire
+from decomposable.core.tracing import Forward, on_device_of, other_macs, trace
+from decomposable.core.tree import clone_buffers_, deep_copy, own_parameters_, rewire, undisturbed
 from decomposable.errors import InvalidArgumentError
 from decomposable.locks import ForkLock
 from decomposable.network.calibration.batches import renewable
@@ -216,6 +216,18 @@ class DecomposedNet(nn.Module):
             self._has_warned = True
             warn(text, stacklevel=stacklevel)
 
+    def macs_for(self, batch: Any, forward: Forward | None = None) -> int:
+        """The MACs of one sample at the size in force for inputs such as these, of another length for instance.
+
+        What is counted is what `decompose` counts, the products inside attention included. The batch is run once.
+        """
+        module, call = self._in_force.module, forward or self._forward
+        twin = rewire(module, {})
+        clone_buffers_(twin)
+        with undisturbed(twin):
+            seen = trace(twin, on_device_of(twin, batch), call)
+        return other_macs((), seen)
+
     def set_plan_(self, plan: RankPlan) -> RankPlan:
         """Take a size that was chosen before, such as one that `net.plan` was; `resize_` chooses and takes."""
         with self._lock:
@@ -392,6 +404,20 @@ class DecomposedNet(nn.Module):
             "load_state_dict: the weights of a decomposed network are shared by all its sizes; "
             "allowed: loading into the model before decompose(), or into what extract() returns"
         )
+
+    def __getattr__(self, name: str) -> Any:
+        """What only the model has, such as `generate` or `config`: that of the size in force."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            in_force = self.__dict__.get("_in_force")
+            if in_force is None or name.startswith("_"):
+                raise
+            try:
+                return getattr(in_force.module, name)
+            except AttributeError:
+                kinds = f"{type(self).__name__} of a {type(in_force.module).__name__}"
+                raise AttributeError(f"{kinds} has no attribute {name!r}") from None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"

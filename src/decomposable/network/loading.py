@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.layers import KINDS, ChainLayers, Layer, avoid_fast_paths_
+from decomposable.core.opening import Copies, openable, with_opened
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import InvalidArgumentError, ModelNeededError
@@ -19,7 +20,7 @@ from decomposable.models import BUILDERS, rebuilt
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import FilePath, open_container
 from decomposable.network.file.contents import Artifact
-from decomposable.network.file.parsing import Size, kind_of, naming, read_built_by, size_from
+from decomposable.network.file.parsing import Size, kind_of, naming, read_built_by, read_opened, size_from
 from decomposable.network.file.shrinking import read_network
 from decomposable.network.file.skeleton import Skeleton, TensorSlot, join, slots_of
 from decomposable.sizing.plans import SizeRequest
@@ -40,9 +41,11 @@ def load_network(path: FilePath, model: nn.Module | None, size: SizeRequest | No
     """The decomposed network or the plain module of a file; what else it may hold is for others to build."""
     with open_container(path) as container, naming(path):
         kind = kind_of(path, container.description)
-        note = read_built_by(Fields({"built_by": None, **container.description}, "the file"))
+        top = Fields({"built_by": None, **container.description}, "the file")
+        note = read_built_by(top)
         if model is not None:
-            filling = _Filling(path, deep_copy(rewire(unwrap(model), {})))
+            own = deep_copy(rewire(unwrap(model), {}))
+            filling = _Filling(path, _opened(path, own, read_opened(top)))
         else:
             filling = _Filling(path, *_built(path, note))
         if kind == "sized":
@@ -74,6 +77,20 @@ def _built(path: FilePath, note: Mapping[str, Any] | None) -> tuple[nn.Module, s
         return rebuilt(note), f"{note['name']}, changed since" if note["is_changed"] else str(note["name"])
     except InvalidArgumentError as error:
         raise Damaged(str(error)) from error
+
+
+def _opened(path: FilePath, model: nn.Module, names: tuple[str, ...]) -> nn.Module:
+    """The model with the layers inside that the file has there."""
+    can_be = openable(model) if names else {}
+    for name in names:
+        if name not in can_be:
+            raise InvalidArgumentError(
+                one_line(
+                    f"model: it is not the one of {path}: '{name:.80}' is an attention, a recurrent layer or a Conv1D "
+                    "there, whose weights are decomposed"
+                )
+            )
+    return with_opened(model, {name: can_be[name] for name in names}, Copies())
 
 
 @dataclass(frozen=True, eq=False)

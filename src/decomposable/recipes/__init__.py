@@ -31,6 +31,8 @@ BUILT_IN = {
     "fashion-mnist": "decomposable.recipes.small:fashion",
     "cifar10-resnet20": "decomposable.recipes.small:cifar10_resnet20",
     "cifar10-resnet56": "decomposable.recipes.small:cifar10_resnet56",
+    "cifar10-vit": "decomposable.recipes.transformers:cifar10_vit",
+    "python-text-lm": "decomposable.recipes.transformers:python_text_lm",
     "cifar10-vgg15": "decomposable.recipes.paper:cifar10_vgg15",
     "cifar100-resnet34": "decomposable.recipes.paper:cifar100_resnet34",
     "imagenet-resnet50": "decomposable.recipes.paper:imagenet_resnet50",

@@ -1,8 +1,9 @@
 """Multiply-accumulates (MACs) and parameters of a layer by formula, and where dense is cheaper than a chain.
 
 The convention is the paper's: a weight counts once for every output position it is applied to, per sample; biases,
-normalisation, activations, pooling and the products inside attention count nothing. A stage of a chain runs before the
-strides of those behind it: its positions are `Chain.positions`.
+normalisation, activations and pooling count nothing. Products of two activations, as those inside attention, have no
+weight; they count as what they are, at every size the same (`core/products.py` sees them). A stage of a chain runs
+before the strides of those behind it: its positions are `Chain.positions`.
 """
 
 from __future__ import annotations

@@ -33,6 +33,10 @@ VERSION = 2
 """The version of what is in a checkpoint. (Version 1, a pickle without a checksum, was never released.)"""
 _ENTRIES = ("random", "run", "position", "model", "optimizer", "method", "bits_depend_on")
 _KIND = "checkpoint"
+_MEANS: dict[type, dict[str, str]] = {  # what an optimiser keeps for every parameter, and what it is
+    torch.optim.SGD: {"momentum_buffer": "momentum"},
+    torch.optim.AdamW: {"exp_avg": "momentum", "exp_avg_sq": "mean square"},
+}
 _MOST_COMMITS = 1000
 
 
@@ -277,7 +281,9 @@ def _check_like(value: object, own: object, what: str) -> None:
 
 
 def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """The same groups with the same settings but for the rate, which every step sets; a momentum for each parameter."""
+    """The same groups with the same settings but for the rate, which every step sets; what it keeps for
+    each parameter is of its shape.
+    """
     own = optimizer.state_dict()
     require(saved.keys() == own.keys(), "the optimiser's state is not one")
     groups, count = saved["param_groups"], len(own["param_groups"])
@@ -291,7 +297,13 @@ def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = saved["state"]
     require(isinstance(state, dict) and state.keys() <= set(range(len(parameters))), "the optimiser's state is not one")
+    means = _MEANS[type(optimizer)]
     for number, entry in state.items():
-        require(isinstance(entry, dict) and entry.keys() == {"momentum_buffer"}, "the optimiser's state is not one")
-        if entry["momentum_buffer"] is not None:
-            _check_like(entry["momentum_buffer"], parameters[number].detach(), f"the momentum of parameter {number}")
+        is_right = isinstance(entry, dict) and entry.keys() - {"step"} == set(means)
+        require(is_right and ("step" in entry) == (len(means) > 1), "the optimiser's state is not one")
+        for name in means:
+            if entry[name] is not None:
+                _check_like(entry[name], parameters[number].detach(), f"the {means[name]} of parameter {number}")
+        if "step" in entry:
+            _check_like(entry["step"], torch.tensor(0.0), f"the count of steps of parameter {number}")
+            require(bool(entry["step"].isfinite()) and entry["step"] >= 0, "the optimiser's count of steps is none")

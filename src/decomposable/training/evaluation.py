@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.core.processes import ALONE, Processes, same_buffers_
@@ -36,14 +39,26 @@ class Row:
     ranks: tuple[int, int] | None  # the smallest and the largest, where the network is decomposed
     accuracy: float | None  # percent; None where it was not measured
     curve: str = ""  # which of several, where one training or method gives more than one
+    perplexity: float | None = None  # of a text
 
     @classmethod
-    def of(cls, size: float, plan: RankPlan | Size, accuracy: float | None, curve: str = "") -> Row:
+    def of(
+        cls,
+        size: float,
+        plan: RankPlan | Size,
+        accuracy: float | None,
+        curve: str = "",
+        perplexity: float | None = None,
+    ) -> Row:
         """The row of a plan."""
         ranks = flat_ranks(plan.ranks) if isinstance(plan, RankPlan) else ()
         extremes = (min(ranks), max(ranks)) if ranks else None
         costs = {name: getattr(plan, name) for name in ("macs", "params", "macs_fraction", "params_fraction")}
-        return cls(size=size, **costs, ranks=extremes, accuracy=accuracy, curve=curve)
+        return cls(size=size, **costs, ranks=extremes, accuracy=accuracy, curve=curve, perplexity=perplexity)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a record; of images nobody asks for a perplexity."""
+        return {name: value for name, value in asdict(self).items() if name != "perplexity" or value is not None}
 
 
 @torch.no_grad()
@@ -58,12 +73,29 @@ def accuracy(
     place = (processes.index, processes.count)
 
     def count_right() -> tuple[None, list[float]]:
-        found = _answers(net, data, batch_size=batch_size, workers=workers, place=place)
-        return None, [sum(int((said == y).sum()) for said, y in found)]
+        right = labels = 0
+        for outputs, y in _outputs(net, data, batch_size=batch_size, workers=workers, place=place):
+            right, labels = right + int((outputs.argmax(dim=1) == y).sum()), labels + len(y)
+        return None, [right, labels]
 
     same_buffers_(net, processes)
-    _, (right,) = processes.summed(count_right, 1)
-    return 100 * right / data.test_count
+    _, (right, labels) = processes.summed(count_right, 2)
+    return 100 * right / labels
+
+
+def is_text(data: Data) -> bool:
+    """Whether a sample has a label at every position."""
+    return data.test_count > 0 and data.test_batch(torch.arange(1))[1].dim() > 1
+
+
+@torch.no_grad()
+def perplexity(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> float:
+    """Exp of the mean cross-entropy over all positions of the test: among how many tokens it is undecided."""
+    total, labels = 0.0, 0
+    for outputs, y in _outputs(net, data, batch_size=batch_size, workers=workers):
+        total += float(F.cross_entropy(outputs.float(), y, reduction="sum"))
+        labels += len(y)
+    return math.exp(total / labels)
 
 
 def are_labelled(data: Data) -> bool:
@@ -74,20 +106,21 @@ def are_labelled(data: Data) -> bool:
 @torch.no_grad()
 def answers(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> Tensor:
     """What a network says of every test image: the class with the highest output."""
-    return torch.cat([said for said, _ in _answers(net, data, batch_size=batch_size, workers=workers)])
+    found = _outputs(net, data, batch_size=batch_size, workers=workers)
+    return torch.cat([outputs.argmax(dim=1) for outputs, _ in found])
 
 
-def _answers(
+def _outputs(
     net: nn.Module, data: Data, *, batch_size: int, workers: int, place: tuple[int, int] = (0, 1)
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of every batch of test images what the network says, and the labels."""
+    """Of every batch of test images a row of outputs for every label, and the labels."""
     was_training = net.training
     net.eval()
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
     for x, y in TestBatches(data, batch_size=batch_size).loader(workers=workers, place=place):
         outputs = net(x.to(device))
         check_outputs(outputs, data.classes)
-        yield outputs.argmax(dim=1).cpu(), y
+        yield outputs.cpu(), y.flatten()
     net.train(was_training)
 
 
@@ -114,6 +147,7 @@ def measure(
 ) -> list[Row]:
     """The accuracy, or what else one judges by, at every size that the network has; it keeps the size it had."""
     percent_of = judge or (lambda net: accuracy(net, data, batch_size=settings.batch_size, workers=settings.workers))
+    confused = partial(perplexity, data=data, batch_size=settings.batch_size, workers=settings.workers)
     before: Any = net.plan
     rows = []
     wanted = _offered(net, settings.sizes)
@@ -121,7 +155,7 @@ def measure(
     for i, (size, plan) in enumerate(wanted):
         tracker.update(i, f"now {size:.4g}")
         net.set_plan_(plan)
-        rows.append(Row.of(size, plan, percent_of(net), curve))
+        rows.append(Row.of(size, plan, percent_of(net), curve, confused(net) if is_text(data) else None))
     net.set_plan_(before)
     return rows
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -118,7 +117,7 @@ def record_of(job: Job, position: Position, rows: list[Row]) -> dict[str, Any]:
         "training_seconds": round(position.seconds, 1),
         "steps": position.step,
         "machine": records.machine(),
-        "sizes": [asdict(row) for row in rows],
+        "sizes": [row.as_dict() for row in rows],
         "epochs": [{k: v for k, v in line.items() if k not in ("kind", "step")} for line in epochs],
     }
 
@@ -186,7 +185,7 @@ def calibrate_anew(
         record = {
             **record,
             "settings": {**record["settings"], **{key: now[key] for key in OF_THE_SIZES}},
-            "sizes": [asdict(row) for row in rows],
+            "sizes": [row.as_dict() for row in rows],
             "calibrated_anew": {
                 "command": records.command_without_folders(job.command),
                 "commit": code,

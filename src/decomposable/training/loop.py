@@ -68,12 +68,7 @@ def train(
 
     `identity` goes into the checkpoints: who resumes compares it.
     """
-    optimizer = torch.optim.SGD(
-        parameter_groups(model, settings.weight_decay),
-        lr=peak_learning_rate,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov and settings.momentum > 0,
-    )
+    optimizer = optimizer_for(model, settings, peak_learning_rate)
     position = Position()
     if saved is not None:
         position = position_in(saved, checkpoints.path, batches)
@@ -145,6 +140,14 @@ def _backward(method: Step, watched: WatchedLoss, model: nn.Module, processes: P
     seen = processes.together(lambda: {name: float(value) for name, value in method.backward(watched).items()})
     average_gradients_(model, samples, processes)
     return seen
+
+
+def optimizer_for(model: nn.Module, settings: Settings, rate: float) -> torch.optim.Optimizer:
+    """The one of the settings, at the highest rate."""
+    groups, momentum = parameter_groups(model, settings.weight_decay), settings.momentum
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=rate, betas=(momentum, 0.98))
+    return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=settings.nesterov and momentum > 0)
 
 
 def _end_epoch(

@@ -151,6 +151,7 @@ def _skeleton_entries(
             {"name": layer.name, "paths": list(layer.paths), **entry}
             for layer, entry in zip(skeleton.layers, layers, strict=True)
         ],
+        **({"opened": list(skeleton.opened)} if skeleton.opened else {}),
         "training": skeleton.training,
         "other_mode": list(skeleton.other_mode),
         "dtypes": {key: str(dtype).removeprefix("torch.") for key, dtype in skeleton.dtypes.items()},

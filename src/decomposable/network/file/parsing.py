@@ -188,8 +188,14 @@ def _read_skeleton(
         training=top.flag("training"),
         other_mode=tuple(top.texts("other_mode")),
         dtypes={key: DTYPE_NAMES[name] for key, name in dtypes.items()},
+        opened=read_opened(top),
         built_by=read_built_by(top),
     )
+
+
+def read_opened(top: Fields) -> tuple[str, ...]:
+    """The modules that are layers inside; older files have none."""
+    return tuple(top.texts("opened")) if top.has("opened") else ()
 
 
 def read_built_by(top: Fields) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.layers import Layer
+from decomposable.core.opening import names_of_opened
 from decomposable.core.tracing import shape_of
 from decomposable.errors import InvalidArgumentError
 from decomposable.models import noted
@@ -37,6 +38,7 @@ class Skeleton:
         trainable: for every parameter whether it is to be trained; what the state holds besides are buffers.
         training: whether the network was in training mode; the modules of `other_mode` were in the other one.
         dtypes: of the buffers that are not stored, because the model makes them itself.
+        opened: modules that are layers inside, as `core/opening` says it.
         built_by: which of `decomposable.models` built it and from what arguments, where that is known.
     """
 
@@ -45,6 +47,7 @@ class Skeleton:
     training: bool
     other_mode: tuple[str, ...]
     dtypes: Mapping[str, torch.dtype]
+    opened: tuple[str, ...] = ()
     built_by: Mapping[str, Any] | None = None
 
 
@@ -99,6 +102,7 @@ def skeleton_of(base: nn.Module, layers: Sequence[Layer], trainable: Mapping[str
         training=base.training,
         other_mode=tuple(name for name, module in base.named_modules() if module.training != base.training),
         dtypes={key: slot.tensor.dtype for key, slot in slots_of(base, persistent=False).items()},
+        opened=names_of_opened(base),
         built_by=noted(base),
     )
 

@@ -1,0 +1,75 @@
+"""The layers of a model that are decomposed, those inside modules that have to be opened for it among them.
+
+A module is opened only where a layer inside it takes part: what nobody wants to be decomposed stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from decomposable.core.forms import FormOf
+from decomposable.core.layers import FilterFn, Layer, find_layers
+from decomposable.core.opening import Copies, Opened, ViewLinear, openable, opened, with_opened
+from decomposable.core.tree import plain_name, rewire
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """The layers of a model that stays as it is, and why its other modules are none.
+
+    Attributes:
+        opened: what is to stand in for the modules that hold some of the layers, with views of their parameters.
+        tree: the model with these in their places; the model itself where there are none.
+        in_tree: the same layers as the tree has them.
+    """
+
+    layers: tuple[Layer, ...]
+    skipped: dict[str, str]
+    opened: Mapping[nn.Module, nn.Module]
+    tree: nn.Module
+    in_tree: tuple[Layer, ...]
+
+
+def layers_inside(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> Inside:
+    """The layers of a model for training: their weights are its own parameters, or views of them."""
+    modules = _worth_opening(model, form, filter_fn)
+    if not modules:
+        layers, skipped = find_layers(model, form, filter_fn)
+        return Inside(layers, skipped, {}, model, layers)
+    standing_in = {module: opened(module, ViewLinear) for module in modules.values()}
+    tree = rewire(model, standing_in)
+    in_tree, skipped = find_layers(tree, form, filter_fn)
+    own = {plain_name(name): module for name, module in model.named_modules()}
+    names = {module: name for name, module in tree.named_modules()}
+    layers = tuple(
+        replace(layer, modules=tuple(m if isinstance(m, ViewLinear) else own[names[m]] for m in layer.modules))
+        for layer in in_tree
+    )
+    return Inside(layers, skipped, standing_in, tree, in_tree)
+
+
+def with_layers_opened(base: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> nn.Module:
+    """The tree with layers in the place of the modules that hold some which are decomposed: copies of their weights."""
+    return with_opened(base, _worth_opening(base, form, filter_fn), Copies())
+
+
+def _worth_opening(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> dict[str, nn.Module]:
+    """The modules of which some layer takes part, by name."""
+    modules = openable(model)
+    if not modules:
+        return {}
+    standing_in = {module: opened(module, ViewLinear) for module in modules.values()}
+    layers, _ = find_layers(rewire(model, standing_in), form, filter_fn)
+    used = {module for layer in layers for module in layer.modules}
+    return {
+        name: module
+        for name, module in modules.items()
+        if used & {standing_in[module], *(standing_in[module].children() if _is_around(standing_in[module]) else ())}
+    }
+
+
+def _is_around(module: nn.Module) -> bool:
+    return isinstance(module, Opened)

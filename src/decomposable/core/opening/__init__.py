@@ -1,0 +1,123 @@
+"""Modules with several weights, or with a weight that lies otherwise, as plain `Linear` layers.
+
+    nn.MultiheadAttention ─▶ q_proj, k_proj, v_proj, out_proj   nn.LSTM, GRU, RNN ─▶ ih_l0, hh_l0, …   Conv1D ─▶ Linear
+
+Only `Linear` layers and convolutions are decomposed. A module with other weights is *opened*: another one takes its
+place that computes the same with such layers, and these are then decomposed as any other. In training the layers are
+views of the module's own parameters, and the module itself stays as it is; a decomposed network has copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from decomposable.core.opening.attention import OpenedAttention
+from decomposable.core.opening.base import Opened
+from decomposable.core.opening.parts import Copies, Make, Part, ViewLinear
+from decomposable.core.opening.parts import Cut as Cut
+from decomposable.core.opening.recurrent import OpenedRecurrent
+from decomposable.core.tree import plain_name, rewire
+
+OPENED = "_opened"  # an attribute of what stands in for a module that was opened
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """Whether it is GPT-2's `Conv1D`, a `Linear` whose weight lies transposed; known by its name, not imported."""
+    kind = type(module)
+    return (
+        kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils" and "forward" not in vars(module)
+    )
+
+
+def _kind_of(module: nn.Module) -> type[Opened] | None:
+    if isinstance(module, nn.MultiheadAttention):
+        return OpenedAttention
+    return OpenedRecurrent if isinstance(module, nn.LSTM | nn.GRU | nn.RNN) else None
+
+
+def can_be_opened(module: nn.Module) -> bool:
+    """Whether it is of a kind that is opened, unless something is in the way."""
+    return _kind_of(module) is not None or is_transposed_linear(module)
+
+
+def why_closed(module: nn.Module) -> str | None:
+    """The reason why a module that could be opened is not; None for what can be, and for all other modules."""
+    kind = _kind_of(module)
+    if kind is None:
+        return None
+    return kind.why_not(module) or _why_not_weights(_parts(module))
+
+
+def _why_not_weights(parts: Sequence[Part]) -> str | None:
+    for part in parts:
+        if not isinstance(part.owner._parameters.get(part.weight), nn.Parameter):
+            return "its weight is computed (parametrization, weight or spectral norm); remove that first"
+    return None
+
+
+def _parts(module: nn.Module) -> list[Part]:
+    kind = _kind_of(module)
+    if kind is not None:
+        return list(kind.parts(module).values())
+    return [_part_of_transposed(module)]
+
+
+def _part_of_transposed(module: nn.Module) -> Part:
+    return Part(owner=module, weight="weight", bias="bias", cut=Cut(transposed=True))
+
+
+def openable(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a model that can be opened, by name; not those whose weights other modules hold, too."""
+    holders: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                holders.setdefault(parameter, set()).add(module)
+    found = {}
+    for full_name, module in model.named_modules():
+        if can_be_opened(module) and why_closed(module) is None:
+            parts = _parts(module)
+            kinds = {type(holder) for part in parts for holder in holders.get(part.parameter, ())}
+            if kinds <= {type(module), *(type(part.owner) for part in parts)}:
+                found[plain_name(full_name)] = module
+    return found
+
+
+def opened(module: nn.Module, make: Make) -> nn.Module:
+    """What takes a module's place."""
+    kind = _kind_of(module)
+    made = make(_part_of_transposed(module)) if kind is None else kind.of(module, make)
+    made.__dict__[OPENED] = True
+    return made
+
+
+def with_opened(model: nn.Module, modules: Mapping[str, nn.Module], make: Make) -> nn.Module:
+    """A copy of the tree, sharing all else, in which these modules are opened."""
+    return rewire(model, {module: opened(module, make) for module in modules.values()}) if modules else model
+
+
+def with_layers(module: nn.Module, opened: nn.Module, layers: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """What takes a module's place for one step of training, around other layers."""
+    return opened.with_layers(module, layers) if isinstance(opened, Opened) else layers.get(opened, opened)
+
+
+def names_of_opened(base: nn.Module) -> tuple[str, ...]:
+    """Where in a tree modules are that were opened."""
+    return tuple(name for name, module in base.named_modules(remove_duplicate=False) if OPENED in module.__dict__)
+
+
+__all__ = [
+    "Copies",
+    "Opened",
+    "Part",
+    "ViewLinear",
+    "can_be_opened",
+    "names_of_opened",
+    "openable",
+    "opened",
+    "why_closed",
+    "with_layers",
+    "with_opened",
+]

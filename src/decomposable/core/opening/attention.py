@@ -1,0 +1,108 @@
+"""`nn.MultiheadAttention` with its projections as layers.
+
+Shape suffixes: B samples, Q and K positions of query and key, E channels, H heads, D = E/H.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from decomposable.core.opening.base import Opened
+from decomposable.core.opening.parts import WHOLE, Cut, Part
+
+
+class OpenedAttention(Opened):
+    """softmax(q kᵀ/√D + mask) v of every head, between the layers q_proj, k_proj, v_proj and out_proj."""
+
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    dropout: float
+    batch_first: bool
+
+    @classmethod
+    def why_not(cls, module: nn.Module) -> str | None:
+        """Of a plain attention nothing is in the way but options that hardly anybody uses."""
+        assert isinstance(module, nn.MultiheadAttention)
+        if type(module) is not nn.MultiheadAttention or "forward" in vars(module):
+            return f"{type(module).__name__} has a forward of its own"
+        if module.bias_k is not None or module.add_zero_attn:
+            return "packed attention weights with add_bias_kv or add_zero_attn"
+        return None
+
+    @classmethod
+    def parts(cls, module: nn.Module) -> dict[str, Part]:
+        """Three projections of the input, packed in one weight where query, key and value are equally wide."""
+        assert isinstance(module, nn.MultiheadAttention)
+        is_packed, width = module._qkv_same_embed_dim, module.embed_dim
+        bias = None if module.in_proj_bias is None else "in_proj_bias"
+        parts = {}
+        for i, name in enumerate(("q_proj", "k_proj", "v_proj")):
+            rows = (i * width, (i + 1) * width)
+            weight, cut = ("in_proj_weight", Cut(rows=rows)) if is_packed else (f"{name}_weight", WHOLE)
+            parts[name] = Part(owner=module, weight=weight, bias=bias, cut=cut, rows=rows)
+        out_bias = None if module.out_proj.bias is None else "bias"
+        return {**parts, "out_proj": Part(owner=module.out_proj, weight="weight", bias=out_bias)}
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `nn.MultiheadAttention` does it."""
+        if is_causal and attn_mask is None:
+            raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
+        is_batched = query.dim() == 3
+        if not is_batched:
+            query, key, value = (each.unsqueeze(0) for each in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = (each.transpose(0, 1) for each in (query, key, value))
+        q_BHQD, k_BHKD, v_BHKD = (
+            self._heads(self.layer(name)(each))
+            for name, each in (("q_proj", query), ("k_proj", key), ("v_proj", value))
+        )
+        mask = self._mask(q_BHQD, k_BHKD, key_padding_mask, attn_mask)
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if need_weights:
+            scores_BHQK = (q_BHQD * self.head_dim**-0.5) @ k_BHKD.transpose(-2, -1)
+            weights = (scores_BHQK if mask is None else scores_BHQK + mask).softmax(dim=-1)
+            weights = F.dropout(weights, dropout) if dropout > 0 else weights
+            found_BHQD = weights @ v_BHKD
+            weights = weights.mean(dim=1) if average_attn_weights else weights
+        else:
+            found_BHQD = F.scaled_dot_product_attention(q_BHQD, k_BHKD, v_BHKD, mask, dropout)
+        output_BQE: Tensor = self.layer("out_proj")(found_BHQD.transpose(1, 2).flatten(2))
+        if not is_batched:
+            return output_BQE.squeeze(0), None if weights is None else weights.squeeze(0)
+        return output_BQE if self.batch_first else output_BQE.transpose(0, 1), weights
+
+    def _heads(self, x_BPE: Tensor) -> Tensor:
+        return x_BPE.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
+        """What is added to the scores: of a mask and of keys that are padding, minus infinity where they say True."""
+        added = None
+        if mask is not None:
+            added = _as_added(mask, q)
+            if added.dim() == 3:  # one for every sample and head
+                added = added.unflatten(0, (-1, self.num_heads)) if len(added) > 1 else added.unsqueeze(0)
+        if padding is not None:
+            there = _as_added(padding, q)[:, None, None, :].expand(-1, -1, q.shape[-2], -1)
+            added = there if added is None else added + there
+        return added
+
+
+def _as_added(mask: Tensor, like: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
+    return mask.to(like.dtype)

@@ -1,0 +1,96 @@
+"""Real text that every machine with Python has: the sources and the documentation inside the standard library.
+
+    sorted files of the library ─┬─ nine of ten ──▶ training      a sample is `context` bytes, its labels are the bytes
+                                 └─ one of ten ───▶ test          that follow each of them
+
+Files are told apart by their names, so that the same file is always in the same part; tests of the library and what was
+installed besides are left out. Which files there are, and what is in them, depends on the version of Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from decomposable.data.base import Batch
+from decomposable.errors import DataError
+
+BYTES = 256
+"""The classes: one for each value of a byte."""
+
+_LEFT_OUT = frozenset(
+    {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
+)
+_LARGEST = 1 << 20  # bytes of a file that is taken: a table of a megabyte is no text
+_HELD_OUT = 10  # one file of so many is for the test
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Text:
+    """A text of bytes for each part; a sample is a window of it, and there are as many as do not overlap.
+
+    Of those to train with, at most so many, spread over all of the text.
+    """
+
+    train: Tensor
+    test: Tensor
+    context: int
+    classes: int = BYTES
+    most: int | None = None
+
+    @property
+    def train_count(self) -> int:
+        """Windows to train with; one more is left for them to shift in."""
+        count = max(0, (len(self.train) - 1) // self.context - 1)
+        return count if self.most is None else min(self.most, count)
+
+    @property
+    def test_count(self) -> int:
+        """Windows to test with."""
+        return (len(self.test) - 1) // self.context
+
+    def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        """These windows, each shifted towards the next one: in every epoch the borders are others."""
+        apart = (len(self.train) - self.context - 1) // self.train_count
+        shifts = torch.randint(apart, (len(indices),), generator=generator)
+        return self._windows(self.train, indices * apart + shifts)
+
+    def test_batch(self, indices: Tensor) -> Batch:
+        """These windows, side by side: the first byte of each is said without any before it."""
+        return self._windows(self.test, indices * self.context)
+
+    def _windows(self, text: Tensor, starts: Tensor) -> Batch:
+        rows = text[starts[:, None] + torch.arange(self.context + 1)].long()
+        return rows[:, :-1], rows[:, 1:]
+
+
+def load(*, context: int = 128, most: int | None = None, folder: Path | None = None) -> Text:
+    """The text of the library that runs this, or of another one's folder; at most so many windows to train with."""
+    library = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
+    parts: dict[bool, list[bytes]] = {True: [], False: []}
+    for path in files(library):
+        content = path.read_bytes()
+        if 0 < len(content) <= _LARGEST:
+            parts[is_held_out(path.relative_to(library))].append(content)
+    train, test = (torch.tensor(bytearray(b"\n".join(parts[held])), dtype=torch.uint8) for held in (False, True))
+    text = Text(train=train, test=test, context=context, most=most)
+    if text.train_count < 1 or text.test_count < 1:
+        raise DataError(f"{library}: {len(train):,} bytes to train with; allowed: the standard library of a Python")
+    return text
+
+
+def files(library: Path) -> list[Path]:
+    """The sources, in the order of their names, which is the same on every machine."""
+    found = [path for path in library.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(library).parts[:-1])]
+    return sorted(found, key=lambda path: path.relative_to(library).as_posix())
+
+
+def is_held_out(name: Path) -> bool:
+    """Whether a file of this name is for the test."""
+    digest = hashlib.sha256(name.as_posix().encode()).digest()
+    return int.from_bytes(digest[:4], "big") % _HELD_OUT == 0

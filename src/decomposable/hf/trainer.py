@@ -1,0 +1,152 @@
+"""The joint objective in the `Trainer` of Hugging Face: one training step is another, all else stays the Trainer's.
+
+Batches, schedules, clipping, logging, checkpoints and mixed precision are those of the Trainer. Only what it does for
+one batch (forward, loss, backward) is `JointObjective.backward` here, which adds to `.grad` as that does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from decomposable.core.distillation import kl_divergence, logits_of
+from decomposable.core.joint import JointObjective, Losses
+from decomposable.errors import InvalidArgumentError
+from decomposable.training.state_file import read_state, write_state
+
+STATE = "joint.safetensors"
+"""The file of a checkpoint that holds the state of the objective."""
+
+
+class JointTrainer(Trainer):
+    """A `Trainer` that trains a network for all its sizes.
+
+    Args:
+        joint: the options of `JointObjective`, such as ``{"ratio": (0.05, 0.5)}`` or, as the method elastic has them,
+            ``{"macs": (0.1, 0.7), "distill": 1.0, "turns": True, "refresh": 8, "smallest": 0.1}``. Where `macs` is
+            given without `example_input`, the first training batch is the example.
+        args, kwargs: those of `Trainer`.
+
+    The distance of `distill` is by default the KL divergence at the positions that have a label. With `turns`, the two
+    networks take turns from batch to batch, so that with gradient accumulation a step may have both.
+    """
+
+    def __init__(self, *args: Any, joint: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _refuse_parallel(self)
+        self._options = dict(joint or {})
+        own = self._options.get("distance")
+        self._distance = own if own is not None else self._kl_at_labels
+        if self._options.get("distill"):
+            self._options["distance"] = self._distance_of_pairs
+        self._share = 1.0  # of the batch in its step, for what the Trainer has not scaled
+        self._labels: Tensor | None = None
+        self._sums: dict[str, list[float]] = {}
+        self.joint = self._objective()
+
+    def _objective(self) -> JointObjective:
+        options = self._options
+        if options.get("macs") is not None and options.get("example_input") is None:
+            with torch.random.fork_rng(devices=[]):
+                batch = self._prepare_inputs(next(iter(self.get_train_dataloader())))
+            options = {**options, "example_input": batch}
+        if "forward" not in options:
+            options = {**options, "forward": lambda net, batch: net(**batch)}
+        seed = options.get("seed", self.args.seed)
+        return JointObjective(self.model, **{**options, "seed": seed})
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """The gradient of one batch, added to every parameter's `.grad`; returns the loss as `Trainer` does."""
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        inputs = self._prepare_inputs(inputs)
+        is_scaled = self._is_scaled(num_items_in_batch)
+        steps = self.current_gradient_accumulation_steps
+        self._share = 1 / steps if is_scaled else 1.0
+        labels = inputs.get("labels")
+        self._labels = labels if isinstance(labels, Tensor) else None
+
+        def run(net: nn.Module) -> tuple[Tensor, Any]:
+            with self.compute_loss_context_manager():
+                loss, outputs = self.compute_loss(net, dict(inputs), True, num_items_in_batch)
+            return loss, _without_cache(outputs)
+
+        weight = 1.0 if is_scaled else 1 / steps
+        losses = self.joint.backward(
+            forward=run, loss=lambda pair: pair[0], weight=weight, scaler=self.accelerator.scaler
+        )
+        self._note(losses, steps if is_scaled else 1)
+        shown = losses.full if not losses.full.isnan() else losses.low
+        return shown.detach() * weight
+
+    def _is_scaled(self, num_items_in_batch: Tensor | int | None) -> bool:
+        """Whether the loss is already divided by the items of the whole step, as `Trainer.training_step` decides it."""
+        if getattr(self, "loss_is_scaled_for_ga", None) is not None:
+            return bool(self.loss_is_scaled_for_ga)
+        by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        return bool(by_model or self.compute_loss_func is not None)
+
+    def _distance_of_pairs(self, low: Any, full: Any) -> Tensor:
+        """The distance of the outputs; what stands beside them is the loss."""
+        found: Tensor = self._distance(low[1], full[1]) * self._share
+        return found
+
+    def _kl_at_labels(self, low: Any, full: Any) -> Tensor:
+        """KL(full ‖ low) where there is a label; of a causal model, where there is one for the next token."""
+        one, other, labels = logits_of(low), logits_of(full), self._labels
+        if labels is None or one.dim() != 3 or labels.shape != one.shape[:-1]:
+            return kl_divergence(one.flatten(0, -2), other.flatten(0, -2))
+        if type(self.accelerator.unwrap_model(self.model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+            one, other, labels = one[:, :-1], other[:, :-1], labels[:, 1:]
+        counts = labels != -100
+        return kl_divergence(one[counts], other[counts]) if counts.any() else one.sum() * 0
+
+    def _note(self, losses: Losses, steps: int) -> None:
+        values = {"loss_full": float(losses.full) * steps, "loss_low": float(losses.low) * steps}
+        for name, value in {**values, "macs": losses.macs, "params": losses.params}.items():
+            if not math.isnan(value):
+                self._sums.setdefault(name, []).append(value)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As `Trainer` does, with the means of both losses and of the sizes since the last time."""
+        if "loss" in logs:
+            logs |= {name: round(sum(values) / len(values), 6) for name, values in self._sums.items()}
+            self._sums = {}
+        super().log(logs, *args, **kwargs)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """With all else that is random, the generator of the sizes, and what the objective keeps."""
+        super()._save_rng_state(output_dir)
+        write_state(Path(output_dir) / STATE, self.joint.state_dict())
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """The same, taken up again."""
+        super()._load_rng_state(checkpoint)
+        if checkpoint is not None:
+            self.joint.load_state_dict(read_state(Path(checkpoint) / STATE))
+
+
+def _without_cache(outputs: Any) -> Any:
+    """The outputs without keys and values, which would keep the whole graph."""
+    if not isinstance(outputs, Mapping):
+        return outputs
+    return {name: value for name, value in outputs.items() if name != "past_key_values"}
+
+
+def _refuse_parallel(trainer: Trainer) -> None:
+    args = trainer.args
+    if args.world_size > 1 or args.n_gpu > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        raise InvalidArgumentError(
+            f"JointTrainer: {args.world_size} processes with {args.n_gpu} GPUs each, or DeepSpeed or FSDP; allowed: "
+            "one process with one device"
+        )

@@ -1,0 +1,147 @@
+"""The joint objective as a `LightningModule`.
+
+Optimisation is manual, because a joint step adds the gradient itself. What Lightning then leaves to the module is done
+here: accumulation, clipping, schedules, and the state that a resumed run needs to repeat exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from decomposable.checks import check_count, is_number
+from decomposable.core.joint import JointObjective, Losses
+from decomposable.core.tracing import call_with_first
+from decomposable.errors import InvalidArgumentError
+
+_STATE = "decomposable.joint"
+
+
+class JointModule(LightningModule):
+    """A module that trains a network for all its sizes.
+
+    Override `outputs` and `loss` where a batch is not (input, label), and `configure_optimizers` as ever; it may return
+    one optimiser, with a schedule or without. Evaluation is yours: `validation_step` and the like are Lightning's.
+
+    Args:
+        model: the network; its parameters are ``model.…`` in Lightning's checkpoints, by their own names.
+        joint: the options of `JointObjective`, such as ``{"ratio": (0.05, 0.5)}`` or, as the method elastic has them,
+            ``{"macs": (0.1, 0.7), "example_input": x, "distill": 1.0, "turns": True, "refresh": 8}``.
+        clip_norm: the norm that the gradient of a step is clipped to.
+        accumulate: so many batches are one step; the gradient is the mean of theirs. `Trainer` cannot do either in
+            manual optimisation: leave its `gradient_clip_val` and `accumulate_grad_batches` as they are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        joint: Mapping[str, Any] | None = None,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+    ) -> None:
+        super().__init__()
+        if clip_norm is not None and (not is_number(clip_norm) or not 0 < clip_norm < math.inf):
+            raise InvalidArgumentError(f"clip_norm={clip_norm!r}; allowed: a number above 0, or None")
+        self.automatic_optimization = False
+        self.model = model
+        self.clip_norm, self.accumulate = clip_norm, check_count("accumulate", accumulate)
+        self.joint = JointObjective(model, **dict(joint or {}))
+
+    def outputs(self, net: nn.Module, batch: Any) -> Any:
+        """What a network, the full or the low-rank one, gives for a batch; by default for its first entry."""
+        return call_with_first(net, batch)
+
+    def loss(self, outputs: Any, batch: Any) -> Tensor:
+        """The loss of these outputs; by default the cross-entropy to the batch's second entry."""
+        return F.cross_entropy(outputs, batch[1])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The full network."""
+        return self.model(*args, **kwargs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The gradient of a batch, and a step of the optimiser where it is the last of its step."""
+        optimizer = self.optimizers()
+        if isinstance(optimizer, list):
+            raise InvalidArgumentError(f"configure_optimizers: {len(optimizer)} optimisers; allowed: one")
+        place, count = self._place(batch_idx)
+        if place == 0:
+            optimizer.zero_grad()
+        precision = self.trainer.precision_plugin
+        scaler = getattr(precision, "scaler", None)
+
+        def run(net: nn.Module) -> Any:
+            with precision.forward_context():
+                return self.outputs(net, batch)
+
+        def loss(outputs: Any) -> Tensor:
+            with precision.forward_context():
+                return self.loss(outputs, batch)
+
+        # Lightning runs all of this step in mixed precision; gradients and the SVD are not to be.
+        with torch.autocast(self.device.type, enabled=False):
+            losses = self.joint.backward(forward=run, loss=loss, weight=1 / count, scaler=scaler)
+        if place + 1 == count:
+            self._step(optimizer, scaler)
+        self._log(losses)
+        return losses.low if losses.full.isnan() else losses.full
+
+    def _place(self, batch_idx: int) -> tuple[int, int]:
+        """Which batch of its step it is, and how many there are: in the last step of an epoch there may be fewer."""
+        place, batches = batch_idx % self.accumulate, self.trainer.num_training_batches
+        left = math.inf if math.isinf(batches) else batches - (batch_idx - place)
+        return place, int(min(self.accumulate, left))
+
+    def _step(self, optimizer: Any, scaler: Any) -> None:
+        if self.clip_norm is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        optimizer.step()
+        self._step_schedules("step")
+
+    def on_train_epoch_end(self) -> None:
+        """Schedules that go by epochs go on; call it where you override it."""
+        self._step_schedules("epoch")
+
+    def _step_schedules(self, interval: str) -> None:
+        for config in self.trainer.lr_scheduler_configs:
+            if config.interval != interval:
+                continue
+            if config.reduce_on_plateau:
+                raise InvalidArgumentError(
+                    "configure_optimizers: ReduceLROnPlateau; allowed: schedules by step or epoch"
+                )
+            done = self.trainer.global_step if interval == "step" else self.current_epoch + 1
+            if done % config.frequency == 0:
+                config.scheduler.step()
+
+    def _log(self, losses: Losses) -> None:
+        values = {"loss": float(losses.full), "loss_low": float(losses.low)}
+        values |= {"macs": losses.macs, "params": losses.params}
+        self.log_dict({f"train/{name}": value for name, value in values.items() if not math.isnan(value)})
+
+    def setup(self, stage: str) -> None:
+        """Refuse what a joint step cannot do."""
+        trainer = self.trainer
+        if trainer.world_size > 1:
+            raise InvalidArgumentError(f"JointModule: {trainer.world_size} devices; allowed: one")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """With the weights, the state of the objective, and that of torch's random numbers."""
+        checkpoint[_STATE] = {"joint": self.joint.state_dict(), "random": torch.get_rng_state()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The same, taken up again."""
+        if _STATE not in checkpoint:
+            raise InvalidArgumentError("checkpoint: it is not of a JointModule; allowed: one that a JointModule wrote")
+        self.joint.load_state_dict(checkpoint[_STATE]["joint"])
+        # Here already: the next thing that draws is the loader of the epoch that follows.
+        torch.set_rng_state(checkpoint[_STATE]["random"].cpu())

@@ -1,0 +1,136 @@
+"""JointTrainer against the Trainer itself: the same weights as a loop written by hand, and as a run that went on."""
+
+import pytest
+import torch
+
+import decomposable as dn
+
+transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+pytest.importorskip("accelerate", reason="the extra hf is not installed")
+from families import FAMILIES  # noqa: E402
+
+from decomposable.errors import ArtifactError, InvalidArgumentError  # noqa: E402
+from decomposable.hf import JointTrainer  # noqa: E402
+from decomposable.training.state_file import read_state  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ELASTIC = {"macs": (0.3, 0.9), "distill": 1.0, "turns": True, "refresh": 3, "smallest": 0.2}
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self, count=12, length=9):
+        self.ids = torch.randint(3, 50, (count, length), generator=torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        labels = self.ids[index].clone()
+        labels[: index % 4] = -100  # of unequal counts, as padding makes them
+        return {"input_ids": self.ids[index], "labels": labels}
+
+
+def trainer(folder, *, joint, kind=JointTrainer, model=None, **options):
+    args = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        max_grad_norm=0.5,
+        num_train_epochs=2,
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        **{"save_strategy": "no", **options},
+    )
+    given = {} if kind is not JointTrainer else {"joint": joint}
+    return kind(model=model or FAMILIES["gpt2"].build(), args=args, train_dataset=Texts(), **given)
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_balance_0_is_the_trainer_itself(tmp_path):
+    own = trainer(tmp_path, joint={"balance": 0.0})
+    loss = own.train().training_loss
+    plain = trainer(tmp_path, joint=None, kind=transformers.Trainer)
+    assert loss == pytest.approx(plain.train().training_loss, rel=1e-6)
+    for one, other in zip(weights(own.model), weights(plain.model), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_it_is_the_loop_by_hand(bf16, tmp_path):
+    made = trainer(
+        tmp_path, joint={"ratio": (0.1, 0.5), "seed": 5}, bf16=bf16, optim="sgd", lr_scheduler_type="constant"
+    )
+    made.train()
+
+    torch.manual_seed(0)
+    model = FAMILIES["gpt2"].build().train()
+    joint = dn.JointObjective(model, ratio=(0.1, 0.5), seed=5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    transformers.set_seed(42)
+    reference = trainer(tmp_path, joint=None, kind=transformers.Trainer, model=model)
+    for epoch in range(2):
+        loader = reference.get_train_dataloader()
+        getattr(loader, "set_epoch", lambda _: None)(epoch)
+        batches = list(loader)
+        for group in zip(batches[::2], batches[1::2], strict=True):
+            count = sum((batch["labels"][:, 1:] != -100).sum() for batch in group)
+            optimizer.zero_grad()
+            for batch in group:
+
+                def closure(net, batch=batch, count=count):
+                    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                        return net(**batch, num_items_in_batch=count).loss.float()
+
+                joint.backward(closure)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+    for one, other in zip(weights(made.model), weights(model), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2 if bf16 else 1e-5, atol=1e-4 if bf16 else 1e-6)
+
+
+@pytest.mark.parametrize("options", [{"ratio": (0.1, 0.5), "refresh": 3}, ELASTIC], ids=["joint", "elastic"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_resumed_run_repeats_exactly(options, bf16, tmp_path):
+    step = 2 if bf16 else 3  # in the middle of an epoch, and at its end
+    whole = trainer(tmp_path / "whole", joint=options, bf16=bf16, save_strategy="steps", save_steps=step)
+    whole.train()
+    torch.manual_seed(99)
+    resumed = trainer(tmp_path / "again", joint=options, bf16=bf16)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+    for one, other in zip(weights(resumed.model), weights(whole.model), strict=True):
+        assert torch.equal(one, other)
+    assert read_state(tmp_path / "whole" / f"checkpoint-{step}" / "joint.safetensors")
+
+
+def test_it_logs_both_losses_and_the_sizes(tmp_path):
+    made = trainer(tmp_path, joint=ELASTIC)
+    made.train()
+    logged = [entry for entry in made.state.log_history if "loss" in entry]
+    assert all(3 < entry["loss_full"] < 5 for entry in logged)
+    assert all(0.2 < entry["macs"] <= 0.9 for entry in logged)
+    assert all(entry["loss_low"] >= 0 for entry in logged)
+
+
+def test_names_and_evaluation_stay(tmp_path):
+    made = trainer(tmp_path, joint=ELASTIC)
+    made.train()
+    assert list(made.model.state_dict()) == list(FAMILIES["gpt2"].build().state_dict())
+    assert made.evaluate(Texts(4))["eval_loss"] > 0
+
+
+def test_a_checkpoint_of_another_trainer_is_refused(tmp_path):
+    plain = trainer(tmp_path, joint=None, kind=transformers.Trainer, save_strategy="steps", save_steps=3)
+    plain.train()
+    with pytest.raises(ArtifactError, match=r"joint.safetensors: it is not there"):
+        trainer(tmp_path, joint={}).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_options_are_checked(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="balance=2"):
+        trainer(tmp_path, joint={"balance": 2})

@@ -1,0 +1,115 @@
+"""JointModule against Lightning itself: the same weights as a loop written by hand, and as a run that went on."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import decomposable as dn
+
+lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+from decomposable.errors import InvalidArgumentError  # noqa: E402
+from decomposable.lightning import JointModule  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+X = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
+Y = torch.randint(0, 4, (40,), generator=torch.Generator().manual_seed(1))
+ELASTIC = {"macs": (0.3, 0.9), "example_input": X[:2], "distill": 1.0, "turns": True, "refresh": 3, "smallest": 0.2}
+
+
+def build():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, 4))
+
+
+class Small(JointModule):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def loader(shuffle=False):
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8, shuffle=shuffle)
+
+
+def trainer(folder, epochs, **options):
+    return lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("options", [{"ratio": (0.1, 0.5)}, ELASTIC], ids=["joint", "elastic"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_it_is_the_loop_by_hand(options, precision, tmp_path):
+    module = Small(build(), joint={**options, "seed": 5}, clip_norm=0.5, accumulate=2)
+    torch.manual_seed(7)
+    trainer(tmp_path, 2, precision=precision, enable_checkpointing=False).fit(module, loader())
+
+    model = build().train()
+    joint = dn.JointObjective(model, **options, seed=5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    torch.manual_seed(7)
+    for _ in range(2):
+        batches = list(loader())
+        for group in (batches[:2], batches[2:4], batches[4:]):
+            optimizer.zero_grad()
+            for x, y in group:
+
+                def run(net, x=x):
+                    with torch.autocast("cpu", torch.bfloat16, enabled=precision != "32-true"):
+                        return net(x)
+
+                def loss(out, y=y):
+                    with torch.autocast("cpu", torch.bfloat16, enabled=precision != "32-true"):
+                        return F.cross_entropy(out, y)
+
+                joint.backward(forward=run, loss=loss, weight=1 / len(group))
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            schedule.step()
+    for own, expected in zip(module.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize("options", [{"ratio": (0.1, 0.5)}, ELASTIC], ids=["joint", "elastic"])
+def test_a_resumed_run_repeats_exactly(options, tmp_path):
+    def run(folder, epochs, checkpoint=None):
+        torch.manual_seed(7)
+        module = Small(build(), joint={**options, "seed": 5}, clip_norm=0.5, accumulate=2)
+        made = trainer(folder, epochs)
+        made.fit(module, loader(shuffle=True), ckpt_path=checkpoint)
+        made.save_checkpoint(folder / "last.ckpt")
+        return module.model
+
+    whole = run(tmp_path / "whole", 4)
+    run(tmp_path / "part", 2)
+    torch.manual_seed(99)
+    resumed = run(tmp_path / "part", 4, tmp_path / "part" / "last.ckpt")
+    for own, expected in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(own, expected)
+
+
+def test_what_it_cannot_do_is_refused():
+    for options, message in (({"clip_norm": 0}, "clip_norm=0"), ({"accumulate": 0}, "accumulate=0")):
+        with pytest.raises(InvalidArgumentError, match=message):
+            Small(build(), **options)
+    with pytest.raises(InvalidArgumentError, match="not of a JointModule"):
+        Small(build()).on_load_checkpoint({})
+
+
+def test_names_stay(tmp_path):
+    module = Small(build())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(tmp_path, 1, enable_checkpointing=False).fit(module, loader())
+    assert list(module.state_dict()) == [f"model.{name}" for name in build().state_dict()]
