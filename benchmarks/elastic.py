@@ -24,8 +24,12 @@ import decomposable as dn
 from decomposable.core import gradients
 from decomposable.core.bases import KeptBases
 from decomposable.core.distillation import kl_divergence
-from decomposable.core.forms import to_matrix
-from decomposable.core.svd import svd
+from decomposable.core.forms import FORMS, to_matrix
+from decomposable.core.forms.matrix import MatrixForm
+from decomposable.core.metric import DAMPING
+from decomposable.core.moments import second_moments
+from decomposable.core.svd import svd, truncate
+from decomposable.network.importance import drawn_loss
 from decomposable.training.loop import parameter_groups
 
 SIZES = (1.0, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07)
@@ -53,6 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--all-norms", action="store_true", help="scale the gradients of γ, β and biases, too")
     parser.add_argument("--late", type=float, default=0.0, help="the part of the training without low-rank passes")
     parser.add_argument("--score", choices=("sigma", "norm", "mac"), default="sigma")
+    parser.add_argument("--metric", action="store_true", help="cut in the metric of 1,000 images, as cuts by data are")
     parser.add_argument("--average", type=float, default=0.0, help="decay of a moving average of the weights")
     parser.add_argument("--average-teaches", action="store_true")
     parser.add_argument("--teacher-eval", action="store_true", help="the teacher in eval mode")
@@ -96,6 +101,48 @@ class Weighted:
         """1/√MACs of a basis: σ² per MAC has the order of σ/√MACs."""
         macs = np.array([cost.macs_per_rank for cost in self.sizes.selector.costs])
         return np.sqrt(macs.mean() / macs)
+
+
+class InMetric(MatrixForm):
+    """A form whose matrix is Lᵀ W R, with L Lᵀ and R Rᵀ the moments of what a layer sees and of its gradients."""
+
+    def __init__(self, inner, moments) -> None:
+        self.inner = inner
+        self.left, self.right = (_root(each).float() for each in (moments.inputs, moments.gradients))
+
+    def takes(self, shape):
+        return self.inner.takes(shape)
+
+    def stages(self, axes):
+        return self.inner.stages(axes)
+
+    def to_matrix(self, weight):
+        return self.left.mT @ super().to_matrix(weight) @ self.right
+
+    def truncate(self, weight, decomposition, ranks, added_gap=0.0):
+        p_MR, q_RN = truncate(self.to_matrix(weight), decomposition, ranks[0], added_gap)
+        p_MR = torch.linalg.solve_triangular(self.left.mT, p_MR, upper=True)
+        q_RN = torch.linalg.solve_triangular(self.right, q_RN, upper=False, left=False)
+        return self.stages_of(p_MR, q_RN, weight.shape)
+
+
+def _root(moment):
+    matrix = moment.double()
+    matrix.diagonal().add_(DAMPING * matrix.diagonal().mean())
+    return torch.linalg.cholesky(matrix)
+
+
+def in_metric_(joint, model, batches) -> None:
+    """The low-rank networks are cut in the metric that the images give the network as it is now."""
+    layers = []
+    found = second_moments(model, joint.layers, batches, lambda net, x: net(x), drawn_loss)
+    moments = {name: each for part in found for name, each in part.items()}
+    for layer in joint.layers:
+        name = f"metric-{layer.name}"
+        FORMS[name] = InMetric(layer.numerics, moments[layer.name])
+        layers.append(replace(layer, form=name))
+    joint.layers = tuple(layers)
+    joint._bases = KeptBases(joint.layers, joint.refresh)
 
 
 class BasesThatTurn(KeptBases):
@@ -157,6 +204,9 @@ def main() -> None:
         joint._norms._names = {parameter: name for name, parameter in model.named_parameters()}
     if args.turned is not None:
         joint._bases = BasesThatTurn(joint.layers, args.turned)
+    if args.metric:
+        g = torch.Generator().manual_seed(2)
+        in_metric_(joint, model, [augment(images[kept[part]], g) for part in torch.arange(1000).split(250)])
     weighted = None
     if args.score != "sigma":
         joint.sizes = weighted = Weighted(joint, args.score)
@@ -209,11 +259,14 @@ def main() -> None:
     for name, trained in (("", model), ("average", average)):
         if trained is None:
             continue
-        net = dn.decompose(trained.eval(), example_input=example)
-        if weighted is not None:
-            net.selector = replace(net.selector, scores=tuple(weighted.weighted(net.selector.scores)))
         g = torch.Generator().manual_seed(1)
         batches = [augment(images[kept[part]], g) for part in torch.arange(2000).split(250)]
+        if args.metric:
+            net = dn.decompose(trained.eval(), example_input=example, data=batches[:4])
+        else:
+            net = dn.decompose(trained.eval(), example_input=example)
+            if weighted is not None:
+                net.selector = replace(net.selector, scores=tuple(weighted.weighted(net.selector.scores)))
         net.calibrate_(batches, sizes=list(SIZES[1:]) + ([1.0] if name else []))
         row = {}
         for size in SIZES:
