@@ -1,6 +1,6 @@
 """Modules with several weights, or with a weight that lies otherwise, as plain `Linear` layers.
 
-    nn.MultiheadAttention ─▶ q_proj, k_proj, v_proj, out_proj    nn.LSTM, GRU, RNN ─▶ ih_l0, hh_l0, …    Conv1D ─▶ Linear
+    nn.MultiheadAttention ─▶ q_proj, k_proj, v_proj, out_proj    nn.LSTM, GRU, RNN ─▶ ih_l0, hh_l0 …   Conv1D ─▶ Linear
 
 Only `Linear` layers and convolutions are decomposed. A module with other weights is *opened*: another one takes its
 place that computes the same with such layers, and these are then decomposed as any other. In training the layers are
