@@ -1,4 +1,4 @@
-"""Attention and recurrent layers all the way: trained jointly, decomposed, resized, tuned, saved, loaded and exported."""
+"""Attention and recurrent layers all the way: trained jointly, decomposed, resized, tuned, loaded and exported."""
 
 import numpy as np
 import pytest
