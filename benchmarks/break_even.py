@@ -9,7 +9,8 @@ import torch
 from _common import interleave, ratio_of_medians, record
 from torch.nn import functional as F
 
-from decomposable.sizing.cost import TRAFFIC, TWO_LAYER_LOSS, two_factors_are_faster
+from decomposable.core.forms import FORMS
+from decomposable.sizing.cost import CHAIN_LOSS, TRAFFIC, chain_is_faster
 
 BATCH = 128
 LAYOUT = torch.channels_last  # that of the low-rank pass on a CPU
@@ -37,18 +38,16 @@ def main() -> None:
             seconds = interleave({"dense": dense, "two": two_factors}, repeats=7)
             ratio = ratio_of_medians(seconds["two"], seconds["dense"])
             positions = size * size
-            says = two_factors_are_faster(
-                w.shape, "spatial", rank, inputs=positions, between=positions, outputs=positions, samples=BATCH
-            )
+            chain, maps = FORMS["spatial"].chain(w.shape), (positions, positions)
+            says = chain_is_faster(chain, (rank,), inputs=positions, maps=maps, samples=BATCH)
             macs = 6 * rank / (9 * channels)
             print(f"{channels:9d} {size:4d} {rank:5d} {macs:11.2f} {ratio:11.2f}  {'two factors' if says else 'dense'}")
             rows.append({"channels": channels, "size": size, "rank": rank, "macs": macs, "time": ratio, "two": says})
     right = sum((row["time"] < 1) == row["two"] for row in rows)
     lost = sum(max(0.0, (row["time"] if row["two"] else 1.0) - min(row["time"], 1.0)) for row in rows) / len(rows)
     print(f"the rule is right in {right} of {len(rows)} cases and loses {lost:.3f} of a dense pass on average")
-    record(
-        "break_even", {"rows": rows, "right": right, "lost": lost, "traffic": TRAFFIC, "two_layer_loss": TWO_LAYER_LOSS}
-    )
+    constants = {"traffic": TRAFFIC, "two_layer_loss": CHAIN_LOSS}
+    record("break_even", {"rows": rows, "right": right, "lost": lost, **constants})
 
 
 if __name__ == "__main__":

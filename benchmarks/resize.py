@@ -19,7 +19,7 @@ SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 def own_bytes(net: DecomposedNet) -> int:
     """Bytes of the size in force that are not shared with the original or the factors."""
     shared = {p.untyped_storage().data_ptr() for p in net._base.parameters()}
-    shared |= {t.untyped_storage().data_ptr() for f in net._factors.values() for t in (f.first, f.second)}
+    shared |= {t.untyped_storage().data_ptr() for f in net._factors.values() for t in f}
     own = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in net.module.state_dict().values()}
     return sum(size for pointer, size in own.items() if pointer not in shared)
 

@@ -247,9 +247,9 @@ def test_calibrate_writes_statistics_into_a_file(file, call):
     }
     assert after.plan == before.plan
     assert all(torch.equal(after.state[key], value) for key, value in before.state.items())
-    for name, (first, second) in ((n, (f.first, f.second)) for n, f in before.factors.items()):
-        assert torch.equal(after.factors[name].first, first)
-        assert torch.equal(after.factors[name].second, second)
+    for name, (first, second) in before.factors.items():
+        assert torch.equal(after.factors[name][0], first)
+        assert torch.equal(after.factors[name][1], second)
     assert {**after.info, "sizes": None} == {**before.info, "sizes": None}
     assert list(file.parent.iterdir()) == [file]
     _, _, err = call("evaluate", file, "--sizes", "0.3,0.5", "--align", "8")

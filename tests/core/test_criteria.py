@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from decomposable.core.criteria import CRITERIA, energy, find_criterion, score, singular_value, uniform
 from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.ranks import prefix_ranks
+from decomposable.sizing.order import prefix_ranks
 
 some_spectra = settings(deadline=None, derandomize=True, max_examples=50)
 values = st.floats(1e-3, 1e3)

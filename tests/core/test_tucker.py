@@ -94,10 +94,8 @@ def separated(shape):
 
 
 def is_clipped(found, ranks):
-    for s, rank in zip(found.spectra, ranks, strict=True):
-        if rank < len(s) and s[rank] / s[rank - 1] > RHO_MAX:
-            return True
-    return False
+    cuts = zip(found.spectra, ranks, strict=True)
+    return any(rank < len(s) and s[rank] / s[rank - 1] > RHO_MAX for s, rank in cuts)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

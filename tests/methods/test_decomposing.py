@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from decomposable import models
 from decomposable.core.criteria import CRITERIA
-from decomposable.core.forms import FORMS
+from decomposable.core.forms import MATRIX_FORMS
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Material
 from decomposable.methods.decomposing import decomposed, each_form_and_criterion, short_name
@@ -61,7 +61,7 @@ def test_every_form_and_criterion_has_one_name():
     variants = each_form_and_criterion("base")
     assert len(variants) == 8
     pairs = {(v["form"], v["criterion"]) for v in variants.values()}
-    assert pairs == {(form, criterion) for form in FORMS for criterion in (*CRITERIA, "taylor")}
+    assert pairs == {(form, criterion) for form in MATRIX_FORMS for criterion in (*CRITERIA, "taylor")}
     assert all(name == short_name("base", **v) for name, v in variants.items())
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from decomposable import decompose, models
+from decomposable import decompose, methods, models
 from decomposable.core.standin import StandIn
 from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError, NonFiniteError
 from decomposable.methods.base import Material
@@ -442,3 +442,16 @@ def test_a_comparison_trains_one_network_for_each_size():
         ("scratch", "0.5", 0.5, {}),
         ("scratch", "0.25", 0.25, {}),
     ]
+
+
+@pytest.mark.parametrize("method", ["scratch", "trp"])
+def test_methods_of_a_matrix_refuse_forms_with_several_cuts(method):
+    settings, found = Settings(method=method, form="tucker", ranks=(1,)), methods.find(method)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    refused = found.step if method == "trp" else found.network
+    rest = () if method == "trp" else (torch.zeros(1, 3, 8, 8),)
+    options = {} if method == "trp" else {"is_trained": False}
+    with pytest.raises(
+        InvalidArgumentError, match=f"{method}: form='tucker' is not known; allowed: 'channel', 'spatial'"
+    ):
+        refused(network, *rest, settings, **options)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import InvalidArgumentError, SettingError
 from decomposable.methods.registry import kinds
 from decomposable.methods.settings import Settings, flat, from_text, with_overrides
 
@@ -164,3 +164,12 @@ def test_what_is_no_settings_of_methods_is_refused_in_one_line(wrong):
     for more in ({}, {"trp_energy": 0.9}):
         with pytest.raises(InvalidArgumentError, match=r"^of_methods=.*; allowed: a dict of settings by name$"):
             Settings(of_methods=wrong, **more)
+
+
+def test_a_form_may_be_given_by_name_pattern():
+    settings = from_text(Settings(), ["form=layer4.*:tucker,*:spatial"])
+    assert settings.form == "layer4.*:tucker,*:spatial"
+    assert from_text(Settings(), ["form=tucker"]).form == "tucker"
+    for wrong in ("tuckr", "layer4.*:tuckr", ":", "layer4.*:"):
+        with pytest.raises(SettingError, match=r"form=.*allowed: spatial, channel, tucker, or by name as in"):
+            from_text(Settings(), [f"form={wrong}"])

@@ -156,7 +156,7 @@ def check_network(path, size, model):
     assert_same_tensors(whole.extract().state_dict(), part.extract().state_dict())
     assert part.info == whole.info
     for name, factors in part._factors.items():
-        rank = len(factors.first)
+        rank = len(factors[0])
         assert torch.equal(factors[0], whole._factors[name][0][:rank])
         assert torch.equal(factors[1], whole._factors[name][1][:, :rank])
 
@@ -174,7 +174,7 @@ def check_contents(path, size, tmp_path):
     expected.save(tmp_path / "expected")
     part.save(tmp_path / "part")
     assert (tmp_path / "expected").read_bytes() == (tmp_path / "part").read_bytes()
-    for tensor in (t for f in part.factors.values() for t in (f.first, f.second)):
+    for tensor in (t for f in part.factors.values() for t in f):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 

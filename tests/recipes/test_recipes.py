@@ -1,5 +1,6 @@
 """Recipes: what the paper states, and functions of one's own."""
 
+import math
 import sys
 from dataclasses import fields
 
@@ -11,7 +12,6 @@ from decomposable import recipes
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.settings import Settings
 from decomposable.recipes import BUILT_IN, Task, default_settings, find, make_task
-from decomposable.sizing.cost import dense_size
 
 PROMISED = ["epochs", "seed", "batch_size", "form", "balance", "ratio", "refresh"]
 
@@ -85,7 +85,7 @@ def test_the_papers_recipes_have_the_papers_settings(name):
     assert all((m.eps, m.momentum) == (1e-5, 0.1) for m in norms)  # torch's momentum is one minus the paper's
     if kernels is not None:
         layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-        assert sum(dense_size(m.weight.shape) for m in layers) == kernels
+        assert sum(math.prod(m.weight.shape) for m in layers) == kernels
 
 
 @pytest.mark.parametrize("name", ["cifar10-vgg15", "cifar100-resnet34"])

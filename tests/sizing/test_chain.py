@@ -12,7 +12,8 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.fields import Damaged
 from decomposable.sizing.chain import Chain, check_chain, price, rank_of, ranks_of
 from decomposable.sizing.cost import LayerCost, LayerShape
-from decomposable.sizing.ranks import RankSelector, rank_limits
+from decomposable.sizing.order import rank_limits
+from decomposable.sizing.ranks import RankSelector
 
 TUCKER = ((False, False), (True, True), (False, False))
 

@@ -18,8 +18,9 @@ from decomposable.checks import check_ratio
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.sizing import rounding
 from decomposable.sizing.cost import LayerCost
+from decomposable.sizing.order import prefix_ranks, rank_limits
 from decomposable.sizing.plans import absolute_budget
-from decomposable.sizing.ranks import RankSelector, prefix_ranks, rank_limits
+from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.rounding import AUTO_PERCENT, aligned_ranks, auto_ranks, rounded_ranks
 
 some_networks = settings(deadline=None, derandomize=True, max_examples=60)

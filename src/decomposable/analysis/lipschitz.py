@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from decomposable.analysis.watching import first_images, recorded
 from decomposable.checks import check_count
 from decomposable.core.forms import MATRIX_FORMS, to_matrix
-from decomposable.core.moments import Convolution
+from decomposable.core.layers import Convolution
 from decomposable.core.tracing import call_with_first, on_device_of
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.decomposed import DecomposedNet

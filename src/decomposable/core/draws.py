@@ -23,8 +23,9 @@ from decomposable.core.tracing import Forward, Trace, layer_costs, on_device_of,
 from decomposable.core.tree import undisturbed
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.chain import Rank, rank_of
+from decomposable.sizing.order import Limits, prefix_ranks, rank_limits
 from decomposable.sizing.plans import absolute_budget
-from decomposable.sizing.ranks import Ints, Limits, Measure, RankSelector, prefix_ranks, rank_limits
+from decomposable.sizing.ranks import Ints, Measure, RankSelector
 
 Range = tuple[float, float]
 Scores = Sequence[NDArray[np.float64]]

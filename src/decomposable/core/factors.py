@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from decomposable.core.criteria import Criterion, Scores, score
 from decomposable.core.forms.base import Decomposition
-from decomposable.core.layers import Layer
+from decomposable.core.layers import Layer, in_order
 from decomposable.core.tree import evaluating
 from decomposable.errors import InvalidArgumentError
 
@@ -99,7 +99,7 @@ def factors_in_order(
 def like_weight(layer: Layer, weights: Sequence[Tensor]) -> Factors:
     """The weights of a chain, of the type and in the memory format of the layer's own."""
     kind, layout = layer.weight.dtype, memory_format_of(layer.weight)
-    return tuple(weight.to(kind).contiguous(memory_format=layout) for weight in weights)
+    return tuple(in_order(weight.to(kind)).contiguous(memory_format=layout) for weight in weights)
 
 
 def memory_format_of(weight: Tensor) -> torch.memory_format:

@@ -52,7 +52,7 @@ from decomposable.core.tracing import Forward, call_with_first
 from decomposable.core.tree import clone_buffers_, rewire, unwrap
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.chain import Rank, ranks_of
-from decomposable.sizing.ranks import Limits
+from decomposable.sizing.order import Limits
 
 Closure = Callable[[nn.Module], Tensor]
 Scaler = torch.amp.GradScaler

@@ -21,7 +21,8 @@ from decomposable.core.tree import plain_name
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.chain import Axes, Chain, Rank, Ranks
 
-Decomposable = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Decomposable = Convolution | nn.Linear
 KINDS: Mapping[int, type[Decomposable]] = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 """The layers that are decomposed, by the number of axes that their kernel has."""
 FilterFn = Callable[[nn.Module, str], bool]
@@ -239,10 +240,16 @@ class ChainLayers:
 def laid_out(weight: Tensor, memory_format: torch.memory_format) -> Tensor:
     """The weight in this layout, which decides that of the layer's output too; matrices have only one."""
     if weight.dim() != 4 or memory_format != torch.channels_last:
-        return weight.contiguous()
+        return in_order(weight)
     # Strides of its own: where a size is 1 `contiguous` keeps those of the other layout, by which torch then goes.
     w_OHWI = weight.permute(0, 2, 3, 1)
     return w_OHWI.flatten().view(w_OHWI.shape).permute(0, 3, 1, 2)
+
+
+def in_order(weight: Tensor) -> Tensor:
+    """Its axes in order, with the usual strides where a size is 1, too: what is equal is written to a file alike."""
+    plain = weight.contiguous()
+    return plain if plain.dim() < 3 and plain.shape[-1] > 1 else plain.flatten().view(plain.shape)
 
 
 def _shell(module: Decomposable, axes: Axes, has_bias: bool) -> Decomposable:

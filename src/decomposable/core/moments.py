@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.core.forms import matrix_shape
-from decomposable.core.layers import Layer
+from decomposable.core.layers import Convolution, Layer
 from decomposable.core.tracing import Forward, first_entry
 from decomposable.core.tree import evaluating
 from decomposable.errors import InvalidArgumentError
@@ -39,8 +39,6 @@ MOST_MOMENTS = 1 << 30
 """Bytes of second moments that are held at a time: 1 GiB. What does not fit is measured in a pass of its own."""
 
 _MOST_PATCHES = 1 << 26  # bytes of patches that are laid out at a time: 64 MiB
-
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 Loss = Callable[[Any, int], Tensor]
 """``loss(outputs, number)`` of a batch by its number in the pass: the *sum* over its images."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from decomposable.core.factors import Taylor
-from decomposable.core.forms import FORMS, MATRIX_FORMS
+from decomposable.core.forms import MATRIX_FORMS, short_form
 from decomposable.core.layers import FilterFn
 from decomposable.core.tracing import on_device_of
 from decomposable.methods.base import Material
@@ -17,7 +17,6 @@ from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.progress import Progress
 
-SHORT_FORMS = {name: form.short for name, form in FORMS.items()}
 SHORT_CRITERIA = {"singular_value": "sv", "energy": "eng", "uniform": "uni", "taylor": "tay"}
 
 
@@ -77,7 +76,7 @@ def short_name(prefix: str, form: str, criterion: str) -> str:
     >>> short_name("base", "spatial", "energy")
     'base_sp_eng'
     """
-    return f"{prefix}_{SHORT_FORMS[form]}_{SHORT_CRITERIA[criterion]}"
+    return f"{prefix}_{short_form(form)}_{SHORT_CRITERIA[criterion]}"
 
 
 def each_form_and_criterion(prefix: str) -> dict[str, Mapping[str, Any]]:

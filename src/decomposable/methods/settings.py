@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from decomposable.core.criteria import CRITERIA
-from decomposable.core.forms import FORMS
+from decomposable.core.forms import FORMS, is_form
 from decomposable.errors import InvalidArgumentError, SettingError
 from decomposable.methods.registry import kinds, own_defaults
 from decomposable.methods.values import MOST, Check, Checked, MethodSettings, Text, as_text, is_one_of
@@ -148,7 +148,7 @@ class Settings(_OfAll, metaclass=_FlatNames):
         (("schedule",), ", ".join(SCHEDULES), is_one_of(*SCHEDULES)),
         (("optimizer",), ", ".join(OPTIMIZERS), is_one_of(*OPTIMIZERS)),
         (("precision",), ", ".join(PRECISIONS), is_one_of(*PRECISIONS)),
-        (("form",), ", ".join(FORMS), is_one_of(*FORMS)),
+        (("form",), f"{', '.join(FORMS)}, or by name as in layer4.*:tucker,*:spatial", is_form),
         (("criterion",), f"{', '.join(CRITERIA)}; taylor after training", is_one_of(*CRITERIA, "taylor")),
         (("method",), "a name", bool),
     )

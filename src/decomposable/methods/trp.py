@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 from decomposable.core.criteria import Scores
 from decomposable.core.criteria import energy as missing_energy
-from decomposable.core.forms import MATRIX_FORMS, check_matrix_form, to_matrix, to_weight
+from decomposable.core.forms import MATRIX_FORMS, check_matrix_form, short_form, to_matrix, to_weight
 from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers
 from decomposable.core.svd import SVD, svd
 from decomposable.core.tree import deep_copy, plain_name, rewire, unwrap
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material, Method, Training
-from decomposable.methods.decomposing import SHORT_FORMS, decomposed
+from decomposable.methods.decomposing import decomposed
 from decomposable.methods.settings import Settings
 from decomposable.methods.values import Check, MethodSettings, is_one_of
 from decomposable.network.decomposed import DecomposedNet
@@ -144,8 +144,8 @@ class TRP(Method):
         own = settings.of(TRPSettings)
         return tuple(
             Training(
-                curve=f"trp_{SHORT_FORMS[form]} {energy:.12g}-{strength:.12g}",
-                folder=f"{SHORT_FORMS[form]}-e{energy:.12g}-tau{strength:.12g}",
+                curve=f"trp_{short_form(form)} {energy:.12g}-{strength:.12g}",
+                folder=f"{short_form(form)}-e{energy:.12g}-tau{strength:.12g}",
                 settings={"form": form, "trp_energy": energy, "trp_strength": strength, "criterion": "energy"},
             )
             for form in own.compare_forms

@@ -41,7 +41,8 @@ from decomposable.network.parts import Parts
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
 from decomposable.progress import Report, shown
 from decomposable.sizing.cost import LeftAlone
-from decomposable.sizing.ranks import Limits, RankSelector
+from decomposable.sizing.order import Limits
+from decomposable.sizing.ranks import RankSelector
 
 PRODUCTS = "products of two activations, as inside attention, which have no weights"
 """Why no size makes a module smaller that has such products."""

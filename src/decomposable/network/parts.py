@@ -82,20 +82,17 @@ class Parts:
 
 
 def sliced(factors: Factors, ranks: Ranks) -> Factors:
-    """The first bases of every cut. The first stage is a view. The others of a convolution are copied: bases of theirs
-    lie along the second axis, and every forward pass would make them contiguous again.
+    """The first bases of every cut: along the first axis of the stage before it, along the second of the one behind it.
+
+    The first stage is a view. The others of a convolution are copied: every forward pass would make them contiguous.
     """
-    first = factors[0][: ranks[0]]
-    behind = [_narrowed(each, cut, ranks) for cut, each in enumerate(factors[1:])]
-    return first, *(
-        part.contiguous(memory_format=memory_format_of(whole)) if part.dim() > 2 else part
-        for whole, part in zip(factors[1:], behind, strict=True)
-    )
-
-
-def _narrowed(stage: Tensor, cut: int, ranks: Ranks) -> Tensor:
-    """The stage behind a cut with the first bases of that one and, unless it is the last stage, of the next."""
-    return stage[: ranks[cut + 1] if cut + 1 < len(ranks) else None, : ranks[cut]]
+    found, ends = [factors[0][: ranks[0]]], (*ranks[1:], None)
+    for whole, before, behind in zip(factors[1:], ranks, ends, strict=True):
+        part = whole[:, :before] if behind is None else whole[:behind, :before]
+        if part.dim() > 2:
+            part = part.contiguous(memory_format=memory_format_of(whole))
+        found.append(part)
+    return tuple(found)
 
 
 def kept_ranks(factors: Factors) -> Ranks:

@@ -17,7 +17,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+from decomposable.checks import is_integer
 from decomposable.fields import require
 
 Axes = tuple[bool, ...]
@@ -49,6 +51,26 @@ def rank_of(ranks: Sequence[int]) -> Rank:
 def flat_ranks(ranks: Mapping[str, Rank]) -> Ranks:
     """Those of all layers, cut by cut, in order."""
     return tuple(each for rank in ranks.values() for each in ranks_of(rank))
+
+
+def given_ranks(rank: object) -> Sequence[Any]:
+    """What was given for a layer, as a sequence."""
+    return rank if isinstance(rank, tuple | list) else [rank]
+
+
+def is_within(rank: object, most: Rank) -> bool:
+    """Whether these are ranks of a layer that has at most so many bases: an int, or for several cuts a tuple."""
+    if not isinstance(most, tuple):
+        return is_integer(rank) and 1 <= rank <= most
+    is_kind = isinstance(rank, tuple | list) and len(rank) == len(most)
+    return is_kind and all(is_integer(r) and 1 <= r <= limit for r, limit in zip(given_ranks(rank), most, strict=True))
+
+
+def allowed_ranks(most: Rank) -> str:
+    """What may be given for a layer that has at most so many bases, in words."""
+    if isinstance(most, tuple):
+        return f"a tuple of {len(most)} ints, {' and '.join(f'1 to {limit}' for limit in most)}"
+    return f"an int, 1 to {most}"
 
 
 def in_words(rank: Rank) -> str:

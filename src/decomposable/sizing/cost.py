@@ -86,7 +86,7 @@ class LayerCost:
     def chain(self, measure: str, ranks: Sequence[int]) -> int:
         """What the chain costs at these ranks; with arrays of ranks an array."""
         each = self.params_per_rank if measure == "params" else self.macs_per_rank
-        return price(each if isinstance(each, tuple) else (each, 0), ranks)
+        return price(each, ranks) if isinstance(each, tuple) else each * ranks[0]
 
     def macs(self, rank: Rank, dense: bool) -> int:
         """MACs for one sample, run as one dense layer or as a chain."""

@@ -14,69 +14,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.checks import check_count, check_ratio, is_integer
+from decomposable.checks import check_ratio
 from decomposable.errors import BudgetError, InvalidArgumentError
-from decomposable.sizing.chain import Rank, Ranks, rank_of, ranks_of
+from decomposable.sizing.chain import Rank, Ranks, allowed_ranks, given_ranks, is_within, rank_of, ranks_of
 from decomposable.sizing.cost import LayerCost, LeftAlone
+from decomposable.sizing.order import best_first, path
 from decomposable.sizing.plans import FrozenDict, RankPlan, SizeRequest, absolute_budget
 from decomposable.sizing.rounding import Align, Ints, check_align, rounded_ranks
 
 Measure = Literal["macs", "params"]
-Limits = Mapping[str, tuple[int | None, int | None]]
 
 _MOST_BLOCKING = 3  # parts of a network that a message names
-
-
-def prefix_ranks(scores: Sequence[NDArray[np.float64]], ratio: float, lower: Ints, upper: Ints) -> Ints:
-    """Ranks after keeping the best round(Z·ΣR) bases of the network, each raised or cut to its cut's limits.
-
-    >>> prefix_ranks([np.array([9.0, 1.0]), np.array([5.0, 4.0])], 0.5, np.array([1, 1]), np.array([2, 2])).tolist()
-    [1, 1]
-    >>> prefix_ranks([np.array([9.0, 1.0]), np.array([5.0, 4.0])], 0.75, np.array([1, 1]), np.array([2, 2])).tolist()
-    [1, 2]
-    """
-    layer_of = np.repeat(np.arange(len(scores)), [len(s) for s in scores])
-    kept = best_first(scores)[: round(ratio * len(layer_of))]
-    return np.clip(np.bincount(layer_of[kept], minlength=len(scores)), lower, upper)
-
-
-def best_first(scores: Sequence[NDArray[np.float64]]) -> Ints:
-    """Positions of all bases in the layers' scores laid end to end, best first; what is equal stays in order."""
-    return np.argsort(-np.concatenate(list(scores)), kind="stable") if scores else np.zeros(0, np.int64)
-
-
-def rank_limits(
-    names: Sequence[str], full_ranks: Sequence[int], min_rank: int, limits: Limits | None
-) -> tuple[Ints, Ints]:
-    """The smallest and largest rank of every cut: `min_rank` and its full rank, narrowed by name patterns.
-
-    `names` are the layers that the cuts are of. A later pattern overrides an earlier one. A pattern that matches no
-    layer is an error: it is a typo.
-    """
-    full = np.asarray(full_ranks, dtype=np.int64)
-    lower, upper = np.minimum(check_count("min_rank", min_rank), full), full.copy()
-    for pattern, bounds in (limits or {}).items():
-        matched = [i for i, name in enumerate(names) if fnmatchcase(name, pattern)]
-        if not matched:
-            raise InvalidArgumentError(f"limits: the pattern {pattern!r} matches none of the {len(set(names))} layers")
-        if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-            raise InvalidArgumentError(f"limits[{pattern!r}]={bounds!r}; allowed: a pair (smallest, largest)")
-        smallest, largest = bounds
-        low, high = 1 if smallest is None else smallest, full.max() if largest is None else largest
-        if not (is_integer(low) and is_integer(high) and 1 <= low <= high):
-            raise InvalidArgumentError(f"limits[{pattern!r}]={bounds!r}; allowed: ints with 1 <= smallest <= largest")
-        upper[matched] = np.minimum(int(high), full[matched])
-        lower[matched] = np.minimum(int(low), full[matched]) if smallest is not None else lower[matched]
-        lower[matched] = np.minimum(lower[matched], upper[matched])
-    return lower, upper
 
 
 class _Table(NamedTuple):
@@ -116,6 +71,16 @@ class RankSelector:
         """Where the cuts of every layer are among all."""
         ends = np.cumsum([0, *(len(cost.full_ranks) for cost in self.costs)]).tolist()
         return tuple(slice(begin, end) for begin, end in pairwise(ends))
+
+    @cached_property
+    def _full(self) -> FrozenDict[Rank]:
+        """The full rank of every layer."""
+        return self.as_ranks(self.full_ranks)
+
+    @cached_property
+    def _most(self) -> FrozenDict[Rank]:
+        """How many bases of every layer there are."""
+        return self.as_ranks(self.most_ranks)
 
     @property
     def first_cuts(self) -> list[int]:
@@ -186,7 +151,7 @@ class RankSelector:
         start, steps = self._fixed(measure), [np.zeros(0, np.int64)]
         scores = self.scores if self.params_scores is None or measure == "macs" else self.params_scores
         for layer, place in zip(self.costs, self._places, strict=True):
-            order, kept = _path(scores[place])
+            order, kept = path(scores[place])
             taken = [ranks[place.start + cut][count] for cut, count in enumerate(kept)]
             cost = np.minimum(layer.dense(measure), layer.chain(measure, taken))
             cost[_all_equal(taken, layer.full_ranks)] = layer.dense(measure)
@@ -199,7 +164,7 @@ class RankSelector:
     def prepare(self) -> None:
         """Make the tables now, so that the first choice is as fast as the others."""
         self._table(1)
-        self._cuts_of  # noqa: B018
+        self._cuts_of, self._full, self._most  # noqa: B018
 
     def _fixed(self, measure: str) -> int:
         return self.fixed_params if measure == "params" else (self.fixed_macs or 0)
@@ -336,7 +301,7 @@ class RankSelector:
 
     def _check_ranks(self, ranks: Mapping[str, Rank]) -> Ints:
         """Given ranks; layers not named stay as large as they can be."""
-        most = self.as_ranks(self.most_ranks)
+        most = self._most
         if not isinstance(ranks, Mapping):
             raise InvalidArgumentError(
                 f"ranks={ranks!r}; allowed: ranks by layer name, such as {{'{next(iter(most))}': 1}}"
@@ -344,18 +309,18 @@ class RankSelector:
         for name, rank in ranks.items():
             if name not in most:
                 raise InvalidArgumentError(f"ranks: '{name}' is not a decomposed layer; allowed: {_some(most)}")
-            if not _is_within(rank, most[name]):
-                raise InvalidArgumentError(f"ranks: layer '{name}' got {rank!r}; allowed: {_range(most[name])}")
+            if not is_within(rank, most[name]):
+                raise InvalidArgumentError(f"ranks: layer '{name}' got {rank!r}; allowed: {allowed_ranks(most[name])}")
         given = {name: ranks.get(name, limit) for name, limit in most.items()}
-        return self.as_array({name: rank_of([int(r) for r in _sequence(rank)]) for name, rank in given.items()})
+        return self.as_array({name: rank_of([int(r) for r in given_ranks(rank)]) for name, rank in given.items()})
 
     def check_plan(self, plan: RankPlan) -> None:
         """Refuse a plan of another network, or one that needs bases which are not there."""
-        full = {cost.name: cost.full_rank for cost in self.costs}
+        full = self._full
         if not isinstance(plan, RankPlan) or dict(plan.full_ranks) != full or list(plan.ranks) != list(full):
             raise InvalidArgumentError("plan: it is not of this network; allowed: what its selector.choose() returns")
-        for name, most in self.as_ranks(self.most_ranks).items():
-            if not _is_within(plan.ranks[name], most):
+        for name, most in self._most.items():
+            if not is_within(plan.ranks[name], most):
                 raise InvalidArgumentError(f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}")
 
     def plan_of(self, ranks: Ints, dense: NDArray[np.bool_]) -> RankPlan:
@@ -369,44 +334,14 @@ class RankSelector:
             macs=(self.fixed_macs or 0) + sum(c.macs(r, d) for c, r, d in rows) if known else None,
             params=self.fixed_params + sum(c.params(r, d) for c, r, d in rows),
             ratio=float(ranks.sum() / max(1, self.full_ranks.sum())),
-            full_ranks=self.as_ranks(self.full_ranks),
+            full_ranks=self._full,
             full_macs=self.full_cost("macs") if known else None,
             full_params=self.full_cost("params"),
         )
 
 
-def _path(scores: Sequence[NDArray[np.float64]]) -> tuple[Ints, list[Ints]]:
-    """A layer's bases, best first, and how many of each of its cuts are there after the first 0, 1, 2, … of them.
-
-    They stand among those of the whole network in this order, too: what is equal stays in order there and here.
-    """
-    counts = [len(each) for each in scores]
-    if len(counts) == 1:  # which are in order
-        return np.arange(counts[0]), [np.arange(counts[0] + 1)]
-    order = best_first(scores)
-    cuts = np.repeat(np.arange(len(counts)), counts)[order]
-    return order, [np.concatenate([[0], np.cumsum(cuts == cut)]) for cut in range(len(counts))]
-
-
 def _all_equal(ranks: Sequence[Ints], full: Ranks) -> NDArray[np.bool_]:
     return np.logical_and.reduce([each == most for each, most in zip(ranks, full, strict=True)])
-
-
-def _sequence(rank: object) -> Sequence[Any]:
-    return rank if isinstance(rank, tuple | list) else [rank]
-
-
-def _is_within(rank: object, most: Rank) -> bool:
-    """Whether these are ranks of a layer that has at most so many bases: an int, or for several cuts a tuple."""
-    given, limits = _sequence(rank), ranks_of(most)
-    is_kind = isinstance(rank, tuple | list) == isinstance(most, tuple) and len(given) == len(limits)
-    return is_kind and all(is_integer(r) and 1 <= r <= limit for r, limit in zip(given, limits, strict=True))
-
-
-def _range(most: Rank) -> str:
-    if isinstance(most, tuple):
-        return f"a tuple of {len(most)} ints, {' and '.join(f'1 to {limit}' for limit in most)}"
-    return f"an int, 1 to {most}"
 
 
 def _some(names: Mapping[str, Rank], most: int = 5) -> str:

@@ -24,11 +24,20 @@ MATRIX_FORMS = tuple(name for name, form in FORMS.items() if isinstance(form, Ma
 DEFAULT = "spatial"
 
 FormOf = str | Mapping[str, str]
-"""A form for all layers, or one by name pattern, of which the first that matches a layer counts."""
+"""A form for all layers, or one by name pattern, of which the first that matches a layer counts. As text, the latter is
+"layer4.*:tucker,*:spatial".
+"""
 
 
 def check_form(form: FormOf, allowed: Sequence[str] = tuple(FORMS)) -> FormOf:
-    """Return `form` if it is one of the allowed, or says only such by name pattern; else raise."""
+    """Return `form` if it is one of the allowed, or says only such by name pattern, as a mapping; else raise.
+
+    >>> check_form("layer4.*:tucker,*:spatial")
+    {'layer4.*': 'tucker', '*': 'spatial'}
+    """
+    if isinstance(form, str) and ":" in form:
+        parts = (part.rpartition(":") for part in form.split(","))
+        form = {pattern.strip(): one.strip() for pattern, _, one in parts}
     if isinstance(form, Mapping):
         for pattern, one in form.items():
             if not isinstance(pattern, str) or not isinstance(one, str) or one not in allowed:
@@ -36,6 +45,26 @@ def check_form(form: FormOf, allowed: Sequence[str] = tuple(FORMS)) -> FormOf:
     elif not isinstance(form, str) or form not in allowed:
         raise InvalidArgumentError(f"form={form!r:.80} is not known; allowed: {_some(allowed)}")
     return form
+
+
+def short_form(form: FormOf) -> str:
+    """What curves call it.
+
+    >>> short_form("spatial"), short_form("layer4.*:tucker,*:spatial")
+    ('sp', 'tk+sp')
+    """
+    checked = check_form(form)
+    names = (checked,) if isinstance(checked, str) else checked.values()
+    return "+".join(dict.fromkeys(FORMS[name].short for name in names))
+
+
+def is_form(form: FormOf) -> bool:
+    """Whether it is one."""
+    try:
+        check_form(form)
+    except InvalidArgumentError:
+        return False
+    return True
 
 
 def check_matrix_form(form: FormOf, asker: str) -> FormOf:

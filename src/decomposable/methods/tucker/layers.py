@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.forms import FORMS, form_for, matrix_form, matrix_shape, to_factors, to_matrix
-from decomposable.core.layers import KINDS, ChainLayers, Decomposable
+from decomposable.core.layers import KINDS, ChainLayers, Convolution, Decomposable, in_order
 from decomposable.core.svd import svd
 from decomposable.methods.tucker.tensors import Kept, Tucker2, decomposed_again, tucker2
 
@@ -100,12 +100,13 @@ def parameters_for(shape: Sequence[int], form: FactorForm, factors: Factors, lik
         ones = (1,) * (core.dim() - 2)
         weights = [] if v_IS is None else [v_IS.mT.reshape(*v_IS.mT.shape, *ones)]
         weights += [core] if u_OR is None else [core, u_OR.reshape(*u_OR.shape, *ones)]
-    return [nn.Parameter(w.to(like).contiguous(), requires_grad=like.requires_grad) for w in weights]
+    return [nn.Parameter(in_order(w.to(like)), requires_grad=like.requires_grad) for w in weights]
 
 
 def stand_in(module: Decomposable, form: FactorForm, kept: Kept, weights: Sequence[nn.Parameter]) -> nn.Sequential:
     """The plain layers, with these weights, that stand in for a dense one."""
     if form == "tucker":
+        assert isinstance(module, Convolution)
         return _tucker_layers(module, kept, weights, module._parameters["bias"]).train(module.training)
     return ChainLayers(module, FORMS[form].chain(module.weight.shape)).build(*weights)
 

@@ -181,8 +181,8 @@ def _largest_cost(layer: LayerCost, ranks: Ranks, is_dense: bool, in_macs: bool)
 
 
 def _largest_chain(layer: LayerCost, ranks: Ranks, measure: str) -> Ranks | None:
-    """Of so many bases those of the largest chain that is taken: one that costs no more than the dense layer, and is not
-    all of it. With several cuts there is no one such chain, where that of them all costs more: None.
+    """Of so many bases those of the largest chain that is taken: one that costs no more than the dense layer, and is
+    not all of it. With several cuts there is no one such chain, where that of them all costs more: None.
     """
     if len(ranks) > 1:
         is_taken = ranks != layer.full_ranks and layer.chain(measure, ranks) <= layer.dense(measure)
