@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 warnings.simplefilter("ignore")
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
 from lightning.pytorch import Trainer  # noqa: E402
 
 import decomposable as dn  # noqa: E402
 from decomposable.lightning import JointModule  # noqa: E402
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 class Heaps(JointModule):

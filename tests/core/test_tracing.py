@@ -207,7 +207,7 @@ def test_layers_called_by_keyword_are_counted():
 
 
 @pytest.mark.parametrize("by_keyword", [False, True])
-def test_attention_counts_its_four_projections(by_keyword):
+def test_attention_counts_its_four_projections_and_its_products(by_keyword):
     class Attend(nn.Module):
         def __init__(self):
             super().__init__()
@@ -216,7 +216,7 @@ def test_attention_counts_its_four_projections(by_keyword):
         def forward(self, x):
             return self.attention(query=x, key=x, value=x) if by_keyword else self.attention(x, x, x)
 
-    assert costs(Attend(), torch.zeros(3, 5, 8))[1] == 5 * 4 * 8 * 8
+    assert costs(Attend(), torch.zeros(3, 5, 8))[1] == 5 * 4 * 8 * 8 + 2 * 5 * 5 * 8
 
 
 def test_attention_with_other_widths_for_keys_and_values():
@@ -228,13 +228,29 @@ def test_attention_with_other_widths_for_keys_and_values():
         def forward(self, x):
             return self.attention(x, x.new_zeros(3, 7, 6), x.new_zeros(3, 7, 4))
 
-    by_hand = 5 * 8 * 8 + 7 * 6 * 8 + 7 * 4 * 8 + 5 * 8 * 8  # query, key, value, output
+    by_hand = 5 * 8 * 8 + 7 * 6 * 8 + 7 * 4 * 8 + 5 * 8 * 8 + 2 * 5 * 7 * 8  # query, key, value, output, products
     assert costs(Cross(), torch.zeros(3, 5, 8))[1] == by_hand
 
 
-def test_a_transformer_layer_counts_all_its_products_but_those_inside_attention():
+def test_a_transformer_layer_counts_all_its_products():
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    assert total_macs(model, torch.zeros(3, 5, 8)) == 5 * (4 * 8 * 8 + 2 * 8 * 16)
+    assert total_macs(model, torch.zeros(3, 5, 8)) == 5 * (4 * 8 * 8 + 2 * 8 * 16 + 2 * 5 * 8)
+
+
+def test_products_of_activations_are_counted_and_those_with_weights_or_tables_are_not():
+    class Mixing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8, 8))
+            self.register_buffer("table", torch.ones(1, 8, 8))
+
+        def forward(self, x):
+            x = x @ self.weight + torch.bmm(x, self.table.expand(len(x), -1, -1))
+            return torch.einsum("bqe,bke->bqk", x, x) @ x
+
+    seen = trace(model := Mixing(), torch.zeros(3, 5, 8))
+    assert seen.products == {model: 3 * 2 * 5 * 5 * 8}
+    assert seen.per_sample(seen.products.total()) == 2 * 5 * 5 * 8
 
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
@@ -252,7 +268,7 @@ def test_recurrent_layers_may_have_the_sequence_first():
 
 def test_transformer_layers_may_have_the_sequence_first():
     model = nn.TransformerEncoderLayer(8, 2, 16)
-    assert total_macs(model, torch.zeros(5, 3, 8)) == 5 * (4 * 8 * 8 + 2 * 8 * 16)
+    assert total_macs(model, torch.zeros(5, 3, 8)) == 5 * (4 * 8 * 8 + 2 * 8 * 16 + 2 * 5 * 8)
 
 
 def fed(*modules: nn.Module) -> list[tuple[int, int]]:

@@ -37,8 +37,10 @@ def test_labels_are_the_bytes_that_follow(library):
     x, y = text.test_batch(torch.arange(2))
     assert x.shape == y.shape == (2, 8)
     assert torch.equal(x[0, 1:], y[0, :-1])
-    assert torch.equal(x[1, 0], y[0, -1])
     assert text.test_count == (len(text.test) - 1) // 8
+    few = python_text.load(context=8, folder=library, most=5, most_test=4)
+    assert (few.train_count, few.test_count) == (5, 4)
+    assert torch.equal(few.test_batch(torch.arange(4))[0][0], x[0])
 
 
 def test_every_window_lies_in_the_text(library):

@@ -327,7 +327,7 @@ def test_the_channel_form_on_request():
     [
         ("mlp", {}),
         ("depthwise", {"1": "depthwise", "3": "grouped", "4": "transposed"}),
-        ("attention", {"attention": "packed attention", "attention.out_proj": "packed attention"}),
+        ("attention", {"attention": "products of two activations"}),
         ("tied embedding", {"embedding": "Embedding: only Conv1d, Conv2d", "head": "tied to embedding 'embedding'"}),
     ],
 )

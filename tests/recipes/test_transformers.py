@@ -13,7 +13,7 @@ from decomposable.methods.settings import Settings
 from decomposable.models import small_lm, small_vit
 from decomposable.recipes import Task
 from decomposable.recipes.transformers import TEXT, VIT, TextSettings, next_token
-from decomposable.training.evaluation import accuracy, perplexity
+from decomposable.training.evaluation import judged
 
 METHODS = ("plain", "decomposable", "elastic")
 SHORT = {"epochs": 2, "batch_size": 16, "sizes": (1.0, 0.6), "warmup_epochs": 0.0}
@@ -75,8 +75,9 @@ def test_perplexity_and_accuracy_of_a_text_are_those_of_all_positions():
     with torch.no_grad():
         logits = net(x)
     chances = logits.double().softmax(dim=1)[torch.arange(y.numel()), y.flatten()]
-    assert perplexity(net, data, batch_size=7) == pytest.approx(math.exp(-chances.log().mean()), rel=1e-5)
-    assert accuracy(net, data, batch_size=7) == pytest.approx(100 * (logits.argmax(1) == y.flatten()).double().mean())
+    found = judged(net, data, batch_size=7)
+    assert found.perplexity == pytest.approx(math.exp(-chances.log().mean()), rel=1e-5)
+    assert found.accuracy == pytest.approx(100 * (logits.argmax(1) == y.flatten()).double().mean())
 
 
 def test_the_language_model_sees_nothing_of_what_follows():

@@ -11,8 +11,17 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from decomposable.core.forms import FormOf
-from decomposable.core.layers import FilterFn, Layer, find_layers
-from decomposable.core.opening import Copies, Opened, ViewLinear, openable, opened, with_opened
+from decomposable.core.layers import FilterFn, Layer, find_layers, in_order_of
+from decomposable.core.opening import (
+    Copies,
+    Opened,
+    ViewLinear,
+    can_be_opened,
+    openable,
+    opened,
+    why_closed,
+    with_opened,
+)
 from decomposable.core.tree import plain_name, rewire
 
 
@@ -37,11 +46,11 @@ def layers_inside(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) ->
     """The layers of a model for training: their weights are its own parameters, or views of them."""
     modules = _worth_opening(model, form, filter_fn)
     if not modules:
-        layers, skipped = find_layers(model, form, filter_fn)
+        layers, skipped = layers_of(model, form, filter_fn)
         return Inside(layers, skipped, {}, model, layers)
     standing_in = {module: opened(module, ViewLinear) for module in modules.values()}
     tree = rewire(model, standing_in)
-    in_tree, skipped = find_layers(tree, form, filter_fn)
+    in_tree, skipped = layers_of(tree, form, filter_fn)
     own = {plain_name(name): module for name, module in model.named_modules()}
     names = {module: name for name, module in tree.named_modules()}
     layers = tuple(
@@ -49,6 +58,17 @@ def layers_inside(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) ->
         for layer in in_tree
     )
     return Inside(layers, skipped, standing_in, tree, in_tree)
+
+
+def layers_of(tree: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> tuple[tuple[Layer, ...], dict[str, str]]:
+    """The layers of a tree in which all is opened that is to be, and for every other module the reason why not."""
+    layers, skipped = find_layers(tree, form, filter_fn)
+    closed = openable(tree)
+    for name, module in tree.named_modules():
+        if can_be_opened(module) and why_closed(module) is None:
+            reason = "rejected by filter_fn" if plain_name(name) in closed else "its weights are held by other modules"
+            skipped[plain_name(name)] = reason
+    return layers, in_order_of(tree, skipped)
 
 
 def with_layers_opened(base: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> nn.Module:

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from decomposable.core.forms import FORMS, FormOf, check_patterns, form_for, form_named
 from decomposable.core.forms.base import Decomposition, Form
-from decomposable.core.opening import ViewLinear, can_be_opened, why_closed
+from decomposable.core.opening import ViewLinear, why_closed
 from decomposable.core.opening.parts import WHOLE, Cut
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
@@ -99,11 +99,11 @@ def find_layers(
     inside_attention: set[nn.Module] = set()
     for full_name, module in model.named_modules():
         name = plain_name(full_name)
-        if can_be_opened(module):
-            asked = "rejected by filter_fn" if filter_fn is not None else "its weights are held by other modules, too"
-            skipped[name] = why_closed(module) or asked
-            if isinstance(module, nn.MultiheadAttention):
-                inside_attention.add(module.out_proj)
+        if isinstance(module, nn.MultiheadAttention):
+            skipped[name] = why_closed(module) or "packed attention weights"
+            inside_attention.add(module.out_proj)
+        elif (why := why_closed(module)) is not None:
+            skipped[name] = why
         elif isinstance(module, (*CONVOLUTIONS, nn.Linear)):
             inside = module in inside_attention
             reason = "read directly by packed attention" if inside else _why_not(module, name, filter_fn)

@@ -146,7 +146,7 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
                 hooks.callback(hook.remove)
         with products:
             forward(model, example_input)
-    seen.products = products.macs
+    seen.products += products.macs
     if seen.has_unbatched:
         seen.samples = 1
     return seen
@@ -154,7 +154,7 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
 
 def _noting(products: Products, module: nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
     """Hooks that tell which module runs."""
-    counted = isinstance(module, (*CONVOLUTIONS, nn.Linear, nn.RNNBase))
+    counted = isinstance(module, (*CONVOLUTIONS, nn.Linear, nn.RNNBase, nn.MultiheadAttention))
     return (
         module.register_forward_pre_hook(lambda m, _: products.enter(m, counted)),
         module.register_forward_hook(lambda *_: products.leave(), always_call=True),
@@ -194,8 +194,15 @@ def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, ou
     if not attention.batch_first and query.dim() == 3:
         seen.samples = query.shape[1]
     seen.other_macs[attention] += sum(each.numel() * width for each in (query, key, value))  # positions · in · out
+    # What PyTorch does inside in one piece: scores and their sum over the values, for all heads together.
+    keys = key.numel() // key.shape[-1] // _samples(attention, query) + (attention.bias_k is not None)
+    seen.products[attention] += query.numel() // width * (keys + attention.add_zero_attn) * 2 * width
     # out_proj is never called as a module: its weight is used at the query's positions.
     seen.outputs[attention.out_proj] += query.numel() // width
+
+
+def _samples(attention: nn.MultiheadAttention, query: Tensor) -> int:
+    return 1 if query.dim() == 2 else query.shape[0 if attention.batch_first else 1]
 
 
 def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

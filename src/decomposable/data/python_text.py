@@ -34,7 +34,7 @@ _HELD_OUT = 10  # one file of so many is for the test
 class Text:
     """A text of bytes for each part; a sample is a window of it, and there are as many as do not overlap.
 
-    Of those to train with, at most so many, spread over all of the text.
+    At most so many, where that is said, spread over all of the text.
     """
 
     train: Tensor
@@ -42,6 +42,7 @@ class Text:
     context: int
     classes: int = BYTES
     most: int | None = None
+    most_test: int | None = None
 
     @property
     def train_count(self) -> int:
@@ -52,7 +53,8 @@ class Text:
     @property
     def test_count(self) -> int:
         """Windows to test with."""
-        return (len(self.test) - 1) // self.context
+        count = (len(self.test) - 1) // self.context
+        return count if self.most_test is None else min(self.most_test, count)
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """These windows, each shifted towards the next one: in every epoch the borders are others."""
@@ -61,16 +63,18 @@ class Text:
         return self._windows(self.train, indices * apart + shifts)
 
     def test_batch(self, indices: Tensor) -> Batch:
-        """These windows, side by side: the first byte of each is said without any before it."""
-        return self._windows(self.test, indices * self.context)
+        """These windows, always the same: the first byte of each is said without any before it."""
+        return self._windows(self.test, indices * ((len(self.test) - 1) // self.test_count))
 
     def _windows(self, text: Tensor, starts: Tensor) -> Batch:
         rows = text[starts[:, None] + torch.arange(self.context + 1)].long()
         return rows[:, :-1], rows[:, 1:]
 
 
-def load(*, context: int = 128, most: int | None = None, folder: Path | None = None) -> Text:
-    """The text of the library that runs this, or of another one's folder; at most so many windows to train with."""
+def load(
+    *, context: int = 128, most: int | None = None, most_test: int | None = None, folder: Path | None = None
+) -> Text:
+    """The text of the library that runs this, or of another one's folder; at most so many windows of each part."""
     library = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
     parts: dict[bool, list[bytes]] = {True: [], False: []}
     for path in files(library):
@@ -78,7 +82,7 @@ def load(*, context: int = 128, most: int | None = None, folder: Path | None = N
         if 0 < len(content) <= _LARGEST:
             parts[is_held_out(path.relative_to(library))].append(content)
     train, test = (torch.tensor(bytearray(b"\n".join(parts[held])), dtype=torch.uint8) for held in (False, True))
-    text = Text(train=train, test=test, context=context, most=most)
+    text = Text(train=train, test=test, context=context, most=most, most_test=most_test)
     if text.train_count < 1 or text.test_count < 1:
         raise DataError(f"{library}: {len(train):,} bytes to train with; allowed: the standard library of a Python")
     return text

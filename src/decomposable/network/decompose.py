@@ -17,8 +17,8 @@ from decomposable.core.criteria import Criterion, Scores, find_criterion
 from decomposable.core.draws import limits_of
 from decomposable.core.factors import Factors, Taylor, factors_in_order, memory_format_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
-from decomposable.core.inside import with_layers_opened
-from decomposable.core.layers import FilterFn, Layer, decomposed, find_layers, in_order_of, laid_out, require_layers
+from decomposable.core.inside import layers_of, with_layers_opened
+from decomposable.core.layers import FilterFn, Layer, decomposed, in_order_of, laid_out, require_layers
 from decomposable.core.tracing import (
     Forward,
     Trace,
@@ -97,7 +97,7 @@ def decompose(
         example_input = next(iter(batches), None)
     refuse_sharded(unwrap(model))
     base = with_layers_opened(deep_copy(rewire(unwrap(model), {})).eval(), checked_form, filter_fn)
-    chosen = _Chosen(base, *find_layers(base, checked_form, filter_fn))
+    chosen = _Chosen(base, *layers_of(base, checked_form, filter_fn))
     if by is not None:
         require_one_cut(chosen.layers)
     bounds = _bounds(chosen.layers, min_rank, limits)

@@ -21,6 +21,7 @@ class TextSettings(Settings):
 
     context: int = 128  # bytes
     windows: int = 64_000  # to train with, of those that there are: eight million bytes
+    test_windows: int = 1500
 
 
 VIT = Settings(
@@ -61,7 +62,9 @@ def python_text_lm(settings: TextSettings = TEXT) -> Task:
     """A causal language model of four blocks on the bytes of Python's own library; no data to get."""
     return Task(
         build_model=lambda: models.small_lm(context=settings.context),
-        load_data=lambda: python_text.load(context=settings.context, most=settings.windows),
+        load_data=lambda: python_text.load(
+            context=settings.context, most=settings.windows, most_test=settings.test_windows
+        ),
         loss=next_token,
     )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -61,41 +60,42 @@ class Row:
         return {name: value for name, value in asdict(self).items() if name != "perplexity" or value is not None}
 
 
-@torch.no_grad()
+class Judged(NamedTuple):
+    """Percent of the labels that were right and, of a text, exp of the mean cross-entropy over all positions."""
+
+    accuracy: float
+    perplexity: float | None
+
+
 def accuracy(
     net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0, processes: Processes = ALONE
 ) -> float:
     """Percent of the test images whose class has the highest output (top-1); processes that share a run share them."""
+    return judged(net, data, batch_size=batch_size, workers=workers, processes=processes).accuracy
+
+
+@torch.no_grad()
+def judged(
+    net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0, processes: Processes = ALONE
+) -> Judged:
+    """The same, and where a sample has a label at every position the perplexity, from one pass."""
     if not are_labelled(data):
         raise WrongDataError(
             "data: the test images have no labels; allowed: labelled ones, or agreement in place of accuracy"
         )
+    is_text = data.test_batch(torch.arange(min(1, data.test_count)))[1].dim() > 1
     place = (processes.index, processes.count)
 
-    def count_right() -> tuple[None, list[float]]:
-        right = labels = 0
+    def count() -> tuple[None, list[float]]:
+        right, labels, total = 0, 0, 0.0
         for outputs, y in _outputs(net, data, batch_size=batch_size, workers=workers, place=place):
             right, labels = right + int((outputs.argmax(dim=1) == y).sum()), labels + len(y)
-        return None, [right, labels]
+            total += float(F.cross_entropy(outputs.float(), y, reduction="sum")) if is_text else 0.0
+        return None, [right, labels, total]
 
     same_buffers_(net, processes)
-    _, (right, labels) = processes.summed(count_right, 2)
-    return 100 * right / labels
-
-
-def is_text(data: Data) -> bool:
-    """Whether a sample has a label at every position."""
-    return data.test_count > 0 and data.test_batch(torch.arange(1))[1].dim() > 1
-
-
-@torch.no_grad()
-def perplexity(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> float:
-    """Exp of the mean cross-entropy over all positions of the test: among how many tokens it is undecided."""
-    total, labels = 0.0, 0
-    for outputs, y in _outputs(net, data, batch_size=batch_size, workers=workers):
-        total += float(F.cross_entropy(outputs.float(), y, reduction="sum"))
-        labels += len(y)
-    return math.exp(total / labels)
+    _, (right, labels, total) = processes.summed(count, 3)
+    return Judged(100 * right / labels, math.exp(total / labels) if is_text else None)
 
 
 def are_labelled(data: Data) -> bool:
@@ -146,8 +146,12 @@ def measure(
     judge: Callable[[nn.Module], float] | None = None,
 ) -> list[Row]:
     """The accuracy, or what else one judges by, at every size that the network has; it keeps the size it had."""
-    percent_of = judge or (lambda net: accuracy(net, data, batch_size=settings.batch_size, workers=settings.workers))
-    confused = partial(perplexity, data=data, batch_size=settings.batch_size, workers=settings.workers)
+
+    def judge_of(net: nn.Module) -> Judged:
+        if judge is not None:
+            return Judged(judge(net), None)
+        return judged(net, data, batch_size=settings.batch_size, workers=settings.workers)
+
     before: Any = net.plan
     rows = []
     wanted = _offered(net, settings.sizes)
@@ -155,7 +159,8 @@ def measure(
     for i, (size, plan) in enumerate(wanted):
         tracker.update(i, f"now {size:.4g}")
         net.set_plan_(plan)
-        rows.append(Row.of(size, plan, percent_of(net), curve, confused(net) if is_text(data) else None))
+        found = judge_of(net)
+        rows.append(Row.of(size, plan, found.accuracy, curve, found.perplexity))
     net.set_plan_(before)
     return rows
 

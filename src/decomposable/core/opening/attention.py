@@ -62,9 +62,9 @@ class OpenedAttention(Opened):
             raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
         is_batched = query.dim() == 3
         if not is_batched:
-            query, key, value = (each.unsqueeze(0) for each in (query, key, value))
+            query, key, value = (each.unsqueeze(1) for each in (query, key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        elif not self.batch_first:
+        elif self.batch_first:
             query, key, value = (each.transpose(0, 1) for each in (query, key, value))
         q_BHQD, k_BHKD, v_BHKD = (
             self._heads(self.layer(name)(each))
@@ -81,13 +81,14 @@ class OpenedAttention(Opened):
             weights = weights.mean(dim=1) if average_attn_weights else weights
         else:
             found_BHQD = F.scaled_dot_product_attention(q_BHQD, k_BHKD, v_BHKD, mask, dropout)
-        output_BQE: Tensor = self.layer("out_proj")(found_BHQD.transpose(1, 2).flatten(2))
+        # Positions lie first in memory, as PyTorch has it: dropout after this draws in the order of the memory.
+        output_QBE: Tensor = self.layer("out_proj")(found_BHQD.permute(2, 0, 1, 3).flatten(2))
         if not is_batched:
-            return output_BQE.squeeze(0), None if weights is None else weights.squeeze(0)
-        return output_BQE if self.batch_first else output_BQE.transpose(0, 1), weights
+            return output_QBE.squeeze(1), None if weights is None else weights.squeeze(0)
+        return output_QBE.transpose(0, 1) if self.batch_first else output_QBE, weights
 
-    def _heads(self, x_BPE: Tensor) -> Tensor:
-        return x_BPE.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+    def _heads(self, x_PBE: Tensor) -> Tensor:
+        return x_PBE.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
 
     def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
         """What is added to the scores: of a mask and of keys that are padding, minus infinity where they say True."""

@@ -60,14 +60,15 @@ class OpenedRecurrent(Opened):
         is_packed = isinstance(input, PackedSequence)
         is_batched = is_packed or input.dim() == 3
         if is_packed:
-            steps = list(input.data.split(input.batch_sizes.tolist()))
-            batch = len(steps[0])
+            sizes = input.batch_sizes.tolist()
+            steps, batch = list(input.data.split(sizes)), sizes[0]
         else:
+            sizes = None
             whole = input if is_batched else input.unsqueeze(1)
             x_TBI = whole.transpose(0, 1) if self.batch_first and is_batched else whole
             steps, batch = list(x_TBI.unbind(0)), x_TBI.shape[1]
         states = self._states(hx, steps[0], batch, is_batched, input.sorted_indices if is_packed else None)
-        outputs, final = self._run(steps, states)
+        outputs, final = self._run(steps, states, sizes)
         return self._result(input, outputs, final, is_batched)
 
     def _states(self, hx: Any, like: Tensor, batch: int, is_batched: bool, order: Tensor | None) -> State:
@@ -80,7 +81,7 @@ class OpenedRecurrent(Opened):
         states = states if is_batched else tuple(each.unsqueeze(1) for each in states)
         return states if order is None else tuple(each.index_select(1, order) for each in states)
 
-    def _run(self, steps: list[Tensor], states: State) -> tuple[list[Tensor], State]:
+    def _run(self, steps: list[Tensor], states: State, sizes: list[int] | None) -> tuple[list[Tensor], State]:
         """Layer after layer; outputs are those of the last, step by step."""
         suffixes = ("", "_reverse") if self.bidirectional else ("",)
         finals: list[State] = []
@@ -88,7 +89,7 @@ class OpenedRecurrent(Opened):
             ways = []
             for way, suffix in enumerate(suffixes):
                 start = tuple(each[number * len(suffixes) + way] for each in states)
-                outputs, final = self._direction(steps, start, f"l{number}{suffix}", backwards=way == 1)
+                outputs, final = self._direction(steps, start, f"l{number}{suffix}", sizes, backwards=way == 1)
                 ways.append(outputs)
                 finals.append(final)
             steps = ways[0] if len(ways) == 1 else [torch.cat(both, dim=-1) for both in zip(*ways, strict=True)]
@@ -97,23 +98,17 @@ class OpenedRecurrent(Opened):
         return steps, tuple(torch.stack(each) for each in zip(*finals, strict=True))
 
     def _direction(
-        self, steps: list[Tensor], start: State, name: str, *, backwards: bool
+        self, steps: list[Tensor], start: State, name: str, sizes: list[int] | None, *, backwards: bool
     ) -> tuple[list[Tensor], State]:
-        """One layer in one direction. In a packed batch the samples are sorted by length, so that those which are over
-        are the last ones.
-        """
-        sizes = [len(step) for step in steps]
-        gates = self.layer(f"ih_{name}")(torch.cat(steps)).split(sizes)
-        state = tuple(each[: sizes[-1 if backwards else 0]] for each in start)
+        """One layer in one direction; `sizes` are the samples at every step, of a packed batch."""
+        layer = self.layer(f"ih_{name}")
+        gates = layer(torch.stack(steps)).unbind(0) if sizes is None else layer(torch.cat(steps)).split(sizes)
+        state = start if sizes is None else tuple(each[: sizes[-1 if backwards else 0]] for each in start)
         over: list[State] = []
         outputs: list[Tensor] = [gates[0]] * len(steps)
         for at in reversed(range(len(steps))) if backwards else range(len(steps)):
-            size, before = sizes[at], len(state[0])
-            if size < before:
-                over.append(tuple(each[size:] for each in state))
-                state = tuple(each[:size] for each in state)
-            elif size > before:
-                state = tuple(torch.cat([each, new[before:size]]) for each, new in zip(state, start, strict=True))
+            if sizes is not None:
+                state = _going_on(state, start, sizes[at], over)
             state = self._step(gates[at], state, name)
             outputs[at] = state[0]
         for each in reversed(over):
@@ -149,3 +144,17 @@ class OpenedRecurrent(Opened):
             if not is_batched:
                 made, final = made.squeeze(1), tuple(each.squeeze(1) for each in final)
         return made, final if self.mode == "LSTM" else final[0]
+
+
+def _going_on(state: State, start: State, size: int, over: list[State]) -> State:
+    """The state of those samples of a packed batch that have this step: they are sorted by length, the shortest last.
+
+    Those that end here go to `over`; those that begin here, where the loop runs backwards, have their first state.
+    """
+    before = len(state[0])
+    if size < before:
+        over.append(tuple(each[size:] for each in state))
+        return tuple(each[:size] for each in state)
+    if size > before:
+        return tuple(torch.cat([each, new[before:size]]) for each, new in zip(state, start, strict=True))
+    return state
