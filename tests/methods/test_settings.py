@@ -124,7 +124,7 @@ def test_every_setting_survives_json():
 
 LISTED = (
     "method, epochs, seed, batch_size, learning_rate, fine_tune_learning_rate, schedule, milestones, decay, "
-    "power, warmup_epochs, momentum, nesterov, weight_decay, clip_norm, form, ratio, balance, criterion, "
+    "power, warmup_epochs, optimizer, momentum, nesterov, weight_decay, clip_norm, form, ratio, balance, criterion, "
     "min_rank, refresh, width, widths, width_loss, width_range, random_widths, width_multiple, ranks, "
     "trp_energy, trp_strength, trp_interval, trp_layers, vbmf_form, compare_widths, compare_ranks, "
     "compare_energies, compare_strengths, compare_forms, compare_vbmf_forms, tuning_epochs, tuning_rates, "
