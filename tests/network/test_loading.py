@@ -664,6 +664,8 @@ ZOO = {
     "resnet56": lambda: models.resnet56(),
     "resnet50": lambda: models.resnet50(num_classes=7),
     "small_cnn": lambda: models.small_cnn((4, 6, 8), num_classes=3, in_channels=2),
+    "small_vit": lambda: models.small_vit(num_classes=3, width=12, depth=1, heads=2, patch=8, image=16),
+    "small_lm": lambda: models.small_lm(num_classes=16, width=12, depth=1, heads=2, context=8),
 }
 
 
