@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from torch import nn
 import decomposable as dn
 from decomposable import methods
 from decomposable.commands import main as cli
+from decomposable.commands.compare import as_text
 from decomposable.comparison import results, running
 from decomposable.comparison.estimate import START_SECONDS, Estimate, estimate, total_seconds
+from decomposable.comparison.figure import figure_of, measured_by
 from decomposable.comparison.parts import plan
 from decomposable.comparison.running import PartsFailedError
 from decomposable.comparison.watching import Watch, Watchers
@@ -465,6 +468,31 @@ def test_mean_and_range_over_seeds():
         (1.0, 91, 90, 92, 2),
         (0.5, 82, 80, 84, 2),
     ]
+
+
+def test_a_text_is_shown_by_its_perplexity():
+    def texts(*found):
+        return [{**row(size, 50), "perplexity": value} for size, value in zip((1.0, 0.5, 0.25), found, strict=True)]
+
+    points = results.mean_over_seeds([texts(4.0, 4.5, 6.0), texts(4.2, 4.7, 7.0)], "elastic")
+    assert points[0].perplexity == (pytest.approx(4.1), 4.0, 4.2)
+    shown = {"label": "elastic", "points": [asdict(point) for point in points]}
+    content = {"recipe": "text", "seeds": [0, 1], "sizes": [1.0, 0.5, 0.25]}
+    content["methods"] = {"elastic": {"shown": shown, "curves": {"elastic": shown["points"]}}}
+    assert "perplexity of the test text" in as_text(content)
+    assert "4.60 ±0.10" in as_text(content)
+    drawn = figure_of(content).axes[0]
+    assert "perplexity" in drawn.get_ylabel()
+    assert drawn.get_ylim()[0] < 4.0 < 7.0 < drawn.get_ylim()[1] < 8.0
+
+
+def test_where_one_method_has_no_perplexity_all_are_shown_by_accuracy():
+    with_it = results.mean_over_seeds([[{**row(1.0, 50), "perplexity": 4.0}]], "a")
+    without = results.mean_over_seeds([[row(1.0, 50)]], "b")
+    methods = {
+        name: {"shown": {"points": [asdict(p) for p in points]}} for name, points in (("a", with_it), ("b", without))
+    }
+    assert measured_by({"methods": methods}) == "accuracy"
 
 
 def test_sizes_that_only_one_seed_has_are_left_out():

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from decomposable.comparison.parts import Comparison
 
 SHOWN_SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.1)
+MEASURED = {"accuracy": "test accuracy (%)", "perplexity": "perplexity of the test text"}
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -126,28 +127,33 @@ def _dry_run(
 
 
 def as_text(content: Mapping[str, Any]) -> str:
-    """Every method's accuracy at a few sizes."""
-    seeds = content["seeds"]
+    """Every method's accuracy at a few sizes, or of a text its perplexity."""
+    from decomposable.comparison.figure import measured_by
+
+    seeds, measured = content["seeds"], measured_by(content)
     sizes = content["sizes"] if len(content["sizes"]) <= len(SHOWN_SIZES) else SHOWN_SIZES
     shown = {name: method["shown"] for name, method in content["methods"].items()}
-    rows = [(name, it["label"], *(_cell(it["points"], size) for size in sizes)) for name, it in shown.items()]
+    rows = [(name, it["label"], *(_cell(it["points"], size, measured) for size in sizes)) for name, it in shown.items()]
     header = ("method", "curve", *(f"{size:g}" for size in sizes))
     spread = f", mean of seeds {', '.join(map(str, seeds))} ± half the range" if len(seeds) > 1 else ""
     return (
-        f"{content['recipe']}: test accuracy (%) within a part of the original's MACs{spread}\n\n"
+        f"{content['recipe']}: {MEASURED[measured]} within a part of the original's MACs{spread}\n\n"
         + as_table(header, rows)
         + "\n\nEach cell is the largest size of the method that fits; - where none does."
     )
 
 
-def _cell(points: list[Mapping[str, Any]], size: float) -> str:
-    """The accuracy of the largest size within a budget."""
+def _cell(points: list[Mapping[str, Any]], size: float, measured: str) -> str:
+    """What the largest size within a budget reaches."""
+    from decomposable.comparison.figure import spread_of
+
     fitting = [point for point in points if point["macs_fraction"] <= size * (1 + 1e-9)]
     if not fitting:
         return "-"
     point = max(fitting, key=lambda point: point["macs_fraction"])
-    half = (point["highest"] - point["lowest"]) / 2
-    return f"{point['accuracy']:.1f}" + (f" ±{half:.1f}" if point["seeds"] > 1 else "")
+    mean, lowest, highest = spread_of(point, measured)
+    digits = 1 if measured == "accuracy" else 2
+    return f"{mean:.{digits}f}" + (f" ±{(highest - lowest) / 2:.{digits}f}" if point["seeds"] > 1 else "")
 
 
 def _draw(out: Path, content: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
@@ -35,7 +34,7 @@ def _run(options: argparse.Namespace) -> None:
     from decomposable.network import artifact
     from decomposable.sizing.rounding import described
     from decomposable.training.devices import choose_device
-    from decomposable.training.evaluation import Row, accuracy
+    from decomposable.training.evaluation import Row, judged
 
     device = choose_device(options.device)
     description, is_sized = networks.description_of(options.file)
@@ -54,8 +53,9 @@ def _run(options: argparse.Namespace) -> None:
             if not is_sized:
                 net.warn_if_not_calibrated(plan, stacklevel=1)
             net.set_plan_(plan)
-            rows.append((asked, Row.of(size, plan, accuracy(net, data, workers=options.workers))))
-    sizes = [{"asked": asked, **asdict(row)} for asked, row in rows]
+            found = judged(net, data, workers=options.workers)
+            rows.append((asked, Row.of(size, plan, found.accuracy, perplexity=found.perplexity)))
+    sizes = [{"asked": asked, **row.as_dict()} for asked, row in rows]
     content = {"file": str(options.file), "test_images": data.test_count, "align": options.align, "sizes": sizes}
     rounded = "" if options.align in (None, 1) else f"; {described(options.align)}"
     answer(options, content, networks.table(rows), f"\n{data.test_count:,} test images, no retraining{rounded}")

@@ -68,7 +68,8 @@ def warn_of(verb: str, complaint: str | None) -> None:
 
 
 def table(rows: Sequence[tuple[str, Row]], measured: str = "test accuracy") -> str:
-    """Sizes as they were asked for, and what they come to."""
+    """Sizes as they were asked for, and what they come to; of a text its perplexity, too."""
+    is_text = any(row.perplexity is not None for _, row in rows)
     lines = [
         (
             asked,
@@ -78,10 +79,11 @@ def table(rows: Sequence[tuple[str, Row]], measured: str = "test accuracy") -> s
             f"{row.params_fraction:.3f}",
             "" if row.ranks is None else f"{row.ranks[0]}-{row.ranks[1]}",
             "" if row.accuracy is None else f"{row.accuracy:.2f}%",
+            *([] if not is_text else ["" if row.perplexity is None else f"{row.perplexity:.3f}"]),
         )
         for asked, row in rows
     ]
-    return as_table((*HEADER, measured), lines)
+    return as_table((*HEADER, measured, *(["perplexity"] if is_text else [])), lines)
 
 
 def write_figure(path: Path, drawn: Callable[[], bytes], again: str) -> str:

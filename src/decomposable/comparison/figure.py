@@ -20,6 +20,8 @@ OTHER_MARKERS = ("h", "<", ">", "p", "d", "8", "H")
 TICKS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
 SEEN_BELOW = 12.0
 """Accuracies so many points below every method's best one are left out of sight: they would flatten everything else."""
+SEEN_TIMES = 2.0
+"""So are perplexities above so many times every method's best one."""
 # Blue, vermilion and green of Okabe and Ito, told apart by shape and dashes as well.
 STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#0072B2", "marker": "o", "linestyle": "-", "zorder": 4},
@@ -51,19 +53,21 @@ def draw(content: Mapping[str, Any]) -> bytes:
 
 
 def figure_of(content: Mapping[str, Any]) -> Any:
-    """The figure of `comparison.json`, matplotlib's."""
-    seeds = len(content["seeds"])
+    """The figure of `comparison.json`, matplotlib's: of images their accuracy over size, of a text its perplexity."""
+    seeds, measured = len(content["seeds"]), measured_by(content)
     runs = f"mean and range of {seeds} runs" if seeds > 1 else "one run"
     figure, axes = _blank(
         size=(11, 5.6),
         dpi=150,
-        title=f"{content['recipe']}: accuracy over size",
+        title=f"{content['recipe']}: {measured} over size",
         text=f"One protocol for all methods, {runs}. Thin: each curve of a method that has several.",
+        measured="test accuracy (%)" if measured == "accuracy" else "perplexity of the test text (lower is better)",
     )
     styles = _styles_of(content["methods"])
     for name, style in styles.items():
-        _draw_method(axes, getattr(METHODS.get(name), "label", "") or name, style, content["methods"][name])
-    _set_limits(axes, [content["methods"][name]["shown"]["points"] for name in styles])
+        _draw_method(axes, getattr(METHODS.get(name), "label", "") or name, style, content["methods"][name], measured)
+    shown = [content["methods"][name]["shown"]["points"] for name in styles]
+    _set_limits(axes, shown, measured)
     figure.legend(loc="outside right center", frameon=False, fontsize=10, labelspacing=0.9)
     return figure
 
@@ -75,18 +79,31 @@ def _styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
     return dict(sorted(styles.items(), key=lambda item: item[1].place))
 
 
-def _draw_method(axes: Any, label: str, style: LineStyle, method: Mapping[str, Any]) -> None:
+def measured_by(content: Mapping[str, Any]) -> str:
+    """What the networks of a comparison are judged by: "accuracy" or, where every point of it has one, "perplexity"."""
+    points = [point for method in content["methods"].values() for point in method["shown"]["points"]]
+    return "perplexity" if points and all(point.get("perplexity") for point in points) else "accuracy"
+
+
+def spread_of(point: Mapping[str, Any], measured: str) -> tuple[float, float, float]:
+    """The mean over the seeds, the lowest and the highest."""
+    values = point["perplexity"] if measured == "perplexity" else [point[k] for k in ("accuracy", "lowest", "highest")]
+    mean, lowest, highest = values
+    return mean, lowest, highest
+
+
+def _draw_method(axes: Any, label: str, style: LineStyle, method: Mapping[str, Any], measured: str) -> None:
     """The line of a method, its range over the seeds, and thin ones for each of its curves."""
     if len(method["curves"]) > 1:
         thin = {"color": style.color, "linewidth": 0.8, "alpha": 0.22, "zorder": 2}
         for curve in method["curves"].values():
             marker = {} if len(curve) > 1 else {"marker": style.marker, "markersize": 5}
-            axes.plot(*_line(curve), **thin, **marker)
+            axes.plot(*_line(curve, measured), **thin, **marker)
         label += f"\n{IN_WORDS.get(method['shown']['label'], method['shown']['label'])}"
     points = method["shown"]["points"]
-    x, y = _line(points)
+    x, y = _line(points, measured)
     if any(point["seeds"] > 1 for point in points):
-        low, high = [p["lowest"] for p in points], [p["highest"] for p in points]
+        _, low, high = zip(*(spread_of(point, measured) for point in points), strict=True)
         if style.linestyle == "none":
             spread = [[a - b for a, b in zip(y, low, strict=True)], [b - a for a, b in zip(y, high, strict=True)]]
             axes.errorbar(x, y, yerr=spread, fmt="none", ecolor=style.color, elinewidth=1.2, capsize=3, zorder=3)
@@ -96,26 +113,33 @@ def _draw_method(axes: Any, label: str, style: LineStyle, method: Mapping[str, A
     axes.plot(x, y, label=label, markeredgecolor="white", **look)
 
 
-def _line(points: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    return [p["macs_fraction"] for p in points], [p["accuracy"] for p in points]
+def _line(points: Sequence[Mapping[str, Any]], measured: str) -> tuple[list[float], list[float]]:
+    return [p["macs_fraction"] for p in points], [spread_of(p, measured)[0] for p in points]
 
 
-def _set_limits(axes: Any, methods: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Of the sizes all; of the accuracies those that can be told apart, every method's best included."""
-    points = [point for curve in methods for point in curve]
-    worst_best = min((max(p["accuracy"] for p in curve) for curve in methods), default=0.0)
-    bottom = max(min((p["lowest"] for p in points), default=0.0), worst_best - SEEN_BELOW)
-    top = max((p["highest"] for p in points), default=100.0)
-    margin = 0.03 * (top - bottom) + 0.1
-    axes.set_ylim(bottom - margin, min(top + margin, 100 + margin / 2))
-    smallest = min((p["macs_fraction"] for p in points if p["accuracy"] >= bottom), default=0.1)
+def _set_limits(axes: Any, methods: Sequence[Sequence[Mapping[str, Any]]], measured: str) -> None:
+    """Of the values those that can be told apart, every method's best included; of the sizes all that are in sight."""
+    points = [(point["macs_fraction"], *spread_of(point, measured)) for curve in methods for point in curve]
+    lowest, highest = min(low for *_, low, _ in points), max(high for *_, high in points)
+    means = [[spread_of(point, measured)[0] for point in curve] for curve in methods]
+    if measured == "accuracy":
+        bottom = max(lowest, min(map(max, means)) - SEEN_BELOW)
+        margin = 0.03 * (highest - bottom) + 0.1
+        axes.set_ylim(bottom - margin, min(highest + margin, 100 + margin / 2))
+        in_sight = [size for size, mean, *_ in points if mean >= bottom]
+    else:
+        top = min(highest, max(map(min, means)) * SEEN_TIMES)
+        margin = 0.03 * (top - lowest) + 0.01
+        axes.set_ylim(lowest - margin, top + margin)
+        in_sight = [size for size, mean, *_ in points if mean <= top]
+    smallest = min(in_sight)
     _set_sizes(axes, 0.88 * smallest, 1.06, [size for size in TICKS if size >= 0.88 * smallest])
 
 
 def _blank(
-    *, size: tuple[float, float], dpi: int, title: str, text: str, measured: str = "test accuracy"
+    *, size: tuple[float, float], dpi: int, title: str, text: str, measured: str = "test accuracy (%)"
 ) -> tuple[Any, Any]:
-    """A figure of accuracy over MACs, and its axes, in which nothing is drawn yet."""
+    """A figure of what is measured over MACs, and its axes, in which nothing is drawn yet."""
     from matplotlib.figure import Figure  # not pyplot: no window and no global state
 
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
@@ -124,7 +148,7 @@ def _blank(
     line = axes.text(0, 1.03, text, transform=axes.transAxes, fontsize=10.5, color="#444444")
     line.set_in_layout(False)  # a long one must not make the axes narrower
     axes.set_xlabel("MACs, as a fraction of the original network's", fontsize=11)
-    axes.set_ylabel(f"{measured} (%)", fontsize=11)
+    axes.set_ylabel(measured, fontsize=11)
     axes.set_xscale("log")
     axes.grid(color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -158,7 +182,7 @@ def draw_curves(
     measured: str = "test accuracy",
 ) -> bytes:
     """The curves as a PNG; their points at `ticks` are marked, and the last ones named."""
-    figure, axes = _blank(size=(8, 4.8), dpi=160, title=title, text=message, measured=measured)
+    figure, axes = _blank(size=(8, 4.8), dpi=160, title=title, text=message, measured=f"{measured} (%)")
     for curve, style in zip(curves, STYLES, strict=False):
         _draw(axes, curve, style, ticks)
     _set_sizes(axes, 0.84 * min(ticks), 1.05, ticks)

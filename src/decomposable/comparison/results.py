@@ -41,6 +41,7 @@ class Point:
     highest: float
     seeds: int
     curve: str  # which one it is of, where the best of several was taken
+    perplexity: tuple[float, float, float] | None = None  # of a text: the mean, the lowest and the highest
 
 
 def gather(comparison: Comparison, circumstances: Circumstances, failures: Failures) -> dict[str, Any]:
@@ -159,7 +160,15 @@ def mean_over_seeds(runs: Sequence[Rows], curve: str) -> list[Point]:
 def _point(rows: Sequence[Mapping[str, Any]], curve: str) -> Point:
     means = {key: fmean(row[key] for row in rows) for key in _NUMBERS}
     accuracies = [row["accuracy"] for row in rows]
-    return Point(**means, lowest=min(accuracies), highest=max(accuracies), seeds=len(rows), curve=curve)
+    of_texts = [row["perplexity"] for row in rows if row.get("perplexity") is not None]
+    return Point(
+        **means,
+        lowest=min(accuracies),
+        highest=max(accuracies),
+        seeds=len(rows),
+        curve=curve,
+        perplexity=(fmean(of_texts), min(of_texts), max(of_texts)) if len(of_texts) == len(rows) else None,
+    )
 
 
 def representative(curves: Mapping[str, Sequence[Point]]) -> tuple[str, list[Point]]:
