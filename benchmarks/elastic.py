@@ -28,6 +28,7 @@ from decomposable.core.forms import FORMS, to_matrix
 from decomposable.core.forms.matrix import MatrixForm
 from decomposable.core.metric import DAMPING
 from decomposable.core.moments import second_moments
+from decomposable.core import svd as svd_module
 from decomposable.core.svd import svd, truncate
 from decomposable.network.importance import drawn_loss
 from decomposable.training.loop import parameter_groups
@@ -58,6 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--late", type=float, default=0.0, help="the part of the training without low-rank passes")
     parser.add_argument("--score", choices=("sigma", "norm", "mac"), default="sigma")
     parser.add_argument("--metric", action="store_true", help="cut in the metric of 1,000 images, as cuts by data are")
+    parser.add_argument("--clip", type=float, help="δ² in place of the paper's 0.99, at which ρ² is clipped")
     parser.add_argument("--average", type=float, default=0.0, help="decay of a moving average of the weights")
     parser.add_argument("--average-teaches", action="store_true")
     parser.add_argument("--teacher-eval", action="store_true", help="the teacher in eval mode")
@@ -197,6 +199,8 @@ def main() -> None:
         seed=args.seed,
         **sizes,
     )
+    if args.clip is not None:
+        svd_module.RHO_MAX = math.sqrt(args.clip)
     if args.at_most:
         ratio = gradients._ratio
         gradients._ratio = lambda full, low: ratio(full, low).clamp(max=1.0)

@@ -5,7 +5,8 @@
 A plain training makes the start, once for all forms. From it every form is trained by what `elastic` does from trained
 weights (budgets, distillation, three low-rank steps after each full one and at the end one), on the same batches, and
 its accuracy at some sizes is measured on training images that no step has seen; the test set plays no part. With
---form mixed the widest layers are tucker and all others spatial.
+--form mixed the widest layers are tucker and all others spatial. Dropout is off: with that of VGG-15, a few hundred
+steps do not even begin to learn.
 
 What a step does follows from the seed and its number alone, and the state is kept in --out: a run that was stopped goes
 on where it was, and one that has ended is not repeated. Rows go to results/benchmarks.jsonl as `wide`.
@@ -32,7 +33,7 @@ from decomposable.methods.elastic import TURNS, ElasticSettings
 from decomposable.training.loop import parameter_groups
 
 SIZES = (1.0, 0.5, 0.35, 0.25, 0.15, 0.1, 0.07, 0.05)
-HELD_OUT, BATCH, KEPT_EVERY = 5000, 128, 20
+HELD_OUT, KEPT_EVERY = 5000, 20
 MODELS = {"vgg15": dn.models.vgg15, "resnet34": dn.models.resnet34, "resnet20": dn.models.resnet20}
 WIDEST = {"vgg15": ("conv[89]", "conv1[0-3]"), "resnet34": ("layer4.*",), "resnet20": ("layer3.*",)}
 ELASTIC = ElasticSettings()
@@ -44,8 +45,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/wide"), help="where a run's state is kept")
     parser.add_argument("--model", choices=MODELS, default="vgg15")
     parser.add_argument("--form", nargs="+", choices=("spatial", "tucker", "mixed"), default=["spatial", "tucker"])
-    parser.add_argument("--start-steps", type=int, default=600, help="of the plain training before")
+    parser.add_argument("--start-steps", type=int, default=400, help="of the plain training before")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--low", type=float, default=ELASTIC.elastic_macs[0], help="the smallest budget drawn")
     parser.add_argument("--held-out", type=int, default=2000, help=f"images to judge by, at most {HELD_OUT}")
@@ -81,9 +83,8 @@ class Run:
 
     def _step(self, step: int, images: Tensor, labels: Tensor) -> str:
         seed = 1_000_003 * self.args.seed + 2 * step + (self.joint is None)
-        torch.manual_seed(seed)  # of dropout
         generator = torch.Generator().manual_seed(seed)
-        rows = torch.randint(0, len(images), (BATCH,), generator=generator)
+        rows = torch.randint(0, len(images), (self.args.batch,), generator=generator)
         x = augment(images[rows], generator).contiguous(memory_format=torch.channels_last)
         y = labels[rows]
         place = step / self.steps
@@ -132,6 +133,9 @@ def main() -> None:
     def started() -> nn.Module:
         torch.manual_seed(args.seed)
         model = MODELS[args.model](num_classes=10).to(memory_format=torch.channels_last)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
         Run(args, "start", model, args.start_steps).train(images[kept], labels[kept])
         return model
 
