@@ -181,3 +181,21 @@ def test_images_without_labels_are_cut_by_and_judged_by_agreement(call, weights,
     assert code == 1
     assert "the training images have no labels" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_size_that_cannot_be_is_refused(call, weights, tmp_path):
+    out = tmp_path / "net.safetensors"
+    code, text, err = call(
+        "cut", "digits", "--init", weights, "-o", out, *QUICK[:2], "--sizes", "0.5,0.0001", *QUICK[4:]
+    )
+    assert code == 2
+    assert "smallest" in err
+    assert not text
+    assert not out.exists()
+
+
+def test_bases_by_the_weights_alone_are_not_said_to_be_by_images(call, weights, tmp_path):
+    out = tmp_path / "net.safetensors"
+    code, text, err = call("cut", "digits", "--init", weights, "-o", out, "--criterion", "singular_value", *QUICK)
+    assert code == 0, err
+    assert "bases by singular_value; statistics from 120 images without labels" in text

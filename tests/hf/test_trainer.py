@@ -134,3 +134,55 @@ def test_a_checkpoint_of_another_trainer_is_refused(tmp_path):
 def test_options_are_checked(tmp_path):
     with pytest.raises(InvalidArgumentError, match="balance=2"):
         trainer(tmp_path, joint={"balance": 2})
+
+
+def test_with_model_init_the_model_that_is_trained_is_the_one_that_is_kept(tmp_path):
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, learning_rate=1e-2, report_to=[], disable_tqdm=True, use_cpu=True
+    )
+    own = JointTrainer(model_init=FAMILIES["gpt2"].build, args=args, train_dataset=Texts(), joint={"ratio": (0.2, 0.5)})
+    own.train()
+    assert own.joint.model is own.model
+    start = weights(FAMILIES["gpt2"].build())
+    assert any(not torch.equal(one, other) for one, other in zip(weights(own.model), start, strict=True))
+
+
+def test_after_bf16_the_model_computes_in_its_own_precision(tmp_path):
+    own = trainer(tmp_path, joint={"ratio": (0.2, 0.5)}, bf16=True)
+    own.train()
+    ids = torch.arange(3, 12)[None]
+    twin = FAMILIES["gpt2"].build()
+    twin.load_state_dict(own.model.state_dict())
+    torch.testing.assert_close(own.model.eval()(input_ids=ids).logits, twin.eval()(input_ids=ids).logits)
+
+
+def test_a_loss_and_a_distance_of_ones_own(tmp_path):
+    class Own(JointTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+            return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
+
+    distance = {"distance": lambda low, full: torch.nn.functional.mse_loss(low.logits, full.logits)}
+    own = trainer(tmp_path, joint={**ELASTIC, **distance})
+    own.__class__ = Own
+    assert own.train().training_loss > 0
+
+
+def test_a_folder_is_written_of_a_decomposed_network_only(tmp_path):
+    from decomposable.hf import save_pretrained
+
+    model = FAMILIES["gpt2"].build().eval()
+    net = dn.decompose(model, {"input_ids": torch.arange(3, 12)[None]}, forward=lambda net, batch: net(**batch))
+    for wrong in (model, net.extract()):
+        with pytest.raises(InvalidArgumentError, match="got a GPT2LMHeadModel; allowed: a network that decompose"):
+            save_pretrained(wrong, tmp_path / "no")
+    with pytest.raises(InvalidArgumentError, match="save_pretrained: the model's class cannot load"):
+        net.save_pretrained(tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_causal_model_is_cut_by_data():
+    model = FAMILIES["gpt2"].build().eval()
+    batches = [{"input_ids": each} for each in Texts().ids.split(4)]
+    net = dn.decompose(model, batches[0], forward=lambda net, batch: net(**batch), data=batches)
+    net.resize_(macs=0.6)
+    assert net(**batches[0]).logits.isfinite().all()

@@ -113,3 +113,62 @@ def test_names_stay(tmp_path):
         warnings.simplefilter("ignore")
         trainer(tmp_path, 1, enable_checkpointing=False).fit(module, loader())
     assert list(module.state_dict()) == [f"model.{name}" for name in build().state_dict()]
+
+
+def test_clipping_with_a_scaler(tmp_path):
+    from lightning.pytorch.plugins import MixedPrecision
+
+    precision = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
+    scaled = Small(build(), joint={"ratio": (0.1, 0.5), "seed": 5}, clip_norm=0.01)
+    norms = []
+    step = scaled.on_before_optimizer_step
+
+    def note(optimizer):
+        step(optimizer)
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in scaled.model.parameters()])))
+
+    scaled.on_before_optimizer_step = note
+    trainer(tmp_path, 1, plugins=[precision], enable_checkpointing=False).fit(scaled, loader())
+    assert len(norms) == 5
+    assert max(norms) <= 0.0101
+
+
+def test_a_loader_without_a_length_has_its_last_step(tmp_path):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(zip(X, Y, strict=True))
+
+    stream = torch.utils.data.DataLoader(Stream(), batch_size=8)
+    models = []
+    for each in (loader(), stream):
+        module = Small(build(), joint={"ratio": (0.1, 0.5), "seed": 5}, accumulate=2)
+        torch.manual_seed(7)
+        fitting = trainer(tmp_path, 1, enable_checkpointing=False)
+        fitting.fit(module, each)
+        assert fitting.global_step == 3
+        models.append(module.model)
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_schedule_that_waits_for_a_metric_is_refused_at_the_start(tmp_path):
+    class Waiting(JointModule):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "train/loss"}}
+
+    module = Waiting(build(), joint={"ratio": (0.1, 0.5)})
+    with pytest.raises(InvalidArgumentError, match="ReduceLROnPlateau; allowed"):
+        trainer(tmp_path, 1, enable_checkpointing=False).fit(module, loader())
+    assert all(torch.equal(a, b) for a, b in zip(module.model.parameters(), build().parameters(), strict=True))
+
+
+def test_weights_are_loaded_for_evaluation_without_the_options_of_training(tmp_path):
+    module = Small(build(), joint=ELASTIC)
+    fitting = trainer(tmp_path, 1)
+    fitting.fit(module, loader())
+    model, before = build(), torch.get_rng_state()
+    loaded = Small.load_from_checkpoint(fitting.checkpoint_callback.best_model_path, model=model)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(module.model.parameters(), loaded.model.parameters(), strict=True))

@@ -316,3 +316,19 @@ def test_a_batch_of_one_is_complained_of_in_the_name_of_decompose():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).eval()
     with pytest.raises(InvalidArgumentError, match="decompose: a batch holds one sample"):
         dn.decompose(model, data=[torch.randn(8, 6), torch.randn(1, 6)])
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Images one by one; nobody knows how many."""
+
+    def __iter__(self):
+        return iter(images(32))
+
+
+def test_a_loader_that_does_not_know_its_length():
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=8)
+    net = dn.decompose(make().eval(), images(1), data=loader)
+    net.calibrate_(loader, sizes=[0.5])
+    net.tune_(loader, sizes=[0.5], steps=1)
+    net.resize_(macs=0.5)
+    assert net(images(4)).isfinite().all()

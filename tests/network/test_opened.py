@@ -217,3 +217,87 @@ def test_it_is_exported_and_run_at_any_size(name, tmp_path):
         session.resize(macs=size, align=1)
         for x in (X, X[:1, :5]) if dynamic else (X, X[:1]):
             np.testing.assert_allclose(session.run(x.numpy()), net(x).detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+class Padded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), 2)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x, mask):
+        return self.head(self.body(x, src_key_padding_mask=mask))
+
+
+def test_an_encoder_with_a_padding_mask():
+    torch.manual_seed(0)
+    model, mask = Padded().eval(), torch.zeros(3, 7, dtype=torch.bool)
+    mask[0, 5:] = True
+    batch = {"x": X, "mask": mask}
+    net = dn.decompose(model, batch, forward=lambda net, b: net(**b))
+    seen = ~mask
+    torch.testing.assert_close(net(**batch)[seen], model(**batch)[seen], rtol=1e-4, atol=1e-5)
+    net.resize_(macs=0.6)
+    assert net(**batch)[seen].isfinite().all()
+    joint = dn.JointObjective(model, macs=(0.4, 0.8), example_input=batch, forward=lambda net, b: net(**b))
+    joint.backward(lambda net: net(**batch).square().mean())
+    assert model.body.use_nested_tensor  # the user's model stays as it is
+
+
+class Reader(nn.Module):
+    """Reads a weight of its recurrent layer, or asks for its class."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.recurrent, self.head = nn.Linear(16, 16), nn.LSTM(16, 24, batch_first=True), nn.Linear(24, 4)
+        self.how = how
+
+    def forward(self, x):
+        if self.how == "weight":
+            state = torch.zeros(1, len(x), 24, device=self.recurrent.weight_hh_l0.device)
+            return self.head(self.recurrent(self.first(x), (state, state))[0])
+        if not isinstance(self.recurrent, nn.LSTM):
+            raise TypeError("an LSTM is needed")
+        return self.head(self.recurrent(self.first(x))[0])
+
+
+@pytest.mark.parametrize("how", ["weight", "class"])
+def test_a_module_that_the_model_needs_as_it_is_stays_closed(how):
+    torch.manual_seed(0)
+    model = Reader(how).eval()
+    net = dn.decompose(model, X)
+    assert "recurrent" in net.skipped
+    assert "the model does not run without it" in net.skipped["recurrent"]
+    assert {layer.name for layer in net.layers} == {"first", "head"}
+    torch.testing.assert_close(net(X), model(X), rtol=1e-4, atol=1e-5)
+    net.resize_(ratio=0.3)
+    assert net(X).isfinite().all()
+
+
+def test_a_model_that_fails_itself_says_so():
+    class Broken(Tagger):
+        def forward(self, x):
+            raise ValueError("broken from the start")
+
+    with pytest.raises(ValueError, match="broken from the start"):
+        dn.decompose(Broken().eval(), X)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_recurrent_layers_under_autocast(kind):
+    torch.manual_seed(0)
+    model = Tagger(kind).eval()
+    net = dn.decompose(model, X)
+    net.resize_(macs=0.6)
+    joint = dn.JointObjective(model, ratio=(0.2, 0.5))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert net(X).isfinite().all()
+        joint.backward(lambda net: net(X).float().square().mean())
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["lstm", "encoder"])
+def test_one_sample_without_a_batch_costs_what_a_batch_of_one_does(name):
+    one = dn.decompose(make(name), X[:1]).plan.macs
+    assert dn.decompose(make(name), X[0]).plan.macs == one
+    assert dn.decompose(make(name), X[0], filter_fn=lambda module, name: name == "head").plan.macs == one

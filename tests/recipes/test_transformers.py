@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import decomposable as dn
+from decomposable.data import python_text
 from decomposable.data.base import Images, InMemory
 from decomposable.data.digits import unaugmented, unchanged
 from decomposable.data.python_text import Text
+from decomposable.errors import DataError, SettingError
 from decomposable.methods.settings import Settings
 from decomposable.models import small_lm, small_vit
 from decomposable.recipes import Task
@@ -89,3 +91,15 @@ def test_the_language_model_sees_nothing_of_what_follows():
         one, other = (net(each).view(2, 20, 256) for each in (tokens, changed))
     torch.testing.assert_close(one[:, :12], other[:, :12])
     assert not torch.allclose(one[:, 12:], other[:, 12:])
+
+
+@pytest.mark.parametrize("setting", [{"context": 0}, {"windows": 0}, {"test_windows": -1}])
+def test_a_text_without_windows_is_refused_by_name(setting):
+    with pytest.raises(SettingError, match=f"{next(iter(setting))}.*an int of at least 1"):
+        TextSettings(**setting)
+
+
+def test_a_folder_without_a_text(tmp_path):
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="0 bytes to train with and 0 to test with"):
+        python_text.load(folder=tmp_path)

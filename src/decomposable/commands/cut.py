@@ -32,7 +32,12 @@ def _options(parser: argparse.ArgumentParser) -> None:
         default="loss",
         help=f"what a cut must not lose: {'; '.join(f'{name}: {text}' for name, text in CRITERIA.items())}",
     )
-    add("--images", metavar="N", type=int, help="training images to measure with, without labels (default: 2000)")
+    add(
+        "--images",
+        metavar="N",
+        type=int,
+        help="training images to measure with, without labels, in whole batches (default: 2000)",
+    )
     add("--sizes", metavar="LIST", help="MAC budgets to show, as in 1,0.5,25%% (default: the recipe's)")
     agreement = "show how often a size says what the full network says: for images whose labels nobody knows"
     add("--agreement", action="store_true", help=agreement)
@@ -78,6 +83,7 @@ def _run(options: argparse.Namespace) -> None:
                 settings,
                 init=options.init,
                 criterion=options.criterion,
+                asked=sizes or (),
                 tune=options.tune,
                 agreement=options.agreement,
                 device=choose_device(options.device),
@@ -94,11 +100,19 @@ def _run(options: argparse.Namespace) -> None:
         options,
         {"file": str(out), "figure": str(figure) if figure.exists() else None, **made.info},
         table,
-        f"\nNothing was trained{', but scales, shifts and biases (--tune)' if options.tune else ''}: bases by "
-        f"{options.criterion}, from {made.images:,} images without labels; {how}",
+        f"\nNothing was trained{', but scales, shifts and biases (--tune)' if options.tune else ''}: "
+        f"{_bases(made)}; {how}",
         f"Every size is in {out}; see: decomposable sizes {out}",
         drawn,
     )
+
+
+def _bases(made: Cut) -> str:
+    """Where the bases come from, and the statistics."""
+    from decomposable.network.importance import BY_DATA
+
+    criterion, images = made.info["cut"]["criterion"], f"{made.images:,} images without labels"
+    return f"bases by {criterion}{', from' if criterion in BY_DATA else '; statistics from'} {images}"
 
 
 def _draw(path: Path, recipe: str, made: Cut) -> str:
@@ -107,7 +121,7 @@ def _draw(path: Path, recipe: str, made: Cut) -> str:
         path,
         {"tuned" if made.info["cut"]["tuned"] else "as cut": made.rows},
         title=f"{recipe}: cut without training",
-        message=f"Bases by {made.info['cut']['criterion']}, from {made.images:,} images without labels",
+        message=_bases(made),
         again=" with --force",
         measured="agreement with the full network" if made.is_agreement else "test accuracy",
     )

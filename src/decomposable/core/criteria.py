@@ -62,7 +62,7 @@ def find_criterion(criterion: str | Criterion) -> Criterion:
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise InvalidArgumentError(
         f"criterion={criterion!r} is not known here{hint}; allowed: {', '.join(map(repr, CRITERIA))}, a function "
-        "of the singular values, or for decompose() Taylor(loader, loss)"
+        "of the singular values, or for decompose() Taylor(loader, loss) and, with data=, 'loss' or 'output'"
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from decomposable.core.forms import FormOf
-from decomposable.core.layers import FilterFn, Layer, find_layers, in_order_of
+from decomposable.core.layers import FilterFn, Layer, avoid_fast_paths_, find_layers, in_order_of
 from decomposable.core.opening import (
     Copies,
     Opened,
@@ -50,6 +50,7 @@ def layers_inside(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) ->
         return Inside(layers, skipped, {}, model, layers)
     standing_in = {module: opened(module, ViewLinear) for module in modules.values()}
     tree = rewire(model, standing_in)
+    avoid_fast_paths_(tree)
     in_tree, skipped = layers_of(tree, form, filter_fn)
     own = {plain_name(name): module for name, module in model.named_modules()}
     names = {module: name for name, module in tree.named_modules()}
@@ -73,7 +74,10 @@ def layers_of(tree: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> tupl
 
 def with_layers_opened(base: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> nn.Module:
     """The tree with layers in the place of the modules that hold some which are decomposed: copies of their weights."""
-    return with_opened(base, _worth_opening(base, form, filter_fn), Copies())
+    tree = with_opened(base, _worth_opening(base, form, filter_fn), Copies())
+    if tree is not base:
+        avoid_fast_paths_(tree)
+    return tree
 
 
 def _worth_opening(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> dict[str, nn.Module]:

@@ -431,6 +431,10 @@ class JointObjective:
     def _distilled(self, call: _Call, outputs: Any, taught: Any) -> Tensor:
         """(1 − d) · loss + d · KL(full ‖ low)."""
         distance = self.distance(outputs, taught)
+        if not isinstance(distance, Tensor):
+            raise InvalidArgumentError(
+                f"distance: it returned {type(distance).__name__}; allowed: a loss, one scalar tensor"
+            )
         return distance if self.distill == 1 else (1 - self.distill) * call.loss(outputs) + self.distill * distance
 
     def _check_call(

@@ -191,6 +191,7 @@ def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, ou
     assert isinstance(attention, nn.MultiheadAttention)
     query, key, value = (args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value")))
     width = attention.embed_dim
+    seen.has_unbatched |= query.dim() == 2
     if not attention.batch_first and query.dim() == 3:
         seen.samples = query.shape[1]
     seen.other_macs[attention] += sum(each.numel() * width for each in (query, key, value))  # positions · in · out
@@ -208,6 +209,7 @@ def _samples(attention: nn.MultiheadAttention, query: Tensor) -> int:
 def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     inputs = args[0] if args else kwargs["input"]
     data = inputs.data if isinstance(inputs, nn.utils.rnn.PackedSequence) else inputs
+    seen.has_unbatched |= data is inputs and inputs.dim() == 2
     if not recurrent.batch_first and data is inputs and inputs.dim() == 3:
         seen.samples = inputs.shape[1]
     weights = sum(p.numel() for name, p in recurrent.named_parameters(recurse=False) if name.startswith("weight"))
@@ -217,6 +219,7 @@ def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, ou
 def _see_opened(seen: Trace, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     """Its layers are seen themselves; what they cannot tell is where the batch is, which may not be the first axis."""
     inputs = args[0] if args else kwargs.get("query", kwargs.get("input"))
+    seen.has_unbatched |= isinstance(inputs, Tensor) and inputs.dim() == 2
     if isinstance(inputs, Tensor) and inputs.dim() == 3 and not module.batch_first:
         seen.samples = inputs.shape[1]
 

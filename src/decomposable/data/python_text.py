@@ -84,13 +84,20 @@ def load(
     train, test = (torch.tensor(bytearray(b"\n".join(parts[held])), dtype=torch.uint8) for held in (False, True))
     text = Text(train=train, test=test, context=context, most=most, most_test=most_test)
     if text.train_count < 1 or text.test_count < 1:
-        raise DataError(f"{library}: {len(train):,} bytes to train with; allowed: the standard library of a Python")
+        raise DataError(
+            f"{library}: {len(train):,} bytes to train with and {len(test):,} to test with, in windows of {context}; "
+            "allowed: the standard library of a Python, and windows that fit"
+        )
     return text
 
 
 def files(library: Path) -> list[Path]:
     """The sources, in the order of their names, which is the same on every machine."""
-    found = [path for path in library.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(library).parts[:-1])]
+    found = [
+        path
+        for path in library.rglob("*.py")
+        if not _LEFT_OUT & set(path.relative_to(library).parts[:-1]) and path.is_file()
+    ]
     return sorted(found, key=lambda path: path.relative_to(library).as_posix())
 
 

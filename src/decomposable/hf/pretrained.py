@@ -32,12 +32,14 @@ def save_pretrained(net: DecomposedNet, folder: str | os.PathLike[str], plan: Ra
 
     The weights come last, and each file as a whole: a folder that has them is complete.
     """
-    model, taken = net.module, net.plan if plan is None else plan
-    if not isinstance(net, DecomposedNet) or not isinstance(model, transformers.PreTrainedModel):
+    model = net.module if isinstance(net, DecomposedNet) else None
+    if not isinstance(model, transformers.PreTrainedModel):
+        came = type(net if model is None else model).__name__
         raise InvalidArgumentError(
-            f"save_pretrained: got a {type(model).__name__}; allowed: a network that decompose() made of a model of "
-            "transformers"
+            f"save_pretrained: got a {came}; allowed: a network that decompose() made of a model of transformers (not "
+            "what its extract() returns), at the size in force or with plan="
         )
+    taken = net.plan if plan is None else plan
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     (target / WEIGHTS).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import ModelOutput
 
 from decomposable.core.distillation import kl_divergence, logits_of
 from decomposable.core.joint import JointObjective, Losses
@@ -51,6 +52,12 @@ class JointTrainer(Trainer):
         self._sums: dict[str, list[float]] = {}
         self.joint = self._objective()
 
+    def _current(self) -> JointObjective:
+        """The objective around the model that is trained: with `model_init`, every training has a model of its own."""
+        if self.joint.model is not self.model:
+            self.joint = self._objective()
+        return self.joint
+
     def _objective(self) -> JointObjective:
         options = self._options
         if options.get("macs") is not None and options.get("example_input") is None:
@@ -61,6 +68,12 @@ class JointTrainer(Trainer):
             options = {**options, "forward": lambda net, batch: net(**batch)}
         seed = options.get("seed", self.args.seed)
         return JointObjective(self.model, **{**options, "seed": seed})
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Trainer` does; the model is then called in the precision of its weights again, which it is not there."""
+        result = super().train(*args, **kwargs)
+        self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        return result
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
@@ -78,11 +91,13 @@ class JointTrainer(Trainer):
 
         def run(net: nn.Module) -> tuple[Tensor, Any]:
             with self.compute_loss_context_manager():
-                loss, outputs = self.compute_loss(net, dict(inputs), True, num_items_in_batch)
+                loss, outputs = self.compute_loss(
+                    net, dict(inputs), return_outputs=True, num_items_in_batch=num_items_in_batch
+                )
             return loss, _without_cache(outputs)
 
         weight = 1.0 if is_scaled else 1 / steps
-        losses = self.joint.backward(
+        losses = self._current().backward(
             forward=run, loss=lambda pair: pair[0], weight=weight, scaler=self.accelerator.scaler
         )
         self._note(losses, steps if is_scaled else 1)
@@ -127,20 +142,21 @@ class JointTrainer(Trainer):
     def _save_rng_state(self, output_dir: str) -> None:
         """With all else that is random, the generator of the sizes, and what the objective keeps."""
         super()._save_rng_state(output_dir)
-        write_state(Path(output_dir) / STATE, self.joint.state_dict())
+        write_state(Path(output_dir) / STATE, self._current().state_dict())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The same, taken up again."""
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
-            self.joint.load_state_dict(read_state(Path(checkpoint) / STATE))
+            self._current().load_state_dict(read_state(Path(checkpoint) / STATE))
 
 
 def _without_cache(outputs: Any) -> Any:
     """The outputs without keys and values, which would keep the whole graph."""
     if not isinstance(outputs, Mapping):
         return outputs
-    return {name: value for name, value in outputs.items() if name != "past_key_values"}
+    kept = {name: value for name, value in outputs.items() if name != "past_key_values"}
+    return type(outputs)(**kept) if isinstance(outputs, ModelOutput) else kept
 
 
 def _refuse_parallel(trainer: Trainer) -> None:

@@ -88,8 +88,8 @@ class JointModule(LightningModule):
         # Lightning runs all of this step in mixed precision; gradients and the SVD are not to be.
         with torch.autocast(self.device.type, enabled=False):
             losses = self.joint.backward(forward=run, loss=loss, weight=1 / count, scaler=scaler)
-        if place + 1 == count:
-            self._step(optimizer, scaler)
+        if place + 1 == count or self.trainer.is_last_batch:
+            self._step(optimizer, count / (place + 1))
         self._log(losses)
         return losses.low if losses.full.isnan() else losses.full
 
@@ -99,13 +99,18 @@ class JointModule(LightningModule):
         left = math.inf if math.isinf(batches) else batches - (batch_idx - place)
         return place, int(min(self.accumulate, left))
 
-    def _step(self, optimizer: Any, scaler: Any) -> None:
-        if self.clip_norm is not None:
-            if scaler is not None:
-                scaler.unscale_(optimizer.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+    def _step(self, optimizer: Any, factor: float) -> None:
+        if factor != 1:  # of a loader without a length, which ended earlier than each batch was weighed for
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
         optimizer.step()
         self._step_schedules("step")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Clip, where a scaler has taken its factor out of the gradient already; call it where you override it."""
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
 
     def on_train_epoch_end(self) -> None:
         """Schedules that go by epochs go on; call it where you override it."""
@@ -115,10 +120,6 @@ class JointModule(LightningModule):
         for config in self.trainer.lr_scheduler_configs:
             if config.interval != interval:
                 continue
-            if config.reduce_on_plateau:
-                raise InvalidArgumentError(
-                    "configure_optimizers: ReduceLROnPlateau; allowed: schedules by step or epoch"
-                )
             done = self.trainer.global_step if interval == "step" else self.current_epoch + 1
             if done % config.frequency == 0:
                 config.scheduler.step()
@@ -134,14 +135,25 @@ class JointModule(LightningModule):
         if trainer.world_size > 1:
             raise InvalidArgumentError(f"JointModule: {trainer.world_size} devices; allowed: one")
 
+    def on_fit_start(self) -> None:
+        """Refuse schedules that cannot be stepped here."""
+        for config in self.trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                raise InvalidArgumentError(
+                    "configure_optimizers: ReduceLROnPlateau; allowed: schedules by step or epoch"
+                )
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the weights, the state of the objective, and that of torch's random numbers."""
         checkpoint[_STATE] = {"joint": self.joint.state_dict(), "random": torch.get_rng_state()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The same, taken up again."""
+        """The same, taken up again where a training goes on; whoever only evaluates the weights needs none of it."""
         if _STATE not in checkpoint:
             raise InvalidArgumentError("checkpoint: it is not of a JointModule; allowed: one that a JointModule wrote")
+        trainer = self._trainer
+        if trainer is None or trainer.state.fn != "fit":
+            return
         self.joint.load_state_dict(checkpoint[_STATE]["joint"])
         # Here already: the next thing that draws is the loader of the epoch that follows.
         torch.set_rng_state(checkpoint[_STATE]["random"].cpu())

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from decomposable.checks import is_integer
 from decomposable.errors import InvalidArgumentError
 from decomposable.models.origin import noting
 
@@ -125,5 +126,5 @@ def small_lm(
 
 
 def _check(option: str, whole: int, part: int) -> None:
-    if part < 1 or whole % part:
+    if not is_integer(part) or part < 1 or whole % part:
         raise InvalidArgumentError(f"{option}={part}; allowed: an int that {whole} can be divided by")

@@ -96,9 +96,11 @@ class Judge:
 
 
 def logits_in(outputs: Any) -> Tensor:
-    """The logits in what a network returns; what has none is refused, in the name of the criterion that needs them."""
+    """The logits in what a network returns, a row for each position; what has none is refused, in the name of the
+    criterion that needs them.
+    """
     try:
-        return logits_of(outputs)
+        return logits_of(outputs).flatten(0, -2)
     except InvalidArgumentError:
         came = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
         raise InvalidArgumentError(

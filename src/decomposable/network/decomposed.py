@@ -54,6 +54,9 @@ from decomposable.sizing.latency import LatencyProfile
 from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
 
+_OF_TRANSFORMERS = frozenset({"save_pretrained", "push_to_hub"})
+"""What Hugging Face's models write themselves with: tensors that their classes have no place for."""
+
 
 @dataclass(frozen=True, eq=False)
 class _InForce:
@@ -413,6 +416,11 @@ class DecomposedNet(nn.Module):
             in_force = self.__dict__.get("_in_force")
             if in_force is None or name.startswith("_"):
                 raise
+            if name in _OF_TRANSFORMERS:
+                raise InvalidArgumentError(
+                    f"{name}: the model's class cannot load layers of fewer bases, they would be random again; "
+                    "allowed: decomposable.hf.save_pretrained(net, folder), or net.save(path)"
+                ) from None
             try:
                 return getattr(in_force.module, name)
             except AttributeError:

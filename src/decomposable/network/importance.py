@@ -14,7 +14,7 @@ every smaller one, as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,8 +33,9 @@ from decomposable.core.svd import most_precise
 from decomposable.core.tracing import Forward
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.allocation import Judge, best_exponent, logits_in, shared_out
+from decomposable.network.calibration.batches import length_of
 from decomposable.network.calibration.statistics import averaged, tracked_batch_norms
-from decomposable.progress import Report, Tracker
+from decomposable.progress import Progress, Report, Tracker
 from decomposable.sizing.chain import ranks_of
 from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.worth import worth
@@ -85,6 +86,7 @@ def order_by_data(
                 del moments, found  # before the next pass needs the memory
             for size in _on_the_way(goal, goals, selector.smallest_size):
                 if judge is not None:
+                    report(Progress("measuring", f"sharing out a cut to {size:.2g} of the MACs among the layers"))
                     exponent = _best_exponent(base, layers, cuts, losses, selector, size, judge, exponent)
                 selector = _ordered(selector, cuts, losses, exponent)
                 for name, rank in selector.choose(macs=size).ranks.items() if goal is not None else ():
@@ -92,6 +94,7 @@ def order_by_data(
             if goal is not None:
                 _write_(layers, {name: one.kept for name, one in cuts.items()}, cuts)
                 if tracked_batch_norms(base):
+                    report(Progress("measuring", f"statistics of the network at {goal:.2g} of the MACs"))
                     averaged([lambda: base], forward, batches, asker="decompose")  # which leaves them in the network
     return Order({layer.name: cuts[layer.name].factors(layer) for layer in layers}, selector)
 
@@ -101,8 +104,8 @@ def require_one_cut(layers: Sequence[Layer]) -> None:
     for layer in layers:
         if len(layer.full_ranks) > 1:
             raise InvalidArgumentError(
-                f"layer '{layer.name}': form={layer.form!r} and data=; allowed with data: "
-                f"{', '.join(map(repr, MATRIX_FORMS))}"
+                f"layer '{layer.name}': form={layer.form!r} with bases by data; allowed: "
+                f"{', '.join(map(repr, MATRIX_FORMS))}, or a criterion by the weights alone, such as 'singular_value'"
             )
 
 
@@ -266,8 +269,7 @@ def _restored(base: nn.Module, layers: Sequence[Layer]) -> Iterator[None]:
 
 def _counter(batches: Iterable[Any], passes_in_all: int, report: Report) -> Callable[[], None]:
     """Called after every batch, tells how far it is, where the loader says how many there are."""
-    per_pass = len(batches) if isinstance(batches, Sized) else 0
-    tracker = Tracker(report, "measuring", total=per_pass * passes_in_all, unit="batches")
+    tracker = Tracker(report, "measuring", total=length_of(batches) * passes_in_all, unit="batches")
     done = 0
 
     def count() -> None:

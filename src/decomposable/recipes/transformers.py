@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from decomposable import models
 from decomposable.data import cifar, python_text
 from decomposable.data.base import Batch
 from decomposable.methods.settings import Settings
+from decomposable.methods.values import Check
 from decomposable.recipes import Task
 
 
@@ -22,6 +24,11 @@ class TextSettings(Settings):
     context: int = 128  # bytes
     windows: int = 64_000  # to train with, of those that there are: eight million bytes
     test_windows: int = 1500
+
+    checks: ClassVar[tuple[Check, ...]] = (
+        *Settings.checks,
+        (("context", "windows", "test_windows"), "an int of at least 1", lambda v: v >= 1),
+    )
 
 
 VIT = Settings(

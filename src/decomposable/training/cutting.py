@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ def cut(
     *,
     init: Path,
     criterion: str,
+    asked: Sequence[float] = (),
     tune: bool,
     agreement: bool,
     device: str,
@@ -59,7 +60,7 @@ def cut(
 
     Bases, statistics and what is tuned come from the first images of a training epoch, without their labels; the
     accuracy from the test images. With `agreement`, or where nobody knows their labels, it is how often a size says
-    what the full network says.
+    what the full network says. A size that was `asked` for, and cannot be, is refused.
     """
     progress(Progress("", "reading the data"))
     data, model, digest = task.load_data(), task.build_model(), sha256(init)
@@ -76,7 +77,10 @@ def cut(
         min_rank=settings.min_rank,
         progress=progress,
     )
-    decomposing.calibrate_(net, material, settings)
+    for size in asked:
+        net.choose(macs=size)  # what cannot be is refused before the long work
+    if not tune or settings.calibrated_sizes or settings.calibrated_alignments:
+        decomposing.calibrate_(net, material, settings)  # tuning makes a grid of its own
     if tune:
         net.tune_(material.calibration, passes=settings.calibration_passes, progress=progress)
     agreement = agreement or not are_labelled(data)

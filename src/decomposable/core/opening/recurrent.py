@@ -127,7 +127,8 @@ class OpenedRecurrent(Opened):
         if self.mode == "GRU":
             (r_x, z_x, n_x), (r_h, z_h, n_h) = (each.chunk(3, dim=-1) for each in (from_input_BG, from_state_BG))
             n = (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
-            return (torch.lerp(n, h, (z_x + z_h).sigmoid()),)
+            z = (z_x + z_h).sigmoid()
+            return (n + z * (h - n),)  # not lerp: under autocast the first state is of another type
         total = from_input_BG + from_state_BG
         return (total.relu() if self.mode == "RNN_RELU" else total.tanh(),)
 

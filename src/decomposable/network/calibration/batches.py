@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class Kept:
     @property
     def expected(self) -> int:
         """How many there will be in all, as far as one can know."""
-        return max(self.count, len(self._loader) if isinstance(self._loader, Sized) else 0)
+        return max(self.count, length_of(self._loader))
 
     def part(self, share: float) -> tuple[list[Any], float]:
         """The first batches, at least such a share of all or as many as there was memory for; and how many they are.
@@ -136,3 +136,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Mapping | tuple | list):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(part)
+
+
+def length_of(loader: Iterable[Any]) -> int:
+    """How many batches there will be; 0 where nobody knows."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:  # a generator, or a `DataLoader` of an `IterableDataset`
+        return 0
