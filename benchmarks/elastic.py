@@ -22,13 +22,13 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core import gradients
+from decomposable.core import svd as svd_module
 from decomposable.core.bases import KeptBases
 from decomposable.core.distillation import kl_divergence
 from decomposable.core.forms import FORMS, to_matrix
 from decomposable.core.forms.matrix import MatrixForm
 from decomposable.core.metric import DAMPING
 from decomposable.core.moments import second_moments
-from decomposable.core import svd as svd_module
 from decomposable.core.svd import svd, truncate
 from decomposable.network.importance import drawn_loss
 from decomposable.training.loop import parameter_groups

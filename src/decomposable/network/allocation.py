@@ -6,7 +6,8 @@ of their own sum,
 
     loss_k / (Σ_k loss_k)^e      e = 0: as they are      e = 1: relative to what the layer has,
 
-and e is the one of a few whose network of the wanted size is nearest to the full one, by KL(full ‖ cut) on images.
+and e is the one of a few, reached by steps up or down, whose network of the wanted size is nearest to the full one, by
+KL(full ‖ cut) on images.
 """
 
 from __future__ import annotations
