@@ -1,0 +1,55 @@
+"""Draw runs of several methods and seeds as one comparison, and print the table: mean and range over the seeds.
+
+python results/compared.py results/python-text-lm/*/record.json -o results/python-text-lm/comparison.png
+
+Of a text it is the perplexity, else the accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from decomposable.commands.compare import as_text
+from decomposable.comparison.figure import draw
+from decomposable.comparison.results import mean_over_seeds
+from decomposable.files import write_atomically
+
+
+def content_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `comparison.json` of these runs would be."""
+    runs: dict[str, list[Any]] = defaultdict(list)
+    for record in records:
+        runs[record["settings"]["method"]].append(record["sizes"])
+    methods = {}
+    for name, rows in runs.items():
+        points = [asdict(point) for point in mean_over_seeds(rows, name)]
+        methods[name] = {"shown": {"label": name, "points": points}, "curves": {name: points}}
+    return {
+        "recipe": records[0]["recipe"],
+        "seeds": sorted({record["seed"] for record in records}),
+        "sizes": [row["size"] for row in records[0]["sizes"]],
+        "methods": methods,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    options = parser.parse_args()
+    records = [json.loads(path.read_text()) for path in options.records]
+    content = content_of(records)
+    write_atomically(options.out, draw(content))
+    print(as_text(content))
+    for record in sorted(records, key=lambda record: (record["settings"]["method"], record["seed"])):
+        print(record["settings"]["method"], record["seed"], f"{record['training_seconds']:.0f} s,", end=" ")
+        print(", ".join(f"{r['size']:g}: {r.get('perplexity') or r['accuracy']:.3f}" for r in record["sizes"]))
+
+
+if __name__ == "__main__":
+    main()
