@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--measured-with", type=int, nargs="+", metavar="N", help="images that bases are found with")
     parser.add_argument("--test", action="store_true", help="measure on the test set")
     parser.add_argument("--resnet50", action="store_true", help="time and memory of a ResNet-50, 256 images")
+    parser.add_argument("--tune", action="store_true", help="then tune scales, shifts and biases, and measure again")
     parser.add_argument("--seed", type=int, default=0, help="of which images, and how augmented")
     args = parser.parse_args()
     if args.resnet50:
@@ -61,11 +62,14 @@ def main() -> None:
             net = dn.decompose(model, batches[0][:1], form=args.form, **(by_data or {"criterion": criterion}))
             seconds = time.perf_counter() - start
             net.calibrate_(batches, sizes=SIZES)
-            found = {}
-            for size in (1.0, *SIZES):
-                net.resize_(macs=size)
-                found[f"{size:g}"] = round(accuracy(net, *judged), 2)
+            found = reached(net, judged)
             print(f"{criterion}, {count} images, {seconds:.0f} s:", found, flush=True)
+            tuned = {}
+            if args.tune:
+                start = time.perf_counter()
+                net.tune_(batches, sizes=SIZES, progress=lambda line: None)
+                tuned = {"tuning_seconds": round(time.perf_counter() - start, 1), "tuned": reached(net, judged)}
+                print("tuned:", tuned, flush=True)
             record(
                 "cut",
                 {
@@ -78,8 +82,18 @@ def main() -> None:
                     "judged_by": "test" if args.test else "held-out training images",
                     "seconds": round(seconds, 1),
                     "accuracy": found,
+                    **tuned,
                 },
             )
+
+
+def reached(net: dn.DecomposedNet, judged: tuple[torch.Tensor, torch.Tensor]) -> dict[str, float]:
+    """The accuracy at every size."""
+    found = {}
+    for size in (1.0, *SIZES):
+        net.resize_(macs=size)
+        found[f"{size:g}"] = round(accuracy(net, *judged), 2)
+    return found
 
 
 def _first(batches: list[torch.Tensor], count: int) -> list[torch.Tensor]:
