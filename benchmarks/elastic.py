@@ -64,6 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--average-teaches", action="store_true")
     parser.add_argument("--teacher-eval", action="store_true", help="the teacher in eval mode")
     parser.add_argument("--plain", action="store_true", help="no low-rank network at all")
+    parser.add_argument("--tune", type=float, nargs="+", metavar="SIZE", help="then tune these, and measure again")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-record", action="store_true")
     return parser.parse_args()
@@ -278,11 +279,18 @@ def main() -> None:
             row[f"{size:g}"] = round(accuracy(net, images[held], labels[held]), 2)
         found[name] = row
         print(args.name, name, row, f"work {work:.0f}", f"{seconds:.0f} s", flush=True)
+        if args.tune and not name:
+            net.tune_(batches, sizes=args.tune, progress=lambda line: None)
+            found["tuned"] = {}
+            for size in args.tune:
+                net.resize_(macs=size)
+                found["tuned"][f"{size:g}"] = round(accuracy(net, images[held], labels[held]), 2)
+            print("tuned", found["tuned"], flush=True)
     if not args.no_record:
         settings = {k: v for k, v in vars(args).items() if k not in ("data", "weights", "no_record")}
         figures = {"row": args.name, "settings": settings, "work": work, "accuracy": found[""]}
         figures |= {"refreshed": refreshed} if refreshed else {}
-        record("elastic", figures | ({"average": found["average"]} if "average" in found else {}))
+        record("elastic", figures | {key: found[key] for key in ("average", "tuned") if key in found})
 
 
 if __name__ == "__main__":
