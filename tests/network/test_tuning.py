@@ -380,7 +380,7 @@ def test_batches_are_taken_in_turn_and_the_loader_begins_anew():
 
         def __iter__(self):
             self.passes += 1
-            return iter(data(2))
+            return iter(data(3))
 
     seen = []
 
@@ -391,9 +391,19 @@ def test_batches_are_taken_in_turn_and_the_loader_begins_anew():
 
     loader = Counting()
     made().tune_(loader, [0.4], steps=5, forward=forward, passes=5)
-    first, second = (batch[0, 0, 0, 0].item() for batch in data(2))
-    assert seen == [second, first, second, first, second]  # the first one is for comparing
+    _, second, third = (batch[0, 0, 0, 0].item() for batch in data(3))
+    assert seen == [second, third, second, third, second]  # the first one is for comparing
     assert loader.passes == 4  # three for 1 + 5 batches, one to calibrate
+
+
+def test_what_is_learnt_by_heart_goes_only_as_far_as_another_batch_allows():
+    """The images that are learnt from are noise of another scale than those that are judged by."""
+    generator = torch.Generator().manual_seed(3)
+    judged = data(1)[0]
+    noise = [8 * torch.randn(judged.shape, generator=generator) for _ in range(2)]
+    net = made()
+    report = net.tune_([judged, *noise], [0.4], steps=20, learning_rate=0.3, passes=5)
+    assert report.after[0] <= report.before[0]
 
 
 def test_dicts_with_a_forward_of_ones_own():

@@ -104,14 +104,17 @@ def seen_by(forward: Forward) -> Callable[[Any], Any]:
 
 
 def endless(loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str) -> Iterator[Any]:
-    """The batches of a loader, which is gone through again and again."""
+    """The batches of a loader, which is gone through again and again; the first one of it comes once only, unless
+    there is no other: of a loader in a fixed order, what is learnt from the others can be judged by it.
+    """
     count = 0
     while True:
         before = count
-        for batch in loader:
+        for place, batch in enumerate(loader):
             count += 1
             _refuse_nan(asker, count, inputs_of(batch))
-            yield batch
+            if place or before < 2:
+                yield batch
         if count == before:
             came = f"yielded no more than {count}" if count else "yielded no batch"
             raise InvalidArgumentError(
