@@ -396,6 +396,23 @@ def test_batches_are_taken_in_turn_and_the_loader_begins_anew():
     assert loader.passes == 4  # three for 1 + 5 batches, one to calibrate
 
 
+def test_a_loader_of_one_batch_learns_from_it_and_one_of_two_from_the_other():
+    def seen_of(count):
+        seen = []
+
+        def forward(net, batch):
+            if net.training is False and torch.is_grad_enabled():
+                seen.append(batch[0, 0, 0, 0].item())
+            return net(batch)
+
+        made().tune_(data(count), [0.4], steps=4, forward=forward, passes=5)
+        return seen
+
+    first, second = (batch[0, 0, 0, 0].item() for batch in data(2))
+    assert seen_of(1) == [first] * 4
+    assert seen_of(2) == [second] * 4
+
+
 def test_what_is_learnt_by_heart_goes_only_as_far_as_another_batch_allows():
     """The images that are learnt from are noise of another scale than those that are judged by."""
     generator = torch.Generator().manual_seed(3)

@@ -107,14 +107,15 @@ def endless(loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str) 
     """The batches of a loader, which is gone through again and again; the first one of it comes once only, unless
     there is no other: of a loader in a fixed order, what is learnt from the others can be judged by it.
     """
-    count = 0
+    count = in_a_pass = 0
     while True:
         before = count
         for place, batch in enumerate(loader):
             count += 1
             _refuse_nan(asker, count, inputs_of(batch))
-            if place or before < 2:
+            if place or in_a_pass < 2:
                 yield batch
+        in_a_pass = count - before
         if count == before:
             came = f"yielded no more than {count}" if count else "yielded no batch"
             raise InvalidArgumentError(
