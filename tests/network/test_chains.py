@@ -285,9 +285,8 @@ def test_by_data_too(kind, criterion):
 
 
 def test_layers_with_several_cuts_are_refused_with_data():
-    with pytest.raises(
-        dn.errors.InvalidArgumentError, match="layer 'stem': form='tucker' and data=; allowed with data"
-    ):
+    message = "layer 'stem': form='tucker' with bases by data; allowed: 'spatial', 'channel', or a criterion"
+    with pytest.raises(dn.errors.InvalidArgumentError, match=message):
         dn.decompose(Images(), data=[torch.zeros(2, 3, 9, 9)], form="tucker")
 
 
