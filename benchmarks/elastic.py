@@ -58,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--all-norms", action="store_true", help="scale the gradients of γ, β and biases, too")
     parser.add_argument("--late", type=float, default=0.0, help="the part of the training without low-rank passes")
     parser.add_argument("--score", choices=("sigma", "norm", "mac"), default="sigma")
+    parser.add_argument("--ladder", action="store_true", help="ranks by an order that 1,000 images give at the start")
     parser.add_argument("--metric", action="store_true", help="cut in the metric of 1,000 images, as cuts by data are")
     parser.add_argument("--clip", type=float, help="δ² in place of the paper's 0.99, at which ρ² is clipped")
     parser.add_argument("--average", type=float, default=0.0, help="decay of a moving average of the weights")
@@ -104,6 +105,22 @@ class Weighted:
         """1/√MACs of a basis: σ² per MAC has the order of σ/√MACs."""
         macs = np.array([cost.macs_per_rank for cost in self.sizes.selector.costs])
         return np.sqrt(macs.mean() / macs)
+
+
+class Fixed:
+    """Scores that stay as they were found: what `decompose(data=...)` says of the weights of the start."""
+
+    def __init__(self, joint: dn.JointObjective, scores) -> None:
+        self.sizes, self.scores = joint.sizes, scores
+
+    def draw(self, generator):
+        return self.sizes.draw(generator)
+
+    def choose(self, scores, drawn):
+        return self.sizes.choose(self.scores, drawn)
+
+    def weighted(self, scores):
+        return self.scores
 
 
 class InMetric(MatrixForm):
@@ -215,6 +232,11 @@ def main() -> None:
     weighted = None
     if args.score != "sigma":
         joint.sizes = weighted = Weighted(joint, args.score)
+    if args.ladder:
+        g = torch.Generator().manual_seed(2)
+        seen = [augment(images[kept[part]], g) for part in torch.arange(1000).split(250)]
+        found = dn.decompose(model.eval(), example_input=example, data=seen)
+        joint.sizes = weighted = Fixed(joint, found.selector.scores)
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-4), lr=args.rate, momentum=0.9, nesterov=True)
     average = copy.deepcopy(model) if args.average else None
     if args.average_teaches or args.teacher_eval:

@@ -14,9 +14,11 @@ import torch
 
 from decomposable import recipes
 from decomposable.data.base import Images, InMemory
+from decomposable.data.python_text import Text
 from decomposable.methods.settings import Settings
 from decomposable.recipes.small import CIFAR10_RESNET20, FASHION_MNIST, cifar10_resnet20
 from decomposable.recipes.small import fashion as whole_fashion
+from decomposable.recipes.transformers import TEXT, VIT, TextSettings, cifar10_vit, python_text_lm
 
 
 def fashion(data: Path | None, settings: Settings = FASHION_MNIST) -> recipes.Task:
@@ -43,3 +45,21 @@ def _split(data: object, count: int) -> InMemory:
 
 def _rows(images: Images, rows: torch.Tensor) -> Images:
     return Images(images.pixels[rows], images.labels[rows])
+
+
+def vit(data: Path | None, settings: Settings = VIT) -> recipes.Task:
+    """The vision transformer: 45,000 training images of CIFAR-10 to train with, the other 5,000 to judge by."""
+    return _judged_by(5_000, cifar10_vit(data, settings))
+
+
+def text(settings: TextSettings = TEXT) -> recipes.Task:
+    """The language model: nine tenths of the training text to train with, its last tenth to judge by."""
+    task = python_text_lm(settings)
+    return replace(task, load_data=lambda: _without_its_end(task.load_data()))
+
+
+def _without_its_end(data: object) -> Text:
+    """The test text is dropped; the end of the training text takes its place."""
+    assert isinstance(data, Text)
+    border = len(data.train) * 9 // 10
+    return replace(data, train=data.train[:border], test=data.train[border:])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +37,24 @@ def make_deterministic() -> None:
     """Have cuDNN choose the same algorithms every time, so that a resumed run repeats; a CPU does so anyway."""
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGEST_KEPT = 32 << 20  # bytes: the largest threshold that glibc takes
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep the memory of tensors that are gone, up to 32 MiB each, for the next ones.
+
+    By default glibc gives such blocks back at once, and the kernel fills every page of the next one with zeros: a
+    seventh of a small network's step on a CPU (benchmarks/memory.py). Other C libraries are left alone.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
+        mallopt(_M_TRIM_THRESHOLD, -1)  # taken as unsigned, the largest: never
 
 
 def bits_depend_on(device: str, processes: int = 1) -> dict[str, Any]:

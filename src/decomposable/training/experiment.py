@@ -30,7 +30,7 @@ from decomposable.training.company import (
     leave_the_others_,
     seed_own_,
 )
-from decomposable.training.devices import bits_depend_on, make_deterministic, seed_everything
+from decomposable.training.devices import bits_depend_on, keep_freed_memory, make_deterministic, seed_everything
 from decomposable.training.evaluation import WrongDataError, accuracy, check_outputs
 from decomposable.training.loop import Say, Watchers
 from decomposable.training.metrics import MetricsLog, NoMetrics
@@ -137,6 +137,7 @@ def _make_ready(job: Job, checkpoint: Path, place: tuple[int, int]) -> _Ready:
 def _trained(job: Job, progress: Report, say: Say, processes: Processes) -> dict[str, Any]:
     """The record of a run that was not complete, and is now; the folder is touched when a run can really begin."""
     make_deterministic()
+    keep_freed_memory()
     settings, started = job.settings, timestamp()
     code = records.commit()  # before the run: it may end after the next commit
     checkpoints = Checkpoints(job.folder.checkpoint, every_seconds=job.checkpoint_seconds)
