@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py
 
-The CNN of the Fashion-MNIST recipe, batch 128, one thread. Seconds are of the processor, so that other work counts less.
+The CNN of the Fashion-MNIST recipe, batch 128, one thread. Seconds are the processor's: other work counts less.
 """
 
 from __future__ import annotations

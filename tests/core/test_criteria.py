@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decomposable.core.criteria import CRITERIA, energy, find_criterion, score, singular_value, uniform
+from decomposable.core.criteria import CRITERIA, energy, find_criterion, score, scores_of, singular_value, uniform
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.order import prefix_ranks
 
@@ -102,3 +102,27 @@ def test_scores_of_an_own_criterion_are_taken_as_floats():
 def test_an_own_criterion_that_returns_nonsense_is_refused_with_the_layer(bad):
     with pytest.raises(InvalidArgumentError, match=r"layer 'block\.fc'.*2 finite scores"):
         score(lambda sigma: bad, "block.fc", np.array([2.0, 1.0]))
+
+
+def test_scores_by_layer_stay_whatever_the_singular_values_are():
+    given = {"fc": [np.array([2.0, 2.0, 0.5])]}
+    found = find_criterion(given)
+    for sigma in (np.array([3.0, 2.0, 1.0]), np.array([9.0, 0.0, 0.0])):
+        np.testing.assert_array_equal(scores_of(found, "fc", [sigma]), [[2.0, 2.0, 0.5]])
+    given["fc"][0][0] = 7.0
+    np.testing.assert_array_equal(scores_of(found, "fc", [np.ones(3)]), [[2.0, 2.0, 0.5]], "a copy is kept")
+
+
+@pytest.mark.parametrize("wrong", [[[1.0, 2.0]], [[1.0, float("nan")]], [[[2.0, 1.0]]], [], 3, ["falling"], None])
+def test_scores_that_are_not_in_falling_order_are_refused_with_the_layer(wrong):
+    with pytest.raises(InvalidArgumentError, match=r"the scores of layer 'block\.fc' are .*in falling order"):
+        find_criterion({"block.fc": wrong})
+
+
+@pytest.mark.parametrize(
+    ("given", "came"),
+    [({}, "no scores"), ({"fc": [[2.0, 1.0]]}, r"\[2\] bases"), ({"fc": [[2.0, 1.0, 0.0]] * 2}, r"\[3, 3\] bases")],
+)
+def test_scores_of_other_layers_are_refused(given, came):
+    with pytest.raises(InvalidArgumentError, match=rf"{came} of layer 'fc'; allowed: scores for \[3\] bases"):
+        scores_of(find_criterion(given), "fc", [np.ones(3)])

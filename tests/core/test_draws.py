@@ -159,3 +159,42 @@ def test_a_range_that_is_the_wrong_way_round_is_refused_as_that():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     with pytest.raises(InvalidArgumentError, match="smallest <= largest"):
         dn.JointObjective(model, macs=(0.9, 0.001), example_input=torch.zeros(1, 8))
+
+
+@pytest.mark.parametrize("form", ["spatial", "channel", "tucker"])
+def test_the_order_of_another_network_is_gone_by_whatever_the_weights_are(form: str) -> None:
+    net, other = model(), model(seed=1)
+    found = dn.decompose(other, X, form=form, criterion="energy")
+    joint = joint_of(net, form=form, macs=0.3, criterion=found.scores)
+    plan = dn.decompose(net, X, form=form, criterion=found.scores).choose(macs=0.3)
+    assert dict(plan.ranks) == dict(found.choose(macs=0.3).ranks)
+    assert dict(plan.ranks) != dict(dn.decompose(net, X, form=form).choose(macs=0.3).ranks)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        assert joint.backward(loss).macs == plan.macs_fraction
+        assert joint.select_ranks(joint._bases.of_current_weights(), 0.3 * plan.full_macs) == dict(plan.ranks)
+        optimizer.step()
+
+
+def test_an_order_may_change_between_two_steps_and_one_of_another_network_is_refused() -> None:
+    net = model()
+    joint, scores = joint_of(net, macs=0.3), dn.decompose(net, X, criterion="uniform").scores
+    before = joint.backward(loss).ratio
+    joint.criterion = scores
+    assert joint.backward(loss).ratio != before
+    without = {name: cuts for name, cuts in scores.items() if name != "3"}
+    for wrong in (without, scores | {"3": [np.array([1.0])]}):
+        with pytest.raises(InvalidArgumentError, match="of layer '3'; allowed: scores for"):
+            joint.criterion = wrong
+        with pytest.raises(InvalidArgumentError, match="of layer '3'; allowed: scores for"):
+            dn.decompose(net, X, criterion=wrong)
+    assert joint.criterion.keys() == scores.keys(), "the one before is in force"
+
+
+def test_scores_are_a_copy() -> None:
+    net = dn.decompose(model(), X)
+    plan = net.choose(macs=0.3)
+    for cuts in net.scores.values():
+        cuts[0][:] = 0.0
+    assert net.choose(macs=0.3) == plan

@@ -5,8 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import decomposable as dn
 from decomposable import methods
 from decomposable.errors import InvalidArgumentError
+from decomposable.methods.base import Material
+from decomposable.methods.elastic import NEVER
 from decomposable.methods.settings import Settings
 from decomposable.training.checkpoint import Position
 
@@ -135,3 +138,99 @@ def test_means_over_an_epoch_are_of_the_steps_that_had_a_value():
         position.add(values)
     assert position.means() == {"loss": 3.0, "loss_low": 5.0, "macs": 0.3}
     assert (position.sums, position.counts, position.count) == ({}, {}, 0)
+
+
+def material() -> Material:
+    return Material(example_input=X[:1], calibration=[(X, Y)], calibration_images=8, loss=lambda net, batch: loss(net))
+
+
+def test_from_scratch_the_order_is_found_by_data_where_the_low_rank_steps_begin():
+    network, step = stepping(elastic_start=0.5)
+    step.look_at(material())
+    step.at(0.49)
+    assert network.scores is None
+    assert step.joint.criterion is dn.core.criteria.singular_value
+    step.at(0.5)
+    expected = dn.decompose(network.model, X[:1], data=[X]).scores
+    assert network.scores.keys() == expected.keys() == {"0", "4"}
+    for name, cuts in expected.items():
+        torch.testing.assert_close(network.scores[name][0], cuts[0])
+    for parameter in network.parameters():
+        parameter.data.mul_(torch.rand(()))
+    step.at(0.9)
+    for name, cuts in expected.items():
+        torch.testing.assert_close(network.scores[name][0], cuts[0])  # once
+    net = methods.find("elastic").sized(network, material(), Settings(method="elastic", calibrated_sizes=(0.5,)))
+    for name, cuts in expected.items():
+        torch.testing.assert_close(net.scores[name][0], cuts[0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"is_trained": True}, {"elastic_order": "weights"}, {"criterion": "energy"}, {"form": "tucker"}],
+    ids=str,
+)
+def test_otherwise_the_weights_of_each_step_say_it(settings):
+    network, step = stepping(elastic_start=0.5, **settings)
+    step.look_at(material())
+    step.at(0.5)
+    assert network.scores is None
+
+
+def test_an_order_by_data_may_be_asked_for_from_trained_weights_but_not_for_several_cuts():
+    network, step = stepping(is_trained=True, elastic_order="data")
+    step.look_at(material())
+    step.at(0.0)
+    assert network.scores is not None
+    with pytest.raises(InvalidArgumentError, match="layer '0': form='tucker' with bases by data"):
+        stepping(form="tucker", elastic_order="data")
+    with pytest.raises(InvalidArgumentError, match="elastic_order=sigma; allowed: data, weights, or none"):
+        Settings(elastic_order="sigma")
+
+
+def test_the_order_that_was_found_is_resumed():
+    (first_network, first), (network, second) = (stepping(elastic_start=0.5) for _ in range(2))
+    first.look_at(material())
+    first.at(0.5)
+    first.backward(loss)
+    for parameter in network.parameters():
+        parameter.data.mul_(2.0)  # an order found anew would be another one
+    second.look_at(material())
+    second.load_state_dict(first.state_dict())
+    second.at(0.6)
+    for name, cuts in first_network.scores.items():
+        torch.testing.assert_close(network.scores[name][0], cuts[0])
+        torch.testing.assert_close(second.joint.criterion[name][0], cuts[0])
+
+
+def test_a_network_without_logits_is_put_in_order_by_its_layers_outputs():
+    maps = nn.Sequential(nn.Conv2d(3, 24, 3), nn.Conv2d(24, 4, 1))
+    settings = Settings(method="elastic", elastic_distill=0.0, elastic_macs=(0.5, 0.8))
+    method = methods.find("elastic")
+    network = method.network(maps, X, settings, is_trained=False)
+    step = method.step(network, settings)
+    step.look_at(material())
+    step.at(0.5)
+    expected = dn.decompose(maps, X[:1], data=[X], criterion="output").scores
+    for name, cuts in expected.items():
+        torch.testing.assert_close(network.scores[name][0], cuts[0])
+
+
+def test_a_layer_that_is_not_decomposed_is_never_cut():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(12, 12), nn.Linear(12, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x) + x @ self.first.weight)
+
+    x = torch.randn(8, 12)
+    settings = Settings(method="elastic", elastic_macs=(0.9, 1.0))
+    method = methods.find("elastic")
+    network = method.network(Tied(), x, settings, is_trained=False)
+    step = method.step(network, settings)
+    step.look_at(Material(example_input=x[:1], calibration=[(x, Y)], calibration_images=8, loss=None))
+    step.at(0.5)
+    assert (network.scores["first"][0] == NEVER).all()
+    assert (network.scores["second"][0] < NEVER).all()

@@ -129,8 +129,9 @@ LISTED = (
     "trp_energy, trp_strength, trp_interval, trp_layers, vbmf_form, compare_widths, compare_ranks, "
     "compare_energies, compare_strengths, compare_forms, compare_vbmf_forms, tuning_epochs, tuning_rates, "
     "tuning_weight_decays, tuning_schedules, added_gap, elastic_macs, elastic_smallest, elastic_distill, "
-    "elastic_turns, elastic_start, elastic_even, elastic_refresh, mean, std, workers, precision, channels_last, "
-    "evaluate_every, calibration_images, calibration_passes, calibrated_sizes, calibrated_alignments, sizes"
+    "elastic_turns, elastic_start, elastic_even, elastic_refresh, elastic_order, mean, std, workers, precision, "
+    "channels_last, evaluate_every, calibration_images, calibration_passes, calibrated_sizes, "
+    "calibrated_alignments, sizes"
 )
 
 

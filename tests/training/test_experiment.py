@@ -744,3 +744,26 @@ def test_weights_can_be_had_from_a_checkpoint(tmp_path):
     assert list(read) == list(saved)
     assert all(torch.equal(read[name], saved[name]) for name in saved)
     assert dn.train(noisy(), out=tmp_path / "next", init=out / "checkpoint.pt", epochs=1)["init"]["sha256"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is asked for it")
+def test_memory_of_tensors_that_are_gone_is_kept():
+    program = """
+import resource, sys, torch
+from decomposable.training.devices import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+def step():
+    held = [torch.ones(5 << 20) for _ in range(4)]
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step(); step()
+before = faults()
+for _ in range(5):
+    step()
+print(faults() - before)
+"""
+    command = [sys.executable, "-c", program]
+    run = partial(subprocess.run, check=True, capture_output=True, text=True)
+    default, kept = (int(run([*command, way]).stdout) for way in ("default", "keep"))
+    assert kept <= default / 2 or default < 5 * 4 * 5 * 1024 / 2, "unless the C library keeps it anyway"

@@ -1,12 +1,13 @@
 """A score per basis: the bases with the smallest scores of the whole network are dropped first (section 2.3).
 
 A criterion is a function from one layer's singular values (descending) to one score per basis. Scores of different
-layers are compared with each other, so their scale across layers is what a criterion is about.
+layers are compared with each other, so their scale across layers is what a criterion is about. In its place there may
+be the scores themselves, by layer: the k-th basis of a layer then counts the same whatever the weights become.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
 import numpy as np
@@ -16,6 +17,8 @@ from decomposable.errors import InvalidArgumentError
 
 Scores = NDArray[np.float64]
 Criterion = Callable[[Scores], Scores]
+ScoresByLayer = Mapping[str, Sequence[Scores]]
+"""Of each layer, for every cut of its chain, one score per basis in falling order: what `DecomposedNet.scores` is."""
 
 
 def singular_value(sigma: Scores) -> Scores:
@@ -52,18 +55,53 @@ def uniform(sigma: Scores) -> Scores:
 CRITERIA: Mapping[str, Criterion] = {"singular_value": singular_value, "energy": energy, "uniform": uniform}
 
 
-def find_criterion(criterion: str | Criterion) -> Criterion:
-    """The criterion of that name, or the function itself."""
+def find_criterion(criterion: str | Criterion | ScoresByLayer) -> Criterion | ScoresByLayer:
+    """The criterion of that name, the function itself, or scores that are in order."""
     if callable(criterion):
         return criterion
+    if isinstance(criterion, Mapping):
+        return {name: _checked(name, cuts) for name, cuts in criterion.items()}
     if criterion in CRITERIA:
         return CRITERIA[criterion]
     near = get_close_matches(str(criterion), CRITERIA, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise InvalidArgumentError(
         f"criterion={criterion!r} is not known here{hint}; allowed: {', '.join(map(repr, CRITERIA))}, a function "
-        "of the singular values, or for decompose() Taylor(loader, loss) and, with data=, 'loss' or 'output'"
+        "of the singular values, scores by layer, or for decompose() Taylor(loader, loss) and, with data=, 'loss' or "
+        "'output'"
     )
+
+
+def _checked(name: str, cuts: Sequence[Scores]) -> tuple[Scores, ...]:
+    """Copies of the scores of a layer's cuts, each in falling order."""
+    try:
+        found = tuple(np.array(each, dtype=np.float64, ndmin=1) for each in cuts)
+    except (TypeError, ValueError):
+        found = ()
+    if not found or any(each.ndim > 1 or not np.isfinite(each).all() or (np.diff(each) > 0).any() for each in found):
+        raise InvalidArgumentError(
+            f"criterion: the scores of layer '{name}' are {cuts!r:.60}; allowed: for each of its cuts finite "
+            "numbers in falling order, as net.scores has them"
+        )
+    return found
+
+
+def scores_of(criterion: Criterion | ScoresByLayer, name: str, spectra: Sequence[Scores]) -> tuple[Scores, ...]:
+    """One finite number per basis for every cut of a layer, by a criterion or as they are given."""
+    if isinstance(criterion, Mapping):
+        return _given(criterion, name, [len(sigma) for sigma in spectra])
+    return tuple(score(criterion, name, sigma) for sigma in spectra)
+
+
+def _given(scores: ScoresByLayer, name: str, ranks: Sequence[int]) -> tuple[Scores, ...]:
+    found = tuple(scores.get(name, ()))
+    came = [len(each) for each in found]
+    if came != list(ranks):
+        has = f"scores for {came} bases" if found else "no scores"
+        raise InvalidArgumentError(
+            f"criterion: it has {has} of layer '{name}'; allowed: scores for {list(ranks)} bases, for every layer"
+        )
+    return found
 
 
 def score(criterion: Criterion, name: str, sigma: Scores) -> Scores:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.criteria import Criterion, Scores, score
+from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, scores_of
 from decomposable.core.forms.base import Decomposition
 from decomposable.core.layers import Layer, in_order
 from decomposable.core.tree import evaluating
@@ -78,14 +78,14 @@ def factors_in_order(
     base: nn.Module,
     layers: Sequence[Layer],
     decompositions: Mapping[str, Decomposition],
-    criterion: Criterion | Taylor,
+    criterion: Criterion | ScoresByLayer | Taylor,
 ) -> tuple[dict[str, Factors], dict[str, tuple[Scores, ...]]]:
     """Every layer's factors and its cuts' scores, sorted by score: a criterion may order otherwise than σ does."""
     if isinstance(criterion, Taylor):
         all_scores = criterion.scores(base, layers, decompositions)
     else:
         sigmas = {name: [s.double().cpu().numpy() for s in d.spectra] for name, d in decompositions.items()}
-        all_scores = {name: tuple(score(criterion, name, s) for s in cuts) for name, cuts in sigmas.items()}
+        all_scores = {name: scores_of(criterion, name, cuts) for name, cuts in sigmas.items()}
     factors, ordered_scores = {}, {}
     for layer in layers:
         weight, cuts = layer.weight.detach(), all_scores[layer.name]

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from decomposable.checks import check_count, is_integer, is_number
 from decomposable.core.bases import KeptBases
-from decomposable.core.criteria import Criterion, find_criterion, score
+from decomposable.core.criteria import Criterion, ScoresByLayer, find_criterion, scores_of
 from decomposable.core.distillation import Distance, detached, kl_divergence
 from decomposable.core.draws import DrawRatio, Range, Size, cost_selector, draw_of, limits_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
@@ -90,7 +90,8 @@ class JointObjective:
             that matches, as in ``{"layer4.*": "tucker", "*": "spatial"}``.
         ratio: (α_l, α_u), between which Z is drawn in every step, by default (0.01, 0.5); one number keeps Z fixed.
         balance: λ, the weight of the low-rank loss; 0 is plain training and skips the low-rank pass.
-        criterion: "singular_value", "energy", "uniform", or a function from singular values to scores.
+        criterion: "singular_value", "energy", "uniform", a function from singular values to scores, or scores that stay
+            as they are, by layer: the `scores` of a network that `decompose` has ordered by data.
         min_rank: the smallest rank of any layer (the authors' code uses 5).
         limits: smallest and largest rank by name pattern, such as ``{"layer4.*": (8, None)}``.
         refresh: decompose every this many steps; in between, W is projected onto the bases kept. 1 is the paper's.
@@ -128,7 +129,7 @@ class JointObjective:
         form: FormOf = DEFAULT,
         ratio: Range | float | None = None,
         balance: float = 0.5,
-        criterion: str | Criterion = "singular_value",
+        criterion: str | Criterion | ScoresByLayer = "singular_value",
         min_rank: int = 1,
         limits: Limits | None = None,
         refresh: int = 1,
@@ -151,13 +152,14 @@ class JointObjective:
         if not is_number(added_gap) or not 0 <= added_gap < math.inf:
             raise InvalidArgumentError(f"added_gap={added_gap!r}; allowed: a number of at least 0")
         self.added_gap = float(added_gap)
-        self.criterion, self.turns = find_criterion(criterion), _check_turns(turns)
+        self.turns = _check_turns(turns)
         self.distance = _check_distance(distance, self.distill)
         refuse_sharded(unwrap(model))
         inside = layers_inside(unwrap(model), check_form(form), filter_fn)
         layers, self.skipped, self._opened = inside.layers, inside.skipped, inside.opened
         require_layers(layers, self.skipped)
         self.layers = layers
+        self.criterion = criterion
         bounds = limits_of(layers, min_rank, limits)
         self.sizes = draw_of(
             {"ratio": ratio, "macs": macs, "params": params},
@@ -182,6 +184,19 @@ class JointObjective:
         self._low_turns_left = 0  # until the full network's next
         self._in_full: set[nn.Parameter] = set()  # what the last full pass had a gradient for
         self._has_warned = self._has_checked = self._has_met = False
+
+    @property
+    def criterion(self) -> Criterion | ScoresByLayer:
+        """What the bases of a low-rank network are chosen by; another one may take its place between two steps."""
+        return self._criterion
+
+    @criterion.setter
+    def criterion(self, criterion: str | Criterion | ScoresByLayer) -> None:
+        found = find_criterion(criterion)
+        if isinstance(found, Mapping):  # what does not fit is refused here, and not in the middle of a training
+            for layer in self.layers:
+                scores_of(found, layer.name, [np.zeros(rank) for rank in layer.full_ranks])
+        self._criterion = found
 
     def backward(
         self,
@@ -296,12 +311,13 @@ class JointObjective:
         return dict(self._choose(decompositions, drawn).ranks)
 
     def _choose(self, decompositions: Mapping[str, Decomposition], drawn: float) -> Size:
-        names = [layer.name for layer in self.layers for _ in layer.full_ranks]
         spectra = [s for layer in self.layers for s in decompositions[layer.name].spectra]
         sigmas = torch.cat(spectra).cpu().double().numpy()
-        sections = np.split(sigmas, np.cumsum([len(s) for s in spectra])[:-1])
+        sections = iter(np.split(sigmas, np.cumsum([len(s) for s in spectra])[:-1]))
+        of_layers = ((layer.name, [next(sections) for _ in layer.full_ranks]) for layer in self.layers)
+        found = [each for name, cuts in of_layers for each in scores_of(self.criterion, name, cuts)]
         # A cut's bases go in the order of their singular values; a criterion may rank them otherwise.
-        scores = [np.sort(score(self.criterion, n, s))[::-1] for n, s in zip(names, sections, strict=True)]
+        scores = [np.sort(each)[::-1] for each in found]
         return self.sizes.choose(scores, drawn)
 
     def _choose_for_all(self, decompositions: Mapping[str, Decomposition], drawn: float) -> Size:

@@ -80,6 +80,14 @@ class Averaging(Protocol):
         """How many the next batch has on this process."""
 
 
+@runtime_checkable
+class Looking(Protocol):
+    """A step that looks at more than its batches: before the first of them it is given what sizes are made with."""
+
+    def look_at(self, material: Material) -> None:
+        """Images of the training among it, which may be gone through at any time."""
+
+
 Sized = DecomposedNet | SizedNet
 """A trained network at several sizes."""
 

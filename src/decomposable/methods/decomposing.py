@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from decomposable.core.criteria import ScoresByLayer
 from decomposable.core.factors import Taylor
 from decomposable.core.forms import MATRIX_FORMS, short_form
 from decomposable.core.layers import FilterFn
@@ -21,11 +22,20 @@ SHORT_CRITERIA = {"singular_value": "sv", "energy": "eng", "uniform": "uni", "ta
 
 
 def decomposed(
-    network: nn.Module, material: Material, settings: Settings, *, filter_fn: FilterFn | None = None
+    network: nn.Module,
+    material: Material,
+    settings: Settings,
+    *,
+    filter_fn: FilterFn | None = None,
+    scores: ScoresByLayer | None = None,
 ) -> DecomposedNet:
-    """The network by the form and the criterion of the settings, with statistics for a grid of sizes."""
+    """The network by the form of the settings, with statistics for a grid of sizes.
+
+    Its bases are in the order of the scores that it was trained with, or of the criterion of the settings.
+    """
     material.progress(Progress("decomposing"))
-    criterion = _taylor(material) if settings.criterion == "taylor" else settings.criterion
+    by_settings = _taylor(material) if settings.criterion == "taylor" else settings.criterion
+    criterion = by_settings if scores is None else scores
     net = decompose(
         network.eval(),
         example_input=material.example_input,

@@ -6,28 +6,48 @@ full one, and at the end one, so that the full network settles, too. From scratc
 plain, because a low-rank network has little to learn from weights that are still random; in the second half every step
 has both networks, and only there does the learning rate fall: small steps would teach small networks little. That is
 0.6 of the passes of the paper's training from trained weights, and 0.75 from scratch.
+
+From trained weights the ranks of a budget follow the singular values of the day, as in the paper. From scratch they are
+settled once, when the low-rank steps begin: what a cut of each layer costs then, by images of the training, is the
+order of all sizes from there on (`scores_by_data`), so that a small network is the same one to the end.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from decomposable.core.distillation import kl_divergence
+from decomposable.core.criteria import ScoresByLayer
+from decomposable.core.distillation import kl_divergence, logits_of
 from decomposable.core.joint import JointObjective
-from decomposable.errors import BudgetError
+from decomposable.core.tracing import on_device_of
+from decomposable.core.tree import undisturbed
+from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material
 from decomposable.methods.decomposable import Decomposable, JointStep
+from decomposable.methods.decomposing import decomposed
 from decomposable.methods.outputs import loss_and_outputs
 from decomposable.methods.settings import Settings
 from decomposable.methods.values import Check, MethodSettings
+from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.importance import require_one_cut
 
 TURNS = 3
 """Low-rank steps after each full one where the weights are trained already; from scratch, both in each step."""
+
+
+BY_DATA, BY_WEIGHTS = "data", "weights"
+"""Where the order of the bases comes from: images, once; or the criterion in each step, as in the paper."""
+
+NEVER = 1e300
+"""The score of a basis that is not to be cut off, above all that are measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +61,7 @@ class ElasticSettings(MethodSettings):
     elastic_start: float = 0.5  # the part of a training from scratch after which there are low-rank steps
     elastic_even: float = 0.6  # the part of what is left after which there is one low-rank step after each full one
     elastic_refresh: int = 8  # low-rank steps from one SVD to the next
+    elastic_order: str | None = None  # of the bases: by data, once, or by weights, in each step (`_order_of`)
 
     checks: ClassVar[tuple[Check, ...]] = (
         (("elastic_macs",), "two numbers with 0 < low <= high <= 1, as in 0.08,0.5", lambda v: 0 < v[0] <= v[1] <= 1),
@@ -49,13 +70,18 @@ class ElasticSettings(MethodSettings):
         (("elastic_turns",), "an int of at least 0, or none", lambda v: v is None or v >= 0),
         (("elastic_start", "elastic_even"), "a part of the training from 0 to 1", lambda v: 0 <= v <= 1),
         (("elastic_refresh",), "an int of at least 1", lambda v: v >= 1),
+        (("elastic_order",), f"{BY_DATA}, {BY_WEIGHTS}, or none", lambda v: v in (BY_DATA, BY_WEIGHTS, None)),
     )
 
 
 class WithExample(nn.Module):
-    """The recipe's model, one input of it, and whether its weights were trained before."""
+    """The recipe's model, one input of it, whether its weights were trained before, and the order of its bases.
+
+    `scores` are None until there is an order by data, and where there is to be none.
+    """
 
     example_input: Tensor
+    scores: ScoresByLayer | None = None
 
     def __init__(self, model: nn.Module, example_input: Tensor, *, is_trained: bool) -> None:
         super().__init__()
@@ -70,10 +96,17 @@ class WithExample(nn.Module):
 class ElasticStep(JointStep):
     """A full-rank step, a low-rank one, or one of both; which part of the training has which, `at` knows."""
 
-    def __init__(self, joint: JointObjective, *, start: float, even: float) -> None:
+    def __init__(
+        self, joint: JointObjective, network: WithExample, *, start: float, even: float, form: str, order: str
+    ) -> None:
         super().__init__(joint)
-        self.start, self.even = start, even
+        self.network, self.start, self.even, self.form, self.order = network, start, even, form, order
         self._balance, self._turns = joint.balance, joint.turns
+        self._material: Material | None = None
+
+    def look_at(self, material: Material) -> None:
+        """With these images the order of the bases is found, where data say it."""
+        self._material = material
 
     @property
     def steady(self) -> float:
@@ -81,7 +114,9 @@ class ElasticStep(JointStep):
         return self.start if self.start < 1 else 0.0
 
     def at(self, done: float) -> None:
-        """Before `start`, steps are plain; after `even`, the two networks have as many."""
+        """Before `start`, steps are plain, and there the order is found; after `even`, both networks have as many."""
+        if done >= self.start and self.order == BY_DATA and self.network.scores is None and self._material:
+            self._settle(scores_by_data(self.joint, self.network.model, self.form, self._material))
         self.joint.balance = self._balance if done >= self.start else 0.0
         self.joint.turns = min(1, self._turns) if done >= self.even else self._turns
 
@@ -98,6 +133,54 @@ class ElasticStep(JointStep):
         has_low = not math.isnan(losses.macs)
         values: dict[str, Tensor | float] = {} if self.joint.turns and has_low else {"loss": losses.full}
         return {**values, "loss_low": losses.low, "macs": losses.macs} if has_low else values
+
+    def _settle(self, scores: ScoresByLayer) -> None:
+        """Go by this order to the end, in training and afterwards."""
+        self.joint.criterion = scores
+        self.network.scores = scores
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the objective, and the order of the bases where it is settled."""
+        scores = self.network.scores
+        if scores is None:
+            return super().state_dict()
+        settled = {name: [torch.from_numpy(each) for each in cuts] for name, cuts in scores.items()}
+        return {**super().state_dict(), "scores": settled}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        super().load_state_dict(state)
+        if "scores" in state:
+            self._settle({name: [each.numpy() for each in cuts] for name, cuts in state["scores"].items()})
+
+
+def scores_by_data(joint: JointObjective, model: nn.Module, form: str, material: Material) -> ScoresByLayer:
+    """What every basis of the model as it is now is worth by what data say; what is not decomposed is never cut.
+
+    The loss of the network says it where the network gives logits, else every layer's output.
+    """
+    batch = on_device_of(model, material.example_input)
+    net = decompose(
+        model,
+        batch,
+        form=form,
+        criterion="loss" if _gives_logits(model, batch) else "output",
+        data=material.calibration,
+        progress=material.progress,
+    )
+    never = {layer.name: tuple(np.full(rank, NEVER) for rank in layer.full_ranks) for layer in joint.layers}
+    return {**never, **{name: cuts for name, cuts in net.scores.items() if name in never}}
+
+
+@torch.no_grad()
+def _gives_logits(model: nn.Module, batch: Tensor) -> bool:
+    with undisturbed(model):
+        outputs = model.eval()(batch)
+    try:
+        logits_of(outputs)
+    except InvalidArgumentError:
+        return False
+    return True
 
 
 def _distance(low: tuple[Tensor, Tensor], full: tuple[Tensor, Tensor]) -> Tensor:
@@ -131,12 +214,29 @@ class Elastic(Decomposable):
             # A network that cannot be so small is trained for the smallest size that it can have.
             joint = _objective(network, settings, (error.smallest, max(high, error.smallest)))
         start = 0.0 if network.is_trained else own.elastic_start
-        return ElasticStep(joint, start=start, even=start + (1 - start) * own.elastic_even)
+        even, order = start + (1 - start) * own.elastic_even, _order_of(joint, network, settings)
+        return ElasticStep(joint, network, start=start, even=even, form=settings.form, order=order)
 
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
-        """Decomposed by the form and the criterion that it was trained with."""
+        """Decomposed by the form and the order that it was trained with."""
         assert isinstance(network, WithExample)
-        return super().sized(network.model, material, settings)
+        return decomposed(network.model, material, settings, scores=network.scores)
+
+
+def _order_of(joint: JointObjective, network: WithExample, settings: Settings) -> str:
+    """By whom the bases are put in order.
+
+    By data where the training is from scratch. From trained weights their own singular values were better on a
+    ResNet-20 (results/README.md#elastic-training), and an order by data is not known for chains of several cuts.
+    """
+    asked = settings.of(ElasticSettings).elastic_order
+    if asked == BY_DATA:
+        require_one_cut(joint.layers)
+    if asked is not None:
+        return asked
+    has_one_cut = all(len(layer.full_ranks) == 1 for layer in joint.layers)
+    is_usual = settings.criterion == "singular_value" and has_one_cut and not network.is_trained
+    return BY_DATA if is_usual else BY_WEIGHTS
 
 
 def _objective(network: WithExample, settings: Settings, macs: tuple[float, float]) -> JointObjective:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from decomposable.core.criteria import Criterion, Scores, find_criterion
+from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, find_criterion
 from decomposable.core.draws import limits_of
 from decomposable.core.factors import Factors, Taylor, factors_in_order, memory_format_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
@@ -56,7 +56,7 @@ def decompose(
     example_input: Any = None,
     *,
     form: FormOf = DEFAULT,
-    criterion: str | Criterion | Taylor | None = None,
+    criterion: str | Criterion | ScoresByLayer | Taylor | None = None,
     data: Iterable[Any] | None = None,
     filter_fn: FilterFn | None = None,
     min_rank: int = 1,
@@ -75,7 +75,8 @@ def decompose(
         form: how convolutions become chains of layers, "spatial", "channel" or "tucker"; or by name pattern, the first
             that matches, as in ``{"layer4.*": "tucker", "*": "spatial"}``.
         criterion: which bases go first: "singular_value" (the default without data), "energy", "uniform",
-            `Taylor(...)` or a function; with data, "loss" (the default) or "output".
+            `Taylor(...)`, a function, or the `scores` of another network of the same layers, such as the one whose
+            order it was trained in; with data, "loss" (the default) or "output".
         data: for a network that was not trained to be cut: batches of a few hundred to a few thousand images, without
             labels. Bases and their order are those that lose the least loss of the network ("loss", for logits), or
             the least of every layer's output ("output"). It is gone through several times.
@@ -127,8 +128,8 @@ def decompose(
 
 
 def _check_criterion(
-    criterion: str | Criterion | Taylor | None, data: Iterable[Any] | None
-) -> tuple[str | None, Criterion | Taylor]:
+    criterion: str | Criterion | ScoresByLayer | Taylor | None, data: Iterable[Any] | None
+) -> tuple[str | None, Criterion | ScoresByLayer | Taylor]:
     """By what data say, "loss" or "output", where there are any; and an order by what the weights say."""
     names = ", ".join(map(repr, BY_DATA))
     if data is None:

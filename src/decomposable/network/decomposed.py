@@ -18,6 +18,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
+from decomposable.core.criteria import Scores
 from decomposable.core.distillation import Distance
 from decomposable.core.factors import Factors
 from decomposable.core.layers import Layer
@@ -132,6 +133,14 @@ class DecomposedNet(nn.Module):
     def layers(self) -> tuple[Layer, ...]:
         """The layers that are decomposed: the name, the form and the original's weight of each."""
         return self._original.layers
+
+    @property
+    def scores(self) -> Mapping[str, tuple[Scores, ...]]:
+        """What the bases are worth, by layer, for every cut of its chain, the best first: the order of all sizes.
+
+        As the `criterion` of a `JointObjective`, or of another `decompose`, it makes that go by the same order.
+        """
+        return self.selector.scores_by_layer
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:

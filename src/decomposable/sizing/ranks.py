@@ -83,6 +83,12 @@ class RankSelector:
         return self.as_ranks(self.most_ranks)
 
     @property
+    def scores_by_layer(self) -> dict[str, tuple[NDArray[np.float64], ...]]:
+        """What every basis is worth, by layer, for every cut of its chain."""
+        pairs = zip(self.costs, self._places, strict=True)
+        return {cost.name: tuple(each.copy() for each in self.scores[place]) for cost, place in pairs}
+
+    @property
     def first_cuts(self) -> list[int]:
         """The place of every layer's first cut among all."""
         return [place.start for place in self._places]

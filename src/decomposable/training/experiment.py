@@ -16,6 +16,7 @@ from decomposable.core.processes import ALONE, Processes
 from decomposable.data.base import Data, TrainBatches, has_labels
 from decomposable.interrupts import stop_signals
 from decomposable.machine import timestamp
+from decomposable.methods.base import Looking
 from decomposable.methods.settings import Settings
 from decomposable.progress import Report, quiet, shown
 from decomposable.text import first_line, one_line
@@ -143,6 +144,8 @@ def _trained(job: Job, progress: Report, say: Say, processes: Processes) -> dict
     checkpoints = Checkpoints(job.folder.checkpoint, every_seconds=job.checkpoint_seconds)
     with file_of_the_first(checkpoints.path, processes) as checkpoint:
         ready = agreed(processes, lambda: _make_ready(job, checkpoint, (processes.index, processes.count)))
+    if isinstance(ready.step, Looking):
+        ready.step.look_at(finishing.material_for(ready.data, settings, job.task.loss, progress))
     seed_own_(settings.seed, processes)
     say(_opening(job, ready.batches, processes))
     if ready.saved is not None:
