@@ -67,6 +67,7 @@ TRIAL = Scale(
     curves=(Group(folder="digits", recipe="digits", methods=(), settings=QUICK, title="digits"),),
     ablation=Group(folder="short", recipe="digits", methods=(), settings=QUICK, title="digits"),
     connected=Group(folder="connected", recipe=f"{__name__}:connected", methods=(), settings=QUICK, title="connected"),
+    balances=(0.5, 1.0),
 )
 
 

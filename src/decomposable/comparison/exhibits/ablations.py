@@ -20,7 +20,6 @@ from decomposable.sizing.chain import ranks_of
 
 MACS = Axis(label="MACs, as a fraction of the original network's", is_log=True)
 ACCURACY = Axis(label="test accuracy (%)")
-BALANCES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 CRITERIA = {"uniform": "uniform", "energy": "energy", "singular_value": "singular value"}
 GAPS = (1e-6, 1e-12)
@@ -29,27 +28,29 @@ FLAT = 0.5
 
 
 def balance_groups(scale: Scale) -> dict[float, Group]:
-    """A training for every λ; that of 0.5 is the one of all other ablations."""
+    """A training for every λ: 0 is normal learning, and 0.5 the one of all other ablations."""
     default = 0.5
-    return {
+    return {0.0: scale.ablated("plain")} | {
         balance: scale.ablated("decomposable")
         if balance == default
         else scale.ablated("decomposable", label=f"balance-{balance:g}", balance=balance)
-        for balance in BALANCES
+        for balance in scale.balances
     }
 
 
 def figure_2a(context: Context) -> Shown:
     """Accuracy against λ at the paper's rank ratios, each network cut without retraining."""
+    groups = balance_groups(context.scale)
     found: dict[float, list[float]] = {ratio: [] for ratio in RATIOS}
-    for balance, group in balance_groups(context.scale).items():
+    for balance, group in groups.items():
         trained = context.of(group)
-        net = trained.network("decomposable")
+        net = decompose(trained.model(group.methods[0]), trained.example)
         for ratio in RATIOS:
             module = net.extract(net.choose(ratio=ratio))
             found[ratio].append(trained.calibrated_accuracy(module, f"λ = {balance:g}, Z = {ratio:g}"))
-    series = [Series(name=f"Z = {ratio:g}", x=BALANCES, y=values) for ratio, values in found.items()]
-    half = BALANCES.index(0.5)
+    balances = list(groups)
+    series = [Series(name=f"Z = {ratio:g}", x=balances, y=values) for ratio, values in found.items()]
+    half = balances.index(0.5)
     small = [ratio for ratio in RATIOS if ratio <= 0.4]
     gains = {ratio: found[ratio][half] - found[ratio][0] for ratio in small}
     full = found[1.0]
@@ -71,7 +72,8 @@ def figure_2a(context: Context) -> Shown:
             judged(
                 "That of the full model is almost flat.",
                 [max(full[:-1]) - min(full[:-1]) <= 2 * FLAT],
-                f"full size: {min(full[:-1]):.1f} to {max(full[:-1]):.1f}% for λ from 0 to 0.9; {full[-1]:.1f}% at 1",
+                f"full size: {min(full[:-1]):.1f} to {max(full[:-1]):.1f}% for λ from 0 to {balances[-2]:g}; "
+                f"{full[-1]:.1f}% at {balances[-1]:g}",
             ),
         ],
     )

@@ -37,6 +37,7 @@ class Scale:
     curves: tuple[Group, ...]
     ablation: Group
     connected: Group  # a fully connected network, for proposition 2
+    balances: tuple[float, ...]  # λ above 0, of figure 2a
 
     def compared(self, *methods: str) -> tuple[Group, ...]:
         """These methods on every network and data set of the large comparisons."""
@@ -64,26 +65,34 @@ PAPER = Scale(
     ),
     ablation=_group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **CIFAR_GRID),
     connected=_group(CONNECTED, "a fully connected network on Fashion-MNIST", range(5), folder="connected", epochs=20),
+    balances=(0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
 )
 LAPTOP = Scale(
     name="laptop",
     curves=(
-        _group("fashion-mnist", "a small CNN on Fashion-MNIST, 8 epochs", range(2)),
+        # TRP in the spatial form only, with two tries in place of the paper's sixteen; all others have one.
+        _group("fashion-mnist", "a small CNN on Fashion-MNIST, 8 epochs", range(2), compare_forms=("spatial",)),
         _group(
             "cifar10-resnet20",
-            "ResNet-20 on CIFAR-10, 4 epochs",
+            "ResNet-20 on CIFAR-10, 2 epochs",
             range(1),
-            epochs=4,
-            tuning_epochs=2,
-            # As many tries for TRP as the recipe of Fashion-MNIST has, and not the paper's sixteen.
+            epochs=2,
+            tuning_epochs=1,
             compare_energies=(0.95, 0.99),
             compare_strengths=(3e-4,),
+            compare_forms=("spatial",),
         ),
     ),
     ablation=_group(
-        "fashion-mnist", "a small CNN on Fashion-MNIST, 4 epochs", range(1), folder="fashion-mnist-short", epochs=4
+        "fashion-mnist",
+        "a small CNN on Fashion-MNIST, 4 epochs",
+        range(1),
+        folder="fashion-mnist-short",
+        epochs=4,
+        compare_energies=(0.99,),
     ),
     connected=_group(CONNECTED, "a fully connected network on Fashion-MNIST", range(1), folder="connected", epochs=4),
+    balances=(0.3, 0.5, 0.7, 1.0),
 )
 SCALES = {scale.name: scale for scale in (PAPER, LAPTOP)}
 
