@@ -234,3 +234,14 @@ def test_a_layer_that_is_not_decomposed_is_never_cut():
     step.at(0.5)
     assert (network.scores["first"][0] == NEVER).all()
     assert (network.scores["second"][0] < NEVER).all()
+
+
+def test_of_many_images_the_first_ones_say_the_order(monkeypatch):
+    monkeypatch.setattr("decomposable.methods.elastic.IMAGES", 9)
+    network, step = stepping()
+    many = [(X, Y), (X.flip(0), Y), (torch.full_like(X, torch.nan), Y)]
+    step.look_at(Material(example_input=X[:1], calibration=many, calibration_images=24, loss=None))
+    step.at(0.5)
+    expected = dn.decompose(network.model, X[:1], data=[X, X.flip(0)]).scores
+    for name, cuts in expected.items():
+        torch.testing.assert_close(network.scores[name][0], cuts[0])

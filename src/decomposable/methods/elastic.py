@@ -15,7 +15,7 @@ order of all sizes from there on (`scores_by_data`), so that a small network is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,6 +28,7 @@ from decomposable.core.distillation import kl_divergence, logits_of
 from decomposable.core.joint import JointObjective
 from decomposable.core.tracing import on_device_of
 from decomposable.core.tree import undisturbed
+from decomposable.data.base import Batch
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material
 from decomposable.methods.decomposable import Decomposable, JointStep
@@ -45,6 +46,9 @@ TURNS = 3
 
 BY_DATA, BY_WEIGHTS = "data", "weights"
 """Where the order of the bases comes from: images, once; or the criterion in each step, as in the paper."""
+
+IMAGES = 250
+"""So many, in whole batches, say it: for the order alone, more add little (docs/cut.md#how-many-images)."""
 
 NEVER = 1e300
 """The score of a basis that is not to be cut off, above all that are measured."""
@@ -165,11 +169,20 @@ def scores_by_data(joint: JointObjective, model: nn.Module, form: str, material:
         batch,
         form=form,
         criterion="loss" if _gives_logits(model, batch) else "output",
-        data=material.calibration,
+        data=_first_images(material.calibration),
         progress=material.progress,
     )
     never = {layer.name: tuple(np.full(rank, NEVER) for rank in layer.full_ranks) for layer in joint.layers}
     return {**never, **{name: cuts for name, cuts in net.scores.items() if name in never}}
+
+
+def _first_images(batches: Iterable[Batch]) -> list[Batch]:
+    found: list[Batch] = []
+    for batch in batches:
+        if sum(len(x) for x, _ in found) >= IMAGES:
+            break
+        found.append(batch)
+    return found
 
 
 @torch.no_grad()
