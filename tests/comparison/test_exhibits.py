@@ -85,6 +85,17 @@ def test_every_exhibit_has_the_name_that_was_promised():
     assert [each.name for each in running.ordered("all", "laptop", out=None).exhibits] == NAMES
 
 
+def test_exhibits_may_be_made_on_some_of_the_networks():
+    whole, part = (running.ordered("3c", "laptop", out=None, only=only) for only in (None, ["fashion-mnist"]))
+    assert [group.folder for group in whole.groups] == ["fashion-mnist", "cifar10-resnet20"]
+    assert [group.folder for group in part.groups] == ["fashion-mnist"]
+    assert running.ordered("2b", "laptop", out=None, only=["fashion-mnist"]).groups[0].folder == "fashion-mnist-short"
+    with pytest.raises(
+        InvalidArgumentError, match="--only mnist: unknown; allowed at this scale: fashion-mnist, cifar"
+    ):
+        running.ordered("3c", "laptop", out=None, only=["mnist"])
+
+
 @pytest.mark.parametrize("scale", [PAPER, LAPTOP], ids=lambda scale: scale.name)
 def test_what_is_trained_at_each_scale_can_be(scale):
     groups = merged(group for exhibit in EXHIBITS.values() for group in exhibit.groups(scale))

@@ -54,8 +54,9 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable.comparison.watching import Watchers
     from decomposable.methods.settings import from_text
 
-    if options.recipe is None or options.scale is not None:
-        came = "--scale" if options.recipe is not None else "nothing to compare"
+    of_exhibits = [name for name in ("scale", "only") if getattr(options, name) is not None]
+    if options.recipe is None or of_exhibits:
+        came = f"--{of_exhibits[0]}" if options.recipe is not None else "nothing to compare"
         raise InvalidArgumentError(f"{came}: allowed: a RECIPE, or --exhibit NAME with --scale")
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
     if options.out is None:

@@ -22,6 +22,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What tells `compare` to reproduce the paper."""
     parser.add_argument("--exhibit", metavar="NAME", help="in place of RECIPE, a figure or table of the paper, or all")
     parser.add_argument("--scale", metavar="SCALE", help="of --exhibit: paper (GPUs, days) or laptop (hours)")
+    parser.add_argument(
+        "--only",
+        metavar="LIST",
+        help="of --exhibit: of the recipes that methods are compared on, these, as in fashion-mnist (default: all)",
+    )
 
 
 def run(options: argparse.Namespace, line: ProgressLine) -> None:
@@ -77,9 +82,10 @@ def _order(options: argparse.Namespace) -> Any:
         if not equals:
             raise InvalidArgumentError(f"--set {assignment}: there is no '='; allowed: key=value, as in epochs=1")
         overrides[name.strip()] = Text(text.strip())
+    only = None if options.only is None else [name.strip() for name in options.only.split(",") if name.strip()]
     how = arguments.taken(options, "device", "checkpoint_seconds", "command")
     return running.ordered(
-        options.exhibit, options.scale, out=options.out, data=options.data, overrides=overrides, how=how
+        options.exhibit, options.scale, only=only, out=options.out, data=options.data, overrides=overrides, how=how
     )
 
 

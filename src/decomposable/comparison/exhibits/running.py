@@ -58,12 +58,12 @@ class Order:
         )
 
 
-def ordered(name: str, scale: str, **rest: Any) -> Order:
-    """The order for one exhibit, or for all."""
+def ordered(name: str, scale: str, *, only: Sequence[str] | None = None, **rest: Any) -> Order:
+    """The order for one exhibit, or for all; of the large comparisons on all networks, or on some `only`."""
     if scale not in SCALES:
         raise InvalidArgumentError(f"--scale {scale}: unknown; allowed: {', '.join(SCALES)}")
     exhibits = list(EXHIBITS.values()) if name == "all" else [find(name)]
-    return Order(exhibits=exhibits, scale=SCALES[scale], **rest)
+    return Order(exhibits=exhibits, scale=SCALES[scale].on(only), **rest)
 
 
 def estimated(order: Order, *, jobs: int | None, progress: Report) -> tuple[list[tuple[Group, Estimate]], float]:

@@ -5,7 +5,7 @@ Trainings lie in *groups*, a folder of a comparison each. Exhibits share groups:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,16 @@ class Scale:
     ablation: Group
     connected: Group  # a fully connected network, for proposition 2
     balances: tuple[float, ...]  # λ above 0, of figure 2a
+
+    def on(self, folders: Sequence[str] | None) -> Scale:
+        """The same with some of the networks and data sets of the large comparisons; None is all."""
+        if folders is None:
+            return self
+        known = [group.folder for group in self.curves]
+        for folder in folders:
+            if folder not in known:
+                raise InvalidArgumentError(f"--only {folder}: unknown; allowed at this scale: {', '.join(known)}")
+        return replace(self, curves=tuple(group for group in self.curves if group.folder in folders))
 
     def compared(self, *methods: str) -> tuple[Group, ...]:
         """These methods on every network and data set of the large comparisons."""
