@@ -1,3 +1,4 @@
+import io
 import math
 
 import numpy as np
@@ -198,3 +199,25 @@ def test_scores_are_a_copy() -> None:
     for cuts in net.scores.values():
         cuts[0][:] = 0.0
     assert net.choose(macs=0.3) == plan
+
+
+def test_an_order_that_was_set_on_the_way_is_in_the_state() -> None:
+    first, second = (joint_of(model(), macs=0.3) for _ in range(2))
+    first.criterion = dn.decompose(model(seed=1), X, criterion="uniform").scores
+    state = first.state_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert second.backward(loss).ratio == first.backward(loss).ratio
+    for wrong in (3, {"0": 3}, {"0": [3]}):
+        with pytest.raises(InvalidArgumentError, match="allowed: "):
+            second.load_state_dict({**state, "scores": wrong})
+    assert second.criterion.keys() == first.criterion.keys()
+
+
+def test_scores_of_one_cut_may_come_by_themselves() -> None:
+    net = model()
+    scores = dn.decompose(net, X).scores
+    plain = {name: cuts[0] for name, cuts in scores.items()}
+    assert dn.decompose(net, X, criterion=plain).choose(macs=0.3) == dn.decompose(net, X).choose(macs=0.3)

@@ -236,12 +236,48 @@ def test_a_layer_that_is_not_decomposed_is_never_cut():
     assert (network.scores["second"][0] < NEVER).all()
 
 
-def test_of_many_images_the_first_ones_say_the_order(monkeypatch):
-    monkeypatch.setattr("decomposable.methods.elastic.IMAGES", 9)
-    network, step = stepping()
-    many = [(X, Y), (X.flip(0), Y), (torch.full_like(X, torch.nan), Y)]
-    step.look_at(Material(example_input=X[:1], calibration=many, calibration_images=24, loss=None))
+def test_what_runs_without_gradients_is_put_in_order_by_outputs_and_what_cannot_be_by_the_weights():
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(12, 12), nn.Linear(12, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                x = self.first(x)
+            return self.second(x)
+
+    x = torch.randn(8, 12)
+    settings, method = Settings(method="elastic"), methods.find("elastic")
+    network = method.network(Frozen(), x, settings, is_trained=False)
+    step = method.step(network, settings)
+    seen = Material(example_input=x[:1], calibration=[(x, Y)], calibration_images=8, loss=None)
+    step.look_at(seen)
     step.at(0.5)
-    expected = dn.decompose(network.model, X[:1], data=[X, X.flip(0)]).scores
-    for name, cuts in expected.items():
-        torch.testing.assert_close(network.scores[name][0], cuts[0])
+    expected = dn.decompose(network.model, x[:1], data=[x], criterion="output").scores
+    torch.testing.assert_close(network.scores["second"][0], expected["second"][0])
+
+    network, step = stepping()
+    step.look_at(Material(example_input=X[:1], calibration=[], calibration_images=0, loss=None))
+    with pytest.warns(UserWarning, match="elastic_order=data cannot be had, the weights say the order"):
+        step.at(0.5)
+    step.at(0.6)  # once
+    assert network.scores is None
+
+
+def test_the_order_is_found_without_a_trace_in_the_model():
+    network, step = stepping()
+    step.look_at(material())
+    network.train()
+    network.model[1].eval()
+    modes = [module.training for module in network.modules()]
+    before = {name: each.clone() for name, each in network.state_dict().items()}
+    step.at(0.5)
+    assert [module.training for module in network.modules()] == modes
+    for name, each in network.state_dict().items():
+        assert torch.equal(each, before[name]), name
+
+
+def test_an_order_and_another_criterion_are_refused():
+    with pytest.raises(InvalidArgumentError, match="elastic_order=data and criterion=energy: each is an order"):
+        stepping(elastic_order="data", criterion="energy")

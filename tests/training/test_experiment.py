@@ -767,3 +767,16 @@ print(faults() - before)
     run = partial(subprocess.run, check=True, capture_output=True, text=True)
     default, kept = (int(run([*command, way]).stdout) for way in ("default", "keep"))
     assert kept <= default / 2 or default < 5 * 4 * 5 * 1024 / 2, "unless the C library keeps it anyway"
+
+
+def test_a_run_from_before_there_was_an_order_by_data_is_no_run_of_today(tmp_path):
+    settings = {"method": "elastic", "epochs": 1, "train_images": 200, "calibration_images": 100, "sizes": (1.0, 0.5)}
+    record = dn.train("digits", out=tmp_path / "run", progress=lambda line: None, **settings)
+    assert record["settings"]["elastic_order"] is None
+    path = tmp_path / "run" / "record.json"
+    del record["identity"]["settings"]["elastic_order"], record["settings"]["elastic_order"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(InvalidArgumentError, match="elastic_order"):
+        dn.train("digits", out=tmp_path / "run", resume=True, progress=lambda line: None, **settings)
+    again = dn.train("digits", out=tmp_path / "run", resume=True, elastic_order="weights", **settings)
+    assert again["finished"] == record["finished"]

@@ -98,6 +98,11 @@ class WidthErrors:
         """The mean over images of the error as a part of ‖y‖², at each width."""
         return _relative(self.output, self.energy)
 
+    def rises(self, smallest: float = 0.0) -> int:
+        """In how many images the error rises somewhere with the width, from the smallest width that counts."""
+        places = [place for place, width in enumerate(self.widths) if width >= smallest - 1e-9]
+        return _rising(self.output[:, places], self.energy)
+
 
 def _relative(errors: Floats, energy: Floats) -> Floats:
     found: Floats = (errors / np.maximum(energy, np.finfo(np.float64).tiny)[:, None]).mean(axis=0)

@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from decomposable import methods
@@ -39,6 +39,7 @@ class Point:
     accuracy: float
     lowest: float
     highest: float
+    deviation: float  # the standard deviation of the accuracy over the seeds, 0 of one
     seeds: int
     curve: str  # which one it is of, where the best of several was taken
     perplexity: tuple[float, float, float] | None = None  # of a text: the mean, the lowest and the highest
@@ -165,6 +166,7 @@ def _point(rows: Sequence[Mapping[str, Any]], curve: str) -> Point:
         **means,
         lowest=min(accuracies),
         highest=max(accuracies),
+        deviation=round(stdev(accuracies), 4) if len(accuracies) > 1 else 0.0,
         seeds=len(rows),
         curve=curve,
         perplexity=(fmean(of_texts), min(of_texts), max(of_texts)) if len(of_texts) == len(rows) else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +73,10 @@ def find_criterion(criterion: str | Criterion | ScoresByLayer) -> Criterion | Sc
     )
 
 
-def _checked(name: str, cuts: Sequence[Scores]) -> tuple[Scores, ...]:
-    """Copies of the scores of a layer's cuts, each in falling order."""
+def _checked(name: str, cuts: Any) -> tuple[Scores, ...]:
+    """Copies of the scores of a layer's cuts, each in falling order; of one cut, they may come by themselves."""
+    if isinstance(cuts, np.ndarray) and cuts.ndim == 1:
+        cuts = (cuts,)
     try:
         found = tuple(np.array(each, dtype=np.float64, ndmin=1) for each in cuts)
     except (TypeError, ValueError):

@@ -345,11 +345,13 @@ class JointObjective:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to repeat exactly: the generator of sizes and, where they are kept, the bases; whose
-        turn it is, and the norms of the gradients so far.
+        turn it is, and the norms of the gradients so far; the scores of the bases, where these are given.
         """
         state = {"generator": self._generator.get_state(), "bases": self._bases.state_dict()}
         if self.turns:
             state["turn"] = {"low": self._low_turns_left, "norms": self._norms.state_dict()}
+        if isinstance(self.criterion, Mapping):
+            state["scores"] = {n: [torch.from_numpy(each) for each in cuts] for n, cuts in self.criterion.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -365,6 +367,8 @@ class JointObjective:
                 raise InvalidArgumentError(f"state: its turn is {turn!r:.40}; allowed: what state_dict() returned")
             self._norms.check(turn["norms"])
         generator = _check_generator(state["generator"])
+        if "scores" in state:  # the order that was gone by, which may have been found on the way
+            self.criterion = _check_scores(state["scores"])
         self._bases.load_state_dict(state["bases"])
         if self.turns:
             self._norms.load_state_dict(turn["norms"])
@@ -536,6 +540,13 @@ def _check_generator(state: object) -> Tensor:
     except (AttributeError, RuntimeError, TypeError) as error:  # no tensor, or one of another size or type
         raise InvalidArgumentError("state: its generator is not one; allowed: what state_dict() returned") from error
     return found
+
+
+def _check_scores(state: object) -> ScoresByLayer:
+    try:
+        return {name: [each.numpy() for each in cuts] for name, cuts in state.items()}  # type: ignore[attr-defined]
+    except (AttributeError, TypeError) as error:
+        raise InvalidArgumentError("state: its scores are none; allowed: what state_dict() returned") from error
 
 
 def _check_share(option: str, value: float) -> float:

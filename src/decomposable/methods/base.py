@@ -84,8 +84,10 @@ class Averaging(Protocol):
 class Looking(Protocol):
     """A step that looks at more than its batches: before the first of them it is given what sizes are made with."""
 
+    images: int  # how many of the training it is to see, in whole batches
+
     def look_at(self, material: Material) -> None:
-        """Images of the training among it, which may be gone through at any time."""
+        """These images are its `calibration`, which may be gone through at any time."""
 
 
 Sized = DecomposedNet | SizedNet

@@ -15,20 +15,21 @@ order of all sizes from there on (`scores_by_data`), so that a small network is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.criteria import ScoresByLayer
+from decomposable.core.criteria import Scores, ScoresByLayer
 from decomposable.core.distillation import kl_divergence, logits_of
 from decomposable.core.joint import JointObjective
 from decomposable.core.tracing import on_device_of
-from decomposable.core.tree import undisturbed
-from decomposable.data.base import Batch
+from decomposable.core.tree import evaluating, undisturbed
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material
 from decomposable.methods.decomposable import Decomposable, JointStep
@@ -67,6 +68,7 @@ class ElasticSettings(MethodSettings):
     elastic_refresh: int = 8  # low-rank steps from one SVD to the next
     elastic_order: str | None = None  # of the bases: by data, once, or by weights, in each step (`_order_of`)
 
+    before: ClassVar[Mapping[str, Any]] = {"elastic_order": BY_WEIGHTS}
     checks: ClassVar[tuple[Check, ...]] = (
         (("elastic_macs",), "two numbers with 0 < low <= high <= 1, as in 0.08,0.5", lambda v: 0 < v[0] <= v[1] <= 1),
         (("elastic_smallest",), "a number from 0 to below 1", lambda v: 0 <= v < 1),
@@ -100,11 +102,14 @@ class WithExample(nn.Module):
 class ElasticStep(JointStep):
     """A full-rank step, a low-rank one, or one of both; which part of the training has which, `at` knows."""
 
+    images = IMAGES
+
     def __init__(
-        self, joint: JointObjective, network: WithExample, *, start: float, even: float, form: str, order: str
+        self, joint: JointObjective, network: WithExample, settings: Settings, *, start: float, even: float, order: str
     ) -> None:
         super().__init__(joint)
-        self.network, self.start, self.even, self.form, self.order = network, start, even, form, order
+        self.network, self.settings = network, settings
+        self.start, self.even, self.order = start, even, order
         self._balance, self._turns = joint.balance, joint.turns
         self._material: Material | None = None
 
@@ -120,7 +125,7 @@ class ElasticStep(JointStep):
     def at(self, done: float) -> None:
         """Before `start`, steps are plain, and there the order is found; after `even`, both networks have as many."""
         if done >= self.start and self.order == BY_DATA and self.network.scores is None and self._material:
-            self._settle(scores_by_data(self.joint, self.network.model, self.form, self._material))
+            self._settle(self._material)
         self.joint.balance = self._balance if done >= self.start else 0.0
         self.joint.turns = min(1, self._turns) if done >= self.even else self._turns
 
@@ -138,57 +143,52 @@ class ElasticStep(JointStep):
         values: dict[str, Tensor | float] = {} if self.joint.turns and has_low else {"loss": losses.full}
         return {**values, "loss_low": losses.low, "macs": losses.macs} if has_low else values
 
-    def _settle(self, scores: ScoresByLayer) -> None:
-        """Go by this order to the end, in training and afterwards."""
-        self.joint.criterion = scores
-        self.network.scores = scores
-
-    def state_dict(self) -> dict[str, Any]:
-        """That of the objective, and the order of the bases where it is settled."""
-        scores = self.network.scores
-        if scores is None:
-            return super().state_dict()
-        settled = {name: [torch.from_numpy(each) for each in cuts] for name, cuts in scores.items()}
-        return {**super().state_dict(), "scores": settled}
+    def _settle(self, material: Material) -> None:
+        """Go by what the images say to the end, in training and afterwards; where they say nothing, by the weights."""
+        try:
+            scores = scores_by_data(self.joint, self.network.model, self.settings, material)
+        except InvalidArgumentError as error:
+            warnings.warn(f"elastic_order={BY_DATA} cannot be had, the weights say the order: {error}", stacklevel=2)
+            self.order = BY_WEIGHTS
+            return
+        self.joint.criterion = self.network.scores = scores
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there, in the order that was settled."""
         super().load_state_dict(state)
-        if "scores" in state:
-            self._settle({name: [each.numpy() for each in cuts] for name, cuts in state["scores"].items()})
+        if isinstance(self.joint.criterion, Mapping):
+            self.network.scores = self.joint.criterion
 
 
-def scores_by_data(joint: JointObjective, model: nn.Module, form: str, material: Material) -> ScoresByLayer:
+def scores_by_data(
+    joint: JointObjective, model: nn.Module, settings: Settings, material: Material
+) -> dict[str, tuple[Scores, ...]]:
     """What every basis of the model as it is now is worth by what data say; what is not decomposed is never cut.
 
-    The loss of the network says it where the network gives logits, else every layer's output.
+    The loss of the network says it where the network gives logits and has gradients, else every layer's output.
     """
     batch = on_device_of(model, material.example_input)
-    net = decompose(
+    by_data = partial(
+        decompose,
         model,
         batch,
-        form=form,
-        criterion="loss" if _gives_logits(model, batch) else "output",
-        data=_first_images(material.calibration),
+        form=settings.form,
+        data=material.calibration,
+        min_rank=settings.min_rank,
         progress=material.progress,
     )
+    try:
+        net = by_data(criterion="loss" if _gives_logits(model, batch) else "output")
+    except InvalidArgumentError:  # a part of the model runs without gradients
+        net = by_data(criterion="output")
     never = {layer.name: tuple(np.full(rank, NEVER) for rank in layer.full_ranks) for layer in joint.layers}
     return {**never, **{name: cuts for name, cuts in net.scores.items() if name in never}}
 
 
-def _first_images(batches: Iterable[Batch]) -> list[Batch]:
-    found: list[Batch] = []
-    for batch in batches:
-        if sum(len(x) for x, _ in found) >= IMAGES:
-            break
-        found.append(batch)
-    return found
-
-
 @torch.no_grad()
 def _gives_logits(model: nn.Module, batch: Tensor) -> bool:
-    with undisturbed(model):
-        outputs = model.eval()(batch)
+    with undisturbed(model), evaluating(model):
+        outputs = model(batch)
     try:
         logits_of(outputs)
     except InvalidArgumentError:
@@ -228,7 +228,7 @@ class Elastic(Decomposable):
             joint = _objective(network, settings, (error.smallest, max(high, error.smallest)))
         start = 0.0 if network.is_trained else own.elastic_start
         even, order = start + (1 - start) * own.elastic_even, _order_of(joint, network, settings)
-        return ElasticStep(joint, network, start=start, even=even, form=settings.form, order=order)
+        return ElasticStep(joint, network, settings, start=start, even=even, order=order)
 
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
         """Decomposed by the form and the order that it was trained with."""
@@ -245,6 +245,10 @@ def _order_of(joint: JointObjective, network: WithExample, settings: Settings) -
     asked = settings.of(ElasticSettings).elastic_order
     if asked == BY_DATA:
         require_one_cut(joint.layers)
+        if settings.criterion != "singular_value":
+            raise InvalidArgumentError(
+                f"elastic_order={BY_DATA} and criterion={settings.criterion}: each is an order; allowed: one of them"
+            )
     if asked is not None:
         return asked
     has_one_cut = all(len(layer.full_ranks) == 1 for layer in joint.layers)

@@ -138,7 +138,8 @@ class DecomposedNet(nn.Module):
     def scores(self) -> Mapping[str, tuple[Scores, ...]]:
         """What the bases are worth, by layer, for every cut of its chain, the best first: the order of all sizes.
 
-        As the `criterion` of a `JointObjective`, or of another `decompose`, it makes that go by the same order.
+        As the `criterion` of a `JointObjective`, or of another `decompose`, it makes that go by the same order. Of a
+        network that was put in order by data it is the order for budgets of MACs.
         """
         return self.selector.scores_by_layer
 

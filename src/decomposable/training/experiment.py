@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,7 +146,8 @@ def _trained(job: Job, progress: Report, say: Say, processes: Processes) -> dict
     with file_of_the_first(checkpoints.path, processes) as checkpoint:
         ready = agreed(processes, lambda: _make_ready(job, checkpoint, (processes.index, processes.count)))
     if isinstance(ready.step, Looking):
-        ready.step.look_at(finishing.material_for(ready.data, settings, job.task.loss, progress))
+        seen = replace(settings, calibration_images=ready.step.images)
+        ready.step.look_at(finishing.material_for(ready.data, seen, job.task.loss, progress))
     seed_own_(settings.seed, processes)
     say(_opening(job, ready.batches, processes))
     if ready.saved is not None:

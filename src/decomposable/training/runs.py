@@ -220,12 +220,14 @@ def check_seconds(checkpoint_seconds: float) -> None:
 def check_same_job(where: Path, theirs: Mapping[str, Any], job: Job, **more: Any) -> None:
     """Refuse to go on with what another job has begun.
 
-    What was no setting then was as it is by default now; those of other methods, which older records have, say nothing.
+    What was no setting then was as it is by default now, or as its method says; those of other methods, which older
+    records have, say nothing.
     """
     ours = {**job.identity, **more}
     known = theirs.get("settings")
     if isinstance(known, Mapping):
-        default = plain_settings(type(job.settings)())
+        own = methods.find(job.settings.method).settings
+        default = plain_settings(type(job.settings)()) | dict(own.before if own is not None else {})
         of_others = of_other_methods(job.settings.method)
         added = {key: default[key] for key in ours["settings"].keys() - known.keys() if key in default}
         theirs = {**theirs, "settings": {k: v for k, v in known.items() if k not in of_others} | added}

@@ -4,7 +4,10 @@ shown.py         what an exhibit consists of once it is measured: figures, table
 scales.py        what is trained for it: at the paper's scale, and at one that fits a laptop
 context.py       the trained networks, data and curves that a measurement sees
 ablations.py     figures 2a to 2f, appendices A and "channel"
-comparisons.py   figures 3a to 3c, tables 1 and 2, section 4.4, and what goes beyond the paper
+verdicts.py      when one method counts as better than another
+comparisons.py   figures 3a to 3c, table 1
+costs.py         table 2, section 4.4
+beyond.py        what goes beyond the paper
 theory.py        propositions 1 and 2, appendix E
 catalogue.py     all of them, by name
 running.py       train what is missing, measure, and keep what came out

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from decomposable.comparison.exhibits import ablations, comparisons, theory
+from decomposable.comparison.exhibits import ablations, beyond, comparisons, costs, theory
 from decomposable.comparison.exhibits.context import Context
 from decomposable.comparison.exhibits.scales import Group, Scale
 from decomposable.comparison.exhibits.shown import Shown, Table
@@ -40,6 +40,7 @@ _ALL = (
         title="How much the low-rank network should count",
         groups=lambda scale: tuple(ablations.balance_groups(scale).values()),
         measure=ablations.figure_2a,
+        printed=(ablations.PAPER_2A,),
     ),
     Exhibit(
         name="2b",
@@ -97,16 +98,15 @@ _ALL = (
         name="3c",
         where="figure 3(c)",
         title="Against slimmable networks",
-        groups=_compared("slimmable", "us-net", "width", "decomposable"),
+        groups=_compared("plain", "slimmable", "us-net", "width", "decomposable"),
         measure=comparisons.figure_3c,
+        printed=(comparisons.PAPER_3C,),
     ),
     Exhibit(
         name="table-1",
         where="table 1",
         title="Accuracy at a quarter of the MACs",
-        groups=_compared(
-            "plain", "width", "scratch", "trp", "tucker", "slimmable", "us-net", "decomposable", "elastic"
-        ),
+        groups=_compared(*comparisons.TABLE_1),
         measure=comparisons.table_1,
         printed=(comparisons.PAPER_TABLE_1,),
     ),
@@ -115,15 +115,16 @@ _ALL = (
         where="table 2",
         title="Inference time at a quarter of the MACs",
         groups=_compared("plain", "width", "trp", "tucker", "slimmable", "us-net", "decomposable", "elastic"),
-        measure=comparisons.table_2,
-        printed=(comparisons.PAPER_TABLE_2,),
+        measure=costs.table_2,
+        printed=(costs.PAPER_TABLE_2,),
     ),
     Exhibit(
         name="section-4.4",
         where="section 4.4",
         title="The same ranks from scratch, and what training costs",
         groups=_compared("decomposable", "scratch", "elastic"),
-        measure=comparisons.section_4_4,
+        measure=costs.section_4_4,
+        printed=(costs.PAPER_4_4,),
     ),
     Exhibit(
         name="appendix-a",
@@ -143,13 +144,13 @@ _ALL = (
         name="appendix-e",
         where="appendix E",
         title="How errors grow from layer to layer",
-        groups=_ablated("decomposable"),
+        groups=lambda scale: (scale.chained("decomposable"),),
         measure=theory.appendix_e,
     ),
     Exhibit(
         name="proposition-1",
         where="proposition 1",
-        title="A layer's error never rises with its rank",
+        title="Whether a layer's error rises with its rank",
         groups=_ablated("decomposable"),
         measure=theory.proposition_1,
     ),
@@ -165,7 +166,7 @@ _ALL = (
         where="beyond the paper",
         title="Elastic training, cuts by data, tuned sizes",
         groups=_compared("plain", "trp", "slimmable", "us-net", "decomposable", "width", "scratch", "elastic"),
-        measure=comparisons.beyond,
+        measure=beyond.beyond,
     ),
 )
 EXHIBITS = {exhibit.name: exhibit for exhibit in _ALL}

@@ -18,7 +18,7 @@ from decomposable.comparison.exhibits.scales import Group, Scale
 from decomposable.comparison.exhibits.shown import Series
 from decomposable.data.base import Data
 from decomposable.errors import DataError
-from decomposable.methods import METHODS
+from decomposable.methods import METHODS, find
 from decomposable.methods.loading import load
 from decomposable.methods.settings import Settings, with_overrides
 from decomposable.network.decomposed import DecomposedNet
@@ -26,6 +26,9 @@ from decomposable.network.sized import batch_statistics
 from decomposable.progress import Progress, Report
 from decomposable.training.evaluation import accuracy
 from decomposable.training.finishing import material_for
+
+BY_CHANNELS = ("slimmable", "us-net")
+"""Methods whose networks of a size are the same whatever was learnt, but for their weights."""
 
 SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1)
 """At which networks are measured that no training has measured: parts of the MACs."""
@@ -97,6 +100,22 @@ class Trained:
             raise DataError(f"{path}: it was not kept; remove {path.parent} to train it again")
         return load(path, model=self.task.build_model())
 
+    def network_of_curve(self, method: str, curve: str) -> Any:
+        """The network that a curve is of; of a method that cuts channels one with fresh weights where it was not kept,
+        whose structure is the same.
+        """
+        of_curve = [
+            each.folder for each in find(method).trainings(self.settings) if curve in (each.curve, *each.variants)
+        ]
+        kept = [each for each in self.trainings(method) if not of_curve or each in of_curve]
+        if (self.folder / method / "0" / (kept or [""])[0] / "network.safetensors").is_file():
+            return self.network(method, training=kept[0])
+        if method not in BY_CHANNELS:
+            raise DataError(f"{self.folder / method}: the network of {curve} was not kept; remove it to train it again")
+        network = find(method).network(self.task.build_model(), self.example, self.settings, is_trained=False)
+        material = material_for(self.data, self.settings, self.task.loss, lambda line: None)
+        return find(method).sized(network.eval(), material, self.settings)
+
     def model(self, method: str, seed: int = 0, training: str = "") -> nn.Module:
         """The trained model itself, of a method that decomposes: the network at full size."""
         net = self.network(method, seed, training)
@@ -157,10 +176,17 @@ def series_of(points: Points, name: str, method: str, *, is_dashed: bool = False
     )
 
 
+NEAREST = 0.1
+"""How far beyond the ends of a curve its last point still counts: plans lie a little below their budgets."""
+
+
 def at_size(points: Points, size: float, key: str = "accuracy") -> float:
-    """A curve between its points, by the logarithm of the size; NaN beyond its ends."""
+    """A curve between its points, by the logarithm of the size; NaN well beyond its ends."""
     ordered = sorted(points, key=lambda point: point["macs_fraction"])
-    if not ordered or not ordered[0]["macs_fraction"] * 0.999 <= size <= ordered[-1]["macs_fraction"] * 1.001:
+    if not ordered:
+        return float("nan")
+    low, high = ordered[0]["macs_fraction"], ordered[-1]["macs_fraction"]
+    if not (1 - NEAREST) * low <= size <= (1 + NEAREST) * high:
         return float("nan")
     places = np.log([point["macs_fraction"] for point in ordered])
     return float(np.interp(np.log(size), places, [point[key] for point in ordered]))
@@ -169,3 +195,13 @@ def at_size(points: Points, size: float, key: str = "accuracy") -> float:
 def label_of(method: str) -> str:
     """What figures call a method."""
     return getattr(METHODS.get(method), "label", "") or method
+
+
+def trp_label(curve: str) -> str:
+    """What figures call a training of TRP.
+
+    >>> trp_label("trp_sp 0.95-0.0003")
+    'TRP, e = 0.95, τ = 0.0003'
+    """
+    energy, _, strength = curve.rpartition(" ")[2].partition("-")
+    return f"TRP, e = {energy}, τ = {strength}"

@@ -20,7 +20,7 @@ from decomposable.comparison.exhibits.scales import SCALES, Group, Scale, merged
 from decomposable.comparison.parts import Circumstances, Comparison, prepare
 from decomposable.comparison.sharding import bundles
 from decomposable.comparison.watching import Failures, Watchers
-from decomposable.errors import InvalidArgumentError
+from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.files import write_atomically
 from decomposable.machine import timestamp
 from decomposable.progress import Report
@@ -101,12 +101,17 @@ def run(order: Order, *, watchers: Watchers, how: running.How) -> tuple[dict[str
         watchers.say("a shard measures nothing: the same command without --shard does, when all trainings are done")
         return found, failures
     for exhibit in order.exhibits:
-        broken = [name for name in failures if name.split("/")[0] in {g.folder for g in exhibit.groups(order.scale)}]
+        needed = {(group.folder, method) for group in exhibit.groups(order.scale) for method in group.methods}
+        broken = [name for name in failures if tuple(name.split("/")[:2]) in needed]
         if broken:
             watchers.say(f"{exhibit.name}: not measured, because {broken[0]} failed")
             continue
         watchers.say(f"{exhibit.name}: measuring")
-        found[exhibit.name] = measured(exhibit, order, watchers.progress)
+        try:
+            found[exhibit.name] = measured(exhibit, order, watchers.progress)
+        except DecomposableError as error:  # such as a network that was not kept: the others can be measured
+            watchers.say(f"{exhibit.name}: not measured: {error}")
+            failures[exhibit.name] = str(error)
     return found, failures
 
 
@@ -133,6 +138,7 @@ def measured(exhibit: Exhibit, order: Order, report: Report) -> dict[str, Any]:
                 "methods": list(group.methods),
                 "seeds": list(group.seeds),
                 "settings": dict(group.settings) | dict(order.overrides),
+                "runs": _runs(order.out / group.folder, group),
             }
             for group in groups
         ],
@@ -143,3 +149,26 @@ def measured(exhibit: Exhibit, order: Order, report: Report) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
     return content
+
+
+def _runs(folder: Path, group: Group) -> list[dict[str, Any]]:
+    """Where every training of a group comes from: how many tries it had, its commit, its machine and its minutes."""
+    found = []
+    for method in group.methods:
+        for seed in group.seeds:
+            path = folder / method / str(seed) / "record.json"
+            if not path.is_file():
+                continue
+            record = json.loads(path.read_text())
+            found.append(
+                {
+                    "method": method,
+                    "seed": seed,
+                    "tries": len(record.get("trainings", ())) or 1,
+                    "command": record.get("command", ""),
+                    "commit": record.get("commit"),
+                    "cpu": (record.get("machine") or {}).get("cpu"),
+                    "minutes": round(record.get("training_seconds", 0) / 60, 1),
+                }
+            )
+    return found

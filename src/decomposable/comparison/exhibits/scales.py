@@ -31,13 +31,17 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """`curves` are the networks and data sets of the large comparisons, `ablation` the one of everything else."""
+    """`curves` are the networks and data sets of the large comparisons, `ablation` the one of everything else.
+
+    Appendix E is about a network whose layers follow one another, without branches: `chain`, or that of the ablations.
+    """
 
     name: str
     curves: tuple[Group, ...]
     ablation: Group
     connected: Group  # a fully connected network, for proposition 2
     balances: tuple[float, ...]  # λ above 0, of figure 2a
+    chain: Group | None = None
 
     def on(self, folders: Sequence[str] | None) -> Scale:
         """The same with some of the networks and data sets of the large comparisons; None is all."""
@@ -53,6 +57,10 @@ class Scale:
         """These methods on every network and data set of the large comparisons."""
         return tuple(group.with_methods(*methods) for group in self.curves)
 
+    def chained(self, *methods: str) -> Group:
+        """These methods on a network without branches."""
+        return (self.chain or self.ablation).with_methods(*methods)
+
     def ablated(self, *methods: str, label: str = "", **settings: Any) -> Group:
         """These methods on the one network of the ablations, with settings of their own under a label."""
         base = self.ablation.with_methods(*methods)
@@ -66,16 +74,18 @@ def _group(recipe: str, title: str, seeds: Iterable[int], folder: str = "", **se
 
 
 CONNECTED = "decomposable.recipes.small:fashion_connected"
+_VGG = _group("cifar10-vgg15", "VGG-15 on CIFAR-10", range(5), **CIFAR_GRID)
 PAPER = Scale(
     name="paper",
     curves=(
-        _group("cifar10-vgg15", "VGG-15 on CIFAR-10", range(5), **CIFAR_GRID),
+        _VGG,
         _group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **CIFAR_GRID),
         _group("imagenet-resnet50", "ResNet-50 on ImageNet", range(3), **IMAGENET_GRID),
     ),
     ablation=_group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **CIFAR_GRID),
     connected=_group(CONNECTED, "a fully connected network on Fashion-MNIST", range(5), folder="connected", epochs=20),
     balances=(0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
+    chain=_VGG,
 )
 LAPTOP = Scale(
     name="laptop",

@@ -88,9 +88,9 @@ class Shown:
         return asdict(self)
 
 
-def judged(text: str, passed: Sequence[bool], seen: str) -> Claim:
-    """A claim about several cases: it holds in all of them, in some or in none."""
+def judged(text: str, passed: Sequence[bool], seen: str, *, share: float = 1.0) -> Claim:
+    """A claim about several cases: it holds in all of them (or in this share of them), in some or in none."""
     verdict: Verdict = "not tried"
     if passed:
-        verdict = "holds" if all(passed) else "partly" if any(passed) else "fails"
+        verdict = "holds" if sum(passed) >= share * len(passed) else "partly" if any(passed) else "fails"
     return Claim(text=text, verdict=verdict, seen=seen)

@@ -23,11 +23,14 @@ _OF_RUNS: Mapping[str, type] = {"settings": dict, "sizes": list, "epochs": list}
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What there is to show: exhibits, single runs, and files that are none."""
+    """What there is to show: exhibits, single runs, and files that are none; `missing` are exhibits of the paper that
+    nobody has measured.
+    """
 
     exhibits: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
 
 def find(folder: Path) -> Found:
@@ -47,7 +50,7 @@ def find(folder: Path) -> Found:
         if content is None:
             found.left_out.append(str(path.relative_to(folder)))
         else:
-            found.exhibits.append(content)
+            found.exhibits.append({**content, "remarks": _remarks(path.parent.parent, content["exhibit"])})
     # What goes beyond the paper first, with the slider; then as the paper has them.
     order = ["beyond", *EXHIBITS]
     found.exhibits.sort(key=lambda each: order.index(each["exhibit"]) if each["exhibit"] in order else len(order))
@@ -56,7 +59,15 @@ def find(folder: Path) -> Found:
             f"{folder}: no exhibit in it; allowed: the folder of a run, or one with exhibits/NAME.json as "
             "decomposable compare --exhibit NAME makes them"
         )
+    there = {each["exhibit"] for each in found.exhibits}
+    found.missing.extend(name for name in EXHIBITS if name not in there)
     return found
+
+
+def _remarks(folder: Path, exhibit: str) -> list[str]:
+    """What people say of an exhibit: why a claim does not hold, and what was tried. remarks.json has it by name."""
+    said = (_read(folder / "remarks.json", {}) or {}).get(exhibit, [])
+    return [str(each) for each in said] if isinstance(said, list) else []
 
 
 def _candidates(folder: Path) -> Iterator[Path]:

@@ -6,7 +6,11 @@ const symbols = ["circle", "square", "diamond", "triangle-up", "cross", "x", "st
 // Okabe and Ito's colours, which can be told apart by those who see fewer; black and yellow are left out.
 const others = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F"];
 
+let isPrinting = false;
+const onPaper = { ink: "#000000", muted: "#444444", line: "#bbbbbb", ground: "#ffffff", accent: "#0b63b0", panel: "#ffffff" };
+
 function theme() {
+  if (isPrinting) return onPaper;
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(name).trim();
   return { ink: read("--ink"), muted: read("--muted"), line: read("--line"), ground: read("--ground"), accent: read("--accent"), panel: read("--panel") };
@@ -24,6 +28,11 @@ function axis(spec, colours) {
 
 const sizeTicks = [0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1];
 
+function decades(figure) {
+  const values = figure.series.flatMap((one) => one.y).filter((v) => v > 0);
+  return values.length ? Math.log10(Math.max(...values) / Math.min(...values)) : 0;
+}
+
 function layout(figure, colours, below) {
   const made = {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -37,7 +46,7 @@ function layout(figure, colours, below) {
     made.xaxis.tickvals = sizeTicks; made.xaxis.ticktext = sizeTicks.map((t) => String(t));
     made.xaxis.minor = { showgrid: false };
   }
-  if (figure.y.is_log) { made.yaxis.exponentformat = "power"; made.yaxis.dtick = 1; }
+  if (figure.y.is_log) { made.yaxis.exponentformat = "power"; if (decades(figure) > 1.5) made.yaxis.dtick = 1; }
   if (figure.categories.length) {
     made.xaxis.tickvals = figure.categories.map((_, i) => i); made.xaxis.ticktext = figure.categories;
     made.xaxis.tickangle = -45;
@@ -52,15 +61,27 @@ function layout(figure, colours, below) {
   return made;
 }
 
+// Where a method's own colour could not be seen on the page's ground, the colour of the text takes its place.
+function luminance(colour) {
+  const n = parseInt(colour.slice(1), 16);
+  const linear = [n >> 16, (n >> 8) & 255, n & 255].map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+}
+
+function visible(colour, colours) {
+  const [a, b] = [luminance(colour), luminance(colours.ground)].sort((x, y) => y - x);
+  return (a + 0.05) / (b + 0.05) < 2.5 ? colours.ink : colour;
+}
+
 function tinted(colour, alpha) {
   const n = parseInt(colour.slice(1), 16);
   return `rgba(${n >> 16}, ${(n >> 8) & 255}, ${n & 255}, ${alpha})`;
 }
 
-function traces(figure) {
+function traces(figure, colours) {
   const made = [];
   figure.series.forEach((one, i) => {
-    const colour = content.colours[one.method] || others[i % others.length];
+    const colour = visible(content.colours[one.method] || others[i % others.length], colours);
     if (figure.kind === "bars") {
       made.push({ type: "bar", name: one.name, x: one.x, y: one.y, marker: { color: colour } });
       return;
@@ -88,7 +109,7 @@ function rows(figure) { return Math.ceil(figure.series.length / (isNarrow() ? 1 
 function draw(place, figure) {
   const height = (figure.kind === "bars" ? 330 : 370) + 22 * rows(figure) + (figure.categories.length ? 60 : 0);
   place.style.height = `${height}px`;
-  Plotly.react(place, traces(figure), layout(figure, theme(), figure.categories.length ? -0.42 : -0.17), options);
+  Plotly.react(place, traces(figure, theme()), layout(figure, theme(), figure.categories.length ? -0.42 : -0.17), options);
 }
 
 function drawAll() {
@@ -120,7 +141,7 @@ function explore(place, network) {
       series: [{ name: "accuracy", x: network.measured.map((m) => m[0]), y: network.measured.map((m) => m[1]), low: [], high: [], method: "", is_dashed: false, is_points: false },
         { name: "chosen", x: [at.size], y: [at.accuracy], low: [], high: [], method: "", is_dashed: false, is_points: true }] };
     const first = layout(curve, colours, -0.2); first.showlegend = false;
-    const made = traces(curve); made[made.length - 1].marker = { size: 15, color: "#D55E00", symbol: "circle", line: { width: 2, color: colours.ground } };
+    const made = traces(curve, colours); made[made.length - 1].marker = { size: 15, color: "#D55E00", symbol: "circle", line: { width: 2, color: colours.ground } };
     if (network.measured.length) Plotly.react(charts[0], made, first, options); else charts[0].hidden = true;
     const parts = at.ranks.map((rank, i) => rank / network.full_ranks[i]);
     const bars = { kind: "bars", categories: network.layers, x: { label: "", is_log: false }, y: { label: "rank, as a part of the full rank", is_log: false }, series: [] };
@@ -136,5 +157,12 @@ drawAll();
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 let narrow = isNarrow();
 window.addEventListener("resize", () => { if (narrow !== isNarrow()) { narrow = isNarrow(); drawAll(); } });
-window.addEventListener("beforeprint", drawAll);
+// Paper is white, and what is folded away cannot be opened on it.
+let folded = [];
+window.addEventListener("beforeprint", () => {
+  folded = [...document.querySelectorAll("details:not([open])")];
+  folded.forEach((each) => { each.open = true; });
+  isPrinting = true; drawAll();
+});
+window.addEventListener("afterprint", () => { folded.forEach((each) => { each.open = false; }); isPrinting = false; drawAll(); });
 document.documentElement.dataset.ready = "yes";

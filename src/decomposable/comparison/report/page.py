@@ -12,6 +12,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from decomposable.comparison.exhibits.catalogue import EXHIBITS
 from decomposable.comparison.report.finding import Found
 from decomposable.comparison.report.html import Html, joined, tag
 from decomposable.comparison.report.sections import Section, of_exhibit, of_run
@@ -20,6 +21,7 @@ from decomposable.machine import timestamp
 from decomposable.methods import METHODS
 
 VERDICTS = {"holds": "holds", "partly": "holds in part", "fails": "does not hold", "not tried": "not tried"}
+SIGNS = {"holds": "✓", "partly": "~", "fails": "✗", "not tried": "–"}
 READINGS = {"size": "part of the MACs", "accuracy": "accuracy", "macs": "MACs", "params": "parameters"}
 LEAD = (
     "Every figure and table of Decomposable-Net: Scalable Low-Rank Compression for Neural Networks (IJCAI 2021), "
@@ -81,22 +83,65 @@ def _header(found: Found, title: str, sections: Sequence[Section]) -> Html:
         counts = (
             tag("li", tag("b", str(verdicts.count(key)), class_=_class(key)), text) for key, text in VERDICTS.items()
         )
-        links = (
-            tag("li", tag("a", section.title, href=f"#{section.id}"), " ", *map(_dot, section.claims))
-            for section in sections
-        )
         parts += [
             tag("p", LEAD, class_="lead"),
             tag("ul", *counts, class_="counts", aria_label="claims by verdict"),
-            tag("nav", tag("ul", *links), aria_label="exhibits"),
+            tag("nav", _overview(found, sections), aria_label="exhibits"),
+            *_failing(sections),
         ]
     if found.left_out:
         parts.append(tag("p", f"Left out, because they are no exhibits: {', '.join(found.left_out)}", class_="note"))
     return tag("header", *parts)
 
 
-def _dot(claim: Mapping[str, Any]) -> Html:
-    return tag("span", class_=f"verdict {_class(claim.get('verdict'))}", title=_said(claim))
+def _overview(found: Found, sections: Sequence[Section]) -> Html:
+    """Every exhibit with a sign for each of its claims; those that were not measured, too."""
+    rows = [
+        tag(
+            "li",
+            tag("a", section.title, href=f"#{section.id}"),
+            tag("span", *map(_mark, section.claims), class_="marks"),
+        )
+        for section in sections
+    ]
+    rows += [
+        tag("li", f"{EXHIBITS[name].title} ({EXHIBITS[name].where})", tag("span", "not measured", class_="not-tried"))
+        for name in found.missing
+    ]
+    return tag("ul", *rows, class_="overview")
+
+
+def _failing(sections: Sequence[Section]) -> list[Html]:
+    """In words, what does not hold, or in part: that is not to be searched for."""
+    said = [
+        tag(
+            "li",
+            tag("span", _said(claim), class_=f"verdict {_class(claim.get('verdict'))}"),
+            " ",
+            tag("a", str(claim.get("text", "")), href=f"#{section.id}"),
+        )
+        for verdict in ("fails", "partly")
+        for section in sections
+        for claim in section.claims
+        if claim.get("verdict") == verdict
+    ]
+    if not said:
+        return []
+    return [
+        tag(
+            "details",
+            tag("summary", f"What does not hold here, or in part ({len(said)})"),
+            tag("ul", *said),
+            class_="failing",
+            open="",
+        )
+    ]
+
+
+def _mark(claim: Mapping[str, Any]) -> Html:
+    sign = SIGNS.get(str(claim.get("verdict")), SIGNS["not tried"])
+    said = f"{_said(claim)}: {claim.get('text', '')}"
+    return tag("span", sign, class_=f"mark {_class(claim.get('verdict'))}", title=said, role="img", aria_label=said)
 
 
 def _said(claim: Mapping[str, Any]) -> str:
@@ -111,6 +156,9 @@ def _section(number: int, section: Section, explorer: int | None) -> Html:
     parts = [tag("h2", section.title), tag("p", section.where, class_="where")]
     if section.claims:
         parts.append(tag("ul", *map(_claim, section.claims), class_="claims"))
+    if section.remarks:
+        said = (tag("p", remark) for remark in section.remarks)
+        parts.append(tag("div", tag("b", "Why, and what was tried"), *said, class_="remarks"))
     if explorer is not None and section.explorer is not None:
         parts.append(_explorer(explorer, section.explorer))
     for place, figure in enumerate(section.figures):
@@ -122,7 +170,8 @@ def _section(number: int, section: Section, explorer: int | None) -> Html:
         parts.append(tag("div", *map(_table, section.tables), class_="tables"))
     parts += [tag("p", note, class_="note") for note in section.notes]
     origin = (each for key, value in section.origin.items() for each in (tag("dt", key), tag("dd", tag("code", value))))
-    parts.append(tag("details", tag("summary", "Where this comes from"), tag("dl", *origin), class_="from"))
+    runs = [] if section.runs is None else [_table(section.runs)]
+    parts.append(tag("details", tag("summary", "Where this comes from"), tag("dl", *origin), *runs, class_="from"))
     return tag("section", *parts, id=section.id)
 
 

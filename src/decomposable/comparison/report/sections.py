@@ -18,6 +18,8 @@ class Section:
     tables: Sequence[Mapping[str, Any]]
     claims: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    runs: Mapping[str, Any] | None = None  # a table of the trainings behind it
     explorer: Mapping[str, Any] | None = None
     origin: Mapping[str, str] = field(default_factory=dict)
 
@@ -32,6 +34,8 @@ def of_exhibit(exhibit: Mapping[str, Any]) -> Section:
         tables=[*exhibit["tables"], *exhibit.get("printed", [])],
         claims=exhibit["claims"],
         notes=[str(note) for note in exhibit.get("notes", [])],
+        remarks=exhibit.get("remarks", []),
+        runs=_table_of_runs(exhibit.get("trainings")),
         explorer=exhibit.get("explorer"),
         origin=_origin(exhibit),
     )
@@ -60,6 +64,7 @@ def of_run(run: Mapping[str, Any]) -> Section:
         where=f"seed {run.get('seed', '–')}, {run.get('steps', '–')} steps",
         figures=[_figure(figure) for figure in figures],
         tables=[table],
+        notes=[] if run.get("explorer") else ["Its network was not kept: ranks are not shown."],
         explorer=run.get("explorer"),
         origin=_origin(run),
     )
@@ -112,6 +117,24 @@ def _origin(record: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(trainings, list):
         rows["trainings"] = "; ".join(_training(each) for each in trainings if isinstance(each, Mapping))
     return rows
+
+
+def _table_of_runs(trainings: Any) -> dict[str, Any] | None:
+    """How many tries every training had, and where and when it was made."""
+    groups = [each for each in trainings if isinstance(each, Mapping)] if isinstance(trainings, list) else []
+    runs = [(group, run) for group in groups for run in group.get("runs", ()) if isinstance(run, Mapping)]
+    if not runs:
+        return None
+    keys = ("method", "seed", "tries", "minutes", "commit", "cpu", "command")
+    return {
+        "title": "Trainings",
+        "columns": ["on", "method", "seed", "tries", "minutes", "commit", "machine", "command"],
+        "rows": [[str(group.get("title", "")), *(_said(run.get(key)) for key in keys)] for group, run in runs],
+    }
+
+
+def _said(value: Any) -> str:
+    return "–" if value in (None, "") else str(value)
 
 
 def _training(group: Mapping[str, Any]) -> str:

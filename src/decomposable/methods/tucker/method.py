@@ -99,7 +99,7 @@ class Tucker(Method):
     name = "tucker"
     summary = "Tucker (or matrix) decomposition of a trained network at ranks by VBMF, then fine-tuning"
     label = "Tucker, VBMF, fine-tuned"
-    style = LineStyle(color="#CC79A7", marker="P", linestyle=":", place=4)
+    style = LineStyle(color="#8C6BB1", marker="P", linestyle=":", place=4)
     settings = TuckerSettings
 
     def check(self, settings: Settings, *, has_init: bool) -> None:

@@ -1,0 +1,91 @@
+"""What goes beyond the paper: elastic training, cuts by data and tuned sizes, beside its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from decomposable.comparison.exhibits.comparisons import QUARTER, curve_figure, nearest
+from decomposable.comparison.exhibits.context import (
+    SIZES,
+    Context,
+    Points,
+    Trained,
+    label_of,
+    series_of,
+)
+from decomposable.comparison.exhibits.shown import Claim, Series, Shown, judged
+from decomposable.comparison.exhibits.verdicts import better, not_worse, tally
+from decomposable.comparison.explorer import explored
+from decomposable.network.decompose import decompose
+from decomposable.progress import Progress
+
+
+def beyond(context: Context) -> Shown:
+    """What none of the paper's methods reaches: elastic training, a cut by data, and tuned vectors."""
+    figures, claims = [], []
+    rivals = ("plain", "trp", "slimmable", "us-net", "decomposable")
+    for group in context.scale.compared(*rivals, "width", "scratch", "elastic"):
+        trained = context.of(group)
+        ours = trained.shown("elastic")
+        series = [series_of(ours, "elastic training", "elastic")]
+        series.append(_tuned(trained))
+        series.append(_cut(trained))
+        series += [
+            series_of(trained.shown(name), label_of(name), name, is_dashed=True)
+            for name in rivals
+            if trained.shown(name)
+        ]
+        series += [
+            series_of(trained.shown(name), label_of(name), name) for name in ("width", "scratch") if trained.shown(name)
+        ]
+        figures.append(curve_figure(trained, series))
+        claims += _beyond_claims(trained, ours, rivals)
+    first = context.of(context.scale.compared("elastic")[0])
+    title = f"{first.group.title}, elastic training"
+    network = explored(first.network("elastic").selector, first.shown("elastic"), title)
+    return Shown(figures=figures, claims=claims, explorer=network)
+
+
+def _tuned(trained: Trained) -> Series:
+    """`tune_` on the elastic network."""
+    net = trained.network("elastic")
+    sizes = [size for size in SIZES[1:] if size >= net.selector.smallest_size]
+    trained.report(Progress("tuning", "scales and shifts for each size"))
+    net.tune_(trained.calibration, sizes=sizes, progress=lambda line: None)
+    accuracies = []
+    for size in sizes:
+        net.calibrate_(trained.calibration, sizes=[size], progress=lambda line: None)
+        net.set_plan_(net.choose(macs=size))
+        accuracies.append(trained.accuracy(net))
+    return Series(name="elastic training, then tune_", x=sizes, y=accuracies, method="elastic", is_dashed=True)
+
+
+def _cut(trained: Trained) -> Series:
+    """The plainly trained network, cut by data without training."""
+    trained.report(Progress("cutting", "the plainly trained network by data"))
+    model = trained.model("plain")
+    net = decompose(model, trained.example, data=trained.calibration, progress=lambda line: None)
+    sizes = [size for size in SIZES if size >= net.selector.smallest_size]
+    values = [trained.calibrated_accuracy(net.extract(net.choose(macs=size)), f"cut to {size:g}×") for size in sizes]
+    return Series(name="normal learning, cut by data (no training)", x=sizes, y=values, method="plain", is_dashed=True)
+
+
+def _beyond_claims(trained: Trained, ours: Points, rivals: Sequence[str]) -> list[Claim]:
+    """What this project asks of its own training, and of the paper's."""
+    claims, where = [], f"({trained.group.title})"
+    for name in rivals:
+        text = f"Elastic training is above {label_of(name)} from 0.1× to 1× {where}."
+        claims.append(better(text, tally(ours, [trained.shown(name)], (0.1, 1.0))))
+    for name in ("scratch", "width"):
+        point = nearest(trained.shown(name), QUARTER)
+        if point is not None:
+            text = f"Near 0.25× it is not below {label_of(name)} {where}."
+            claims.append(not_worse(text, tally(ours, [[point]])))
+    joint = trained.shown("decomposable")
+    for name in ("plain", "trp", "slimmable", "us-net"):
+        text = f"Decomposable-Net is above {label_of(name)} from 0.2× to 0.75× {where}."
+        claims.append(better(text, tally(joint, [trained.shown(name)], (0.2, 0.75))))
+    full = joint[0]["accuracy"] - trained.shown("plain")[0]["accuracy"]
+    text = f"Its full size is within half a point of normal learning's {where}."
+    claims.append(judged(text, [full >= -0.5], f"{full:+.2f} points"))
+    return claims
