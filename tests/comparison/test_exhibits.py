@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,11 @@ from torch import nn
 
 from decomposable import recipes
 from decomposable.comparison.exhibits import running
-from decomposable.comparison.exhibits.ablations import against
 from decomposable.comparison.exhibits.catalogue import EXHIBITS, find
 from decomposable.comparison.exhibits.context import at_size
 from decomposable.comparison.exhibits.scales import LAPTOP, PAPER, Group, Scale, merged
 from decomposable.comparison.exhibits.shown import Series, judged
+from decomposable.comparison.exhibits.verdicts import ALMOST_ALL, better, not_worse, tally
 from decomposable.comparison.running import How
 from decomposable.comparison.watching import Watchers
 from decomposable.data import digits
@@ -116,28 +117,54 @@ def test_one_folder_has_one_protocol():
         merged([one, replace(one, settings={"epochs": 2})])
 
 
-def points(*pairs):
-    return [{"macs_fraction": x, "accuracy": y, "lowest": y, "highest": y, "seeds": 1} for x, y in pairs]
+def points(*pairs, seeds=2):
+    return [{"macs_fraction": x, "accuracy": y, "lowest": y, "highest": y, "seeds": seeds} for x, y in pairs]
+
+
+def verdict_on(ours, rivals, *rest):
+    return better("it is better", tally(ours, rivals, *rest)).verdict
 
 
 def test_curves_are_compared_at_the_rivals_sizes():
     ours = points((1.0, 90.0), (0.25, 80.0))
     assert at_size(ours, 0.5) == pytest.approx(85.0)
     assert math.isnan(at_size(ours, 0.1))
-    claim = against("better", ours, [points((1.0, 89.0), (0.5, 84.0))])
-    assert claim.verdict == "holds"
-    assert claim.seen.startswith("ahead at 2, equal at 0, behind at 0 of 2 points")
-    assert against("better", ours, [points((1.0, 91.0), (0.5, 84.0))]).verdict == "partly"
-    assert against("better", ours, [points((0.5, 86.0))]).verdict == "fails"
-    assert against("better", ours, [points((0.1, 86.0))]).verdict == "not tried"
+    found = tally(ours, [points((1.0, 89.0), (0.5, 84.0))])
+    assert str(found) == "ahead at 2, equal at 0, behind at 0 of 2 sizes; least at 1× (+1.0) and 0.5× (+1.0)"
+    assert better("it is better", found).verdict == "holds"
+    assert verdict_on(ours, [points((1.0, 91.0), (0.5, 84.0))]) == "partly"
+    assert verdict_on(ours, [points((0.5, 86.0))]) == "fails"
+    assert verdict_on(ours, [points((0.1, 86.0))]) == "not tried"
+    assert str(tally(ours, [points((0.1, 86.0))])).endswith("of 0 sizes; 1 it does not reach")
     assert judged("x", [], "nothing").verdict == "not tried"
+
+
+def test_a_plan_that_lies_a_little_below_its_budget_counts_for_it():
+    ours, rival = points((1.0, 90.0), (0.0999, 80.0)), points((0.0928, 85.0))
+    assert verdict_on(ours, [rival], (0.1, 1.0)) == "fails"
+    assert at_size(ours, 0.0928) == 80.0
+    assert tally(ours, [points((0.08, 85.0))], (0.1, 1.0)).outcomes == []
 
 
 def test_methods_whose_ranges_overlap_are_equal_and_not_better():
     ours = [{**point, "lowest": point["accuracy"] - 0.5} for point in points((1.0, 90.0), (0.25, 80.0))]
-    claim = against("better", ours, [points((1.0, 89.8), (0.5, 84.0), (0.25, 81.0))])
-    assert claim.verdict == "partly"
-    assert claim.seen.startswith("ahead at 1, equal at 1, behind at 1 of 3 points; least at 0.25× (-1.0)")
+    found = tally(ours, [points((1.0, 89.8), (0.5, 84.0), (0.25, 81.0))])
+    assert found.outcomes == ["equal", "ahead", "behind"]
+    assert better("x", found).verdict == "partly"
+    assert not_worse("x", found).verdict == "partly"
+    assert not_worse("x", tally(ours, [points((1.0, 89.8))])).verdict == "holds"
+
+
+@pytest.mark.parametrize(("theirs", "outcome"), [(90.4, "equal"), (89.6, "equal"), (89.4, "ahead"), (90.6, "behind")])
+def test_single_runs_are_told_apart_by_half_a_point(theirs, outcome):
+    assert tally(points((1.0, 90.0), seeds=1), [points((1.0, theirs), seeds=1)]).outcomes == [outcome]
+
+
+def test_almost_all_is_nine_of_ten():
+    passed = [True] * 9 + [False]
+    assert judged("x", passed, "", share=ALMOST_ALL).verdict == "holds"
+    assert judged("x", [*passed, False], "", share=ALMOST_ALL).verdict == "partly"
+    assert judged("x", passed, "").verdict == "partly"
 
 
 def test_what_is_no_number_is_none_in_a_record():
@@ -178,9 +205,27 @@ def test_what_must_hold_does_hold(measured):
         "The error of a layer's output never rises with its rank (channel form and linear layers).",
         "In the spatial form it holds before the vertical taps are summed …",
         "KL(p ‖ p̃) stays below the bound.",
-        "That of Decomposable-Net is monotonic.",
     ):
         assert verdicts[text] == "holds", text
+
+
+def test_a_network_that_was_not_kept_leaves_the_other_exhibits(measured, tmp_path):
+    folder, _, _ = measured
+    shutil.copytree(folder, tmp_path / "kept")
+    (tmp_path / "kept" / "short" / "us-net" / "0" / "network.safetensors").unlink()
+    said = []
+    watchers = Watchers(progress=lambda line: None, say=said.append)
+    found, failures = running.run(order(["2f", "2d"], tmp_path / "kept"), how=How(jobs=1), watchers=watchers)
+    assert list(found) == ["2d"]
+    assert list(failures) == ["2f"]
+    assert any(line.startswith("2f: not measured: ") and "it was not kept" in line for line in said)
+
+
+def test_an_exhibit_says_where_its_trainings_come_from(measured):
+    _, found, _ = measured
+    runs = found["2f"]["trainings"][0]["runs"]
+    assert [(run["method"], run["seed"], run["tries"]) for run in runs] == [("decomposable", 0, 1), ("us-net", 0, 1)]
+    assert all(run["cpu"] and run["minutes"] >= 0 for run in runs)
 
 
 def test_what_is_done_is_not_done_again(measured):
