@@ -30,7 +30,7 @@ def exhibit(name: str, kind: str, explorer=None) -> dict:
     series = [
         {"name": f"method {i} with a rather long name", "x": sizes, "y": [90 - i - 5 / size**0.5 for size in sizes],
          "low": [], "high": [], "method": method, "is_dashed": bool(i % 2)}
-        for i, method in enumerate(["elastic", "decomposable", "us-net", "slimmable", "plain"])
+        for i, method in enumerate(["elastic", "decomposable", "us-net", "slimmable", "plain", "width"])
     ]  # fmt: skip
     figure = {
         "title": "Accuracy over size",
@@ -46,7 +46,11 @@ def exhibit(name: str, kind: str, explorer=None) -> dict:
     return {
         "exhibit": name, "title": f"Exhibit {name}", "where": "figure 2", "scale": "laptop", "figures": [figure],
         "tables": [{"title": "A table", "columns": ["method", "accuracy (%)"], "rows": [["elastic", "90.1"]]}],
-        "claims": [{"text": "A claim of the paper.", "verdict": "holds", "seen": "+1.0 at 0.25×"}],
+        "claims": [
+            {"text": "A claim of the paper.", "verdict": "holds", "seen": "+1.0 at 0.25×"},
+            {"text": "Another one, which does not.", "verdict": "fails", "seen": "-1.0 at 0.25×"},
+        ],
+        "remarks": ["One seed has no range."],
         "explorer": explorer, "command": "decomposable compare --exhibit all --scale laptop", "commit": "abc",
     }  # fmt: skip
 
@@ -59,7 +63,7 @@ def address(tmp_path_factory):
     net = dn.decompose(model, torch.zeros(1, 1, 8, 8))
     measured = [{"macs_fraction": size, "accuracy": 60 + 30 * size} for size in (0.1, 0.25, 0.5, 1.0)]
     slider = explored(net.selector, measured, "a small CNN")
-    found = Found(exhibits=[exhibit("beyond", "lines", slider), exhibit("2d", "bars")])
+    found = Found(exhibits=[exhibit("beyond", "lines", slider), exhibit("2d", "bars")], missing=["2a"])
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(page(found, "Measured again"))
     return path.as_uri()
@@ -109,7 +113,7 @@ def test_figures_show_and_nothing_is_complained_of(browser, address):
         assert figure.find_elements(By.CSS_SELECTOR, "svg.main-svg")
         assert figure.size["height"] > 150
     lines = browser.find_elements(By.CSS_SELECTOR, "[data-figure='0/0'] .scatterlayer .trace")
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
     shot(browser, "light")
 
@@ -154,13 +158,41 @@ def test_dark_mode_and_print_are_readable(browser, address):
         const inks = [of('body').color, of('.where').color, of('.xtick text').fill, of('.verdict').color];
         return inks.map(luminance).map(l => (Math.max(l, ground) + 0.05) / (Math.min(l, ground) + 0.05));
     """
+    lines = contrast.replace(
+        contrast[contrast.index("const inks") : contrast.index("return inks")],
+        "const inks = [...document.querySelectorAll('[data-figure] .js-line')].map(e => "
+        "getComputedStyle(e)).map(s => s.stroke === 'none' ? s.fill : s.stroke).filter(c => c.startsWith('rgb('));",
+    )
     for scheme in ("light", "dark"):
         opened(browser, address, scheme)
         assert min(browser.execute_script(contrast)) > 4.0, scheme
+        assert min(browser.execute_script(lines)) > 2.0, scheme
         shot(browser, scheme)
     browser.execute_cdp_cmd(
         "Emulation.setEmulatedMedia",
         {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "light"}]},
     )
     assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert not browser.find_element(By.TAG_NAME, "nav").is_displayed()
+    assert not browser.find_element(By.CSS_SELECTOR, ".explorer input").is_displayed()
+    # From a dark screen, too: what is folded is opened, and figures are drawn for white paper.
+    opened(browser, address, "dark")
+    ink = "return getComputedStyle(document.querySelector('.xtick text')).fill"
+    dark = browser.execute_script(ink)
+    folded = "return document.querySelectorAll('details:not([open])').length"
+    assert browser.execute_script(folded) > 0
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    assert browser.execute_script(folded) == 0
+    assert browser.execute_script(ink) == "rgb(68, 68, 68)"
+    browser.execute_script("window.dispatchEvent(new Event('afterprint'))")
+    assert browser.execute_script(folded) > 0
+    assert browser.execute_script(ink) == dark
+
+
+def test_what_holds_is_seen_at_a_glance(browser, address):
+    opened(browser, address)
+    rows = [row.text for row in browser.find_elements(By.CSS_SELECTOR, ".overview li")]
+    assert [row.split("\n")[-1].strip() for row in rows[:2]] == ["✓✗", "✓✗"]
+    assert rows[2].endswith("not measured")
+    failing = browser.find_elements(By.CSS_SELECTOR, ".failing li")
+    assert [each.text for each in failing] == ["does not hold Another one, which does not."] * 2
+    assert browser.find_element(By.CSS_SELECTOR, ".remarks").text.endswith("One seed has no range.")
