@@ -94,6 +94,43 @@ def test_it_is_the_loop_by_hand(bf16, tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-2 if bf16 else 1e-5, atol=1e-4 if bf16 else 1e-6)
 
 
+def test_the_usual_distance_is_the_divergence_where_there_is_a_label_for_the_next_token(tmp_path):
+    class Mine(transformers.GPT2LMHeadModel):
+        """A subclass is a causal model, too."""
+
+    torch.manual_seed(0)
+    for model in (FAMILIES["gpt2"].build(), Mine(FAMILIES["gpt2"].build().config), FAMILIES["bert"].build()):
+        made = trainer(tmp_path, joint={"ratio": (0.1, 0.5), "distill": 1.0}, model=model)
+        low, full = torch.randn(2, 3, 5, 7)
+        labels = torch.tensor([[1, 2, -100, 4, 5], [1, -100, 3, 4, 5], [-100, 2, 3, -100, -100]])
+        made._labels = labels
+        is_causal = isinstance(model, transformers.GPT2LMHeadModel)
+        total, count = 0.0, 0
+        for row in range(3):
+            for place in range(5):
+                at = place + 1 if is_causal else place
+                if at < 5 and labels[row, at] != -100:
+                    p, q = full[row, place].softmax(0), low[row, place].softmax(0)
+                    total, count = total + float((p * (p / q).log()).sum()), count + 1
+        outputs = [transformers.utils.ModelOutput(logits=each) for each in (low, full)]
+        assert float(made._kl_at_labels(*outputs)) == pytest.approx(total / count, rel=1e-5)
+
+
+def test_no_batch_is_taken_before_the_training(tmp_path):
+    class Counted(Texts):
+        taken = 0
+
+        def __getitem__(self, index):
+            Counted.taken += 1
+            return super().__getitem__(index)
+
+    made = trainer(tmp_path, joint=ELASTIC)
+    made.train_dataset = Counted()
+    assert Counted.taken == 0
+    made.train()
+    assert made.joint.sizes.selector.fixed_macs is not None
+
+
 @pytest.mark.parametrize("options", [{"ratio": (0.1, 0.5), "refresh": 3}, ELASTIC], ids=["joint", "elastic"])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_resumed_run_repeats_exactly(options, bf16, tmp_path):

@@ -50,19 +50,31 @@ class JointTrainer(Trainer):
         self._share = 1.0  # of the batch in its step, for what the Trainer has not scaled
         self._labels: Tensor | None = None
         self._sums: dict[str, list[float]] = {}
-        self.joint = self._objective()
+        self._joint: JointObjective | None = None
+        if not self._needs_example:
+            self._joint = self._objective(None)  # what is wrong with the options is said here
 
-    def _current(self) -> JointObjective:
+    @property
+    def _needs_example(self) -> bool:
+        return self._options.get("macs") is not None and self._options.get("example_input") is None
+
+    @property
+    def joint(self) -> JointObjective:
         """The objective around the model that is trained: with `model_init`, every training has a model of its own."""
-        if self.joint.model is not self.model:
-            self.joint = self._objective()
-        return self.joint
+        return self._joint_with(None)
 
-    def _objective(self) -> JointObjective:
+    def _joint_with(self, batch: Mapping[str, Any] | None) -> JointObjective:
+        """The same; where it is made anew and needs an example, that is this batch."""
+        if self._joint is None or self._joint.model is not self.model:
+            self._joint = self._objective(batch)
+        return self._joint
+
+    def _objective(self, batch: Mapping[str, Any] | None) -> JointObjective:
         options = self._options
-        if options.get("macs") is not None and options.get("example_input") is None:
-            with torch.random.fork_rng(devices=[]):
-                batch = self._prepare_inputs(next(iter(self.get_train_dataloader())))
+        if self._needs_example:
+            if batch is None:  # asked for before the first step
+                with torch.random.fork_rng(devices=[]):
+                    batch = self._prepare_inputs(next(iter(self.get_train_dataloader())))
             options = {**options, "example_input": batch}
         if "forward" not in options:
             options = {**options, "forward": lambda net, batch: net(**batch)}
@@ -97,7 +109,7 @@ class JointTrainer(Trainer):
             return loss, _without_cache(outputs)
 
         weight = 1.0 if is_scaled else 1 / steps
-        losses = self._current().backward(
+        losses = self._joint_with(inputs).backward(
             forward=run, loss=lambda pair: pair[0], weight=weight, scaler=self.accelerator.scaler
         )
         self._note(losses, steps if is_scaled else 1)
@@ -121,7 +133,8 @@ class JointTrainer(Trainer):
         one, other, labels = logits_of(low), logits_of(full), self._labels
         if labels is None or one.dim() != 3 or labels.shape != one.shape[:-1]:
             return kl_divergence(one.flatten(0, -2), other.flatten(0, -2))
-        if type(self.accelerator.unwrap_model(self.model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        kinds = {kind.__name__ for kind in type(self.accelerator.unwrap_model(self.model)).__mro__}
+        if not kinds.isdisjoint(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):  # a subclass, too
             one, other, labels = one[:, :-1], other[:, :-1], labels[:, 1:]
         counts = labels != -100
         return kl_divergence(one[counts], other[counts]) if counts.any() else one.sum() * 0
@@ -142,13 +155,13 @@ class JointTrainer(Trainer):
     def _save_rng_state(self, output_dir: str) -> None:
         """With all else that is random, the generator of the sizes, and what the objective keeps."""
         super()._save_rng_state(output_dir)
-        write_state(Path(output_dir) / STATE, self._current().state_dict())
+        write_state(Path(output_dir) / STATE, self.joint.state_dict())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The same, taken up again."""
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
-            self._current().load_state_dict(read_state(Path(checkpoint) / STATE))
+            self.joint.load_state_dict(read_state(Path(checkpoint) / STATE))
 
 
 def _without_cache(outputs: Any) -> Any:

@@ -7,7 +7,7 @@ here: accumulation, clipping, schedules, and the state that a resumed run needs 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,11 @@ class JointModule(LightningModule):
 
     def loss(self, outputs: Any, batch: Any) -> Tensor:
         """The loss of these outputs; by default the cross-entropy to the batch's second entry."""
+        if not isinstance(batch, Sequence) or len(batch) < 2:
+            raise InvalidArgumentError(
+                f"JointModule: a batch is {type(batch).__name__}, of which the labels are not known; allowed: "
+                "inputs and labels as a pair, or a loss(self, outputs, batch) of your own"
+            )
         return F.cross_entropy(outputs, batch[1])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,8 +149,9 @@ class JointModule(LightningModule):
                 )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """With the weights, the state of the objective, and that of torch's random numbers."""
-        checkpoint[_STATE] = {"joint": self.joint.state_dict(), "random": torch.get_rng_state()}
+        """With the weights, the state of the objective, and that of torch's random numbers, on the CPU and the GPUs."""
+        gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        checkpoint[_STATE] = {"joint": self.joint.state_dict(), "random": torch.get_rng_state(), "random_gpus": gpus}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The same, taken up again where a training goes on; whoever only evaluates the weights needs none of it."""
@@ -157,3 +163,6 @@ class JointModule(LightningModule):
         self.joint.load_state_dict(checkpoint[_STATE]["joint"])
         # Here already: the next thing that draws is the loader of the epoch that follows.
         torch.set_rng_state(checkpoint[_STATE]["random"].cpu())
+        gpus = [state.cpu() for state in checkpoint[_STATE].get("random_gpus", [])]
+        if torch.cuda.is_available() and len(gpus) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(gpus)

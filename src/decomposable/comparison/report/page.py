@@ -21,6 +21,7 @@ from decomposable.machine import timestamp
 from decomposable.methods import METHODS
 
 VERDICTS = {"holds": "holds", "partly": "holds in part", "fails": "does not hold", "not tried": "not tried"}
+COUNTED = {"holds": "hold", "partly": "hold in part", "fails": "do not hold", "not tried": "not tried"}
 SIGNS = {"holds": "✓", "partly": "~", "fails": "✗", "not tried": "–"}
 READINGS = {"size": "part of the MACs", "accuracy": "accuracy", "macs": "MACs", "params": "parameters"}
 LEAD = (
@@ -81,7 +82,7 @@ def _header(found: Found, title: str, sections: Sequence[Section]) -> Html:
     if found.exhibits:
         verdicts = [claim.get("verdict") for section in sections for claim in section.claims]
         counts = (
-            tag("li", tag("b", str(verdicts.count(key)), class_=_class(key)), text) for key, text in VERDICTS.items()
+            tag("li", tag("b", str(verdicts.count(key)), class_=_class(key)), text) for key, text in COUNTED.items()
         )
         parts += [
             tag("p", LEAD, class_="lead"),
