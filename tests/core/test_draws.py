@@ -221,3 +221,25 @@ def test_scores_of_one_cut_may_come_by_themselves() -> None:
     scores = dn.decompose(net, X).scores
     plain = {name: cuts[0] for name, cuts in scores.items()}
     assert dn.decompose(net, X, criterion=plain).choose(macs=0.3) == dn.decompose(net, X).choose(macs=0.3)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "attention"])
+def test_a_model_may_ask_for_a_weight_of_what_is_opened(kind: str) -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.LSTM(6, 8, batch_first=True) if kind == "lstm" else nn.MultiheadAttention(6, 2)
+            self.head = nn.Linear(8 if kind == "lstm" else 6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if isinstance(self.inner, nn.LSTM) or kind == "lstm":
+                return self.head(self.inner(x.to(self.inner.weight_hh_l0.dtype))[0][:, -1])
+            x = x.to(self.inner.in_proj_weight.dtype)
+            return self.head(self.inner(x, x, x)[0][:, -1])
+
+    net, x = Asking(), torch.randn(4, 5, 6)
+    joint = dn.JointObjective(net, macs=(0.6, 0.9), example_input=x, seed=0)
+    assert joint.backward(lambda low: F.cross_entropy(low(x), Y % 3)).macs <= 0.9
+    full, shipped = sum(p.numel() for p in net.parameters()), dn.decompose(net, x).selector
+    assert joint.sizes.selector.full_cost("params") == full == shipped.full_cost("params")
+    assert joint.sizes.selector.smallest_cost("params") == shipped.smallest_cost("params")

@@ -129,9 +129,17 @@ def limits_of(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> 
 
 
 def cost_selector(
-    model: nn.Module, layers: Sequence[Layer], bounds: tuple[Ints, Ints], example_input: Any, forward: Forward
+    model: nn.Module,
+    layers: Sequence[Layer],
+    bounds: tuple[Ints, Ints],
+    example_input: Any,
+    forward: Forward,
+    params: int,
 ) -> RankSelector:
-    """What sizes of the model cost, seen in a pass with the example input where there is one; scores come later."""
+    """What sizes of the model cost, seen in a pass with the example input where there is one; scores come later.
+
+    It has so many `params` of its own, which a tree with modules opened does not show.
+    """
     seen = None
     if example_input is not None:
         with undisturbed(model):
@@ -140,7 +148,7 @@ def cost_selector(
         costs=layer_costs(layers, seen or Trace()),
         scores=tuple(np.zeros(full) for layer in layers for full in layer.full_ranks),
         fixed_macs=None if seen is None else other_macs(layers, seen),
-        fixed_params=sum(p.numel() for p in model.parameters()) - sum(layer.weight.numel() for layer in layers),
+        fixed_params=params - sum(layer.weight.numel() for layer in layers),
         lower=bounds[0],
         upper=bounds[1],
     )

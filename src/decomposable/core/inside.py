@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -22,6 +23,7 @@ from decomposable.core.opening import (
     why_closed,
     with_opened,
 )
+from decomposable.core.tracing import Forward
 from decomposable.core.tree import plain_name, rewire
 
 
@@ -40,6 +42,24 @@ class Inside:
     opened: Mapping[nn.Module, nn.Module]
     tree: nn.Module
     in_tree: tuple[Layer, ...]
+
+    def showing_parameters(self, forward: Forward) -> Forward:
+        """The same call of the tree, in which what stands in for a module has that one's parameters, by their names: a
+        model may ask for the type of one.
+        """
+
+        def call(net: nn.Module, batch: Any) -> Any:
+            hidden = {twin: dict(twin._parameters) for twin in self.opened.values() if _is_around(twin)}
+            try:
+                for module, twin in self.opened.items():
+                    if twin in hidden:
+                        twin._parameters.update(module._parameters)
+                return forward(net, batch)
+            finally:
+                for twin, own in hidden.items():
+                    twin._parameters.update(own)
+
+        return call
 
 
 def layers_inside(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> Inside:

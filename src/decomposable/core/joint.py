@@ -166,7 +166,14 @@ class JointObjective:
             smallest,
             layers,
             bounds,
-            lambda: cost_selector(inside.tree, inside.in_tree, bounds, example_input, forward or call_with_first),
+            lambda: cost_selector(
+                inside.tree,
+                inside.in_tree,
+                bounds,
+                example_input,
+                inside.showing_parameters(forward or call_with_first),
+                sum(p.numel() for p in unwrap(model).parameters()),
+            ),
         )
         self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
         # Its reducer waits for backward(), which is not called here: what it does is done here.
