@@ -224,7 +224,7 @@ def test_scores_of_one_cut_may_come_by_themselves() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm", "attention"])
-def test_a_model_may_ask_for_a_weight_of_what_is_opened(kind: str) -> None:
+def test_what_a_model_does_not_run_without_stays_closed_as_when_it_is_shipped(kind: str) -> None:
     class Asking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -238,8 +238,19 @@ def test_a_model_may_ask_for_a_weight_of_what_is_opened(kind: str) -> None:
             return self.head(self.inner(x, x, x)[0][:, -1])
 
     net, x = Asking(), torch.randn(4, 5, 6)
-    joint = dn.JointObjective(net, macs=(0.6, 0.9), example_input=x, seed=0)
-    assert joint.backward(lambda low: F.cross_entropy(low(x), Y % 3)).macs <= 0.9
-    full, shipped = sum(p.numel() for p in net.parameters()), dn.decompose(net, x).selector
-    assert joint.sizes.selector.full_cost("params") == full == shipped.full_cost("params")
+    joint = dn.JointObjective(net, macs=0.999, example_input=x, seed=0)
+    assert joint.backward(lambda low: F.cross_entropy(low(x), Y % 3)).macs < 1
+    shipped = dn.decompose(net, x)
+    assert [layer.name for layer in joint.layers] == [layer.name for layer in shipped.layers] == ["head"]
+    assert joint.skipped["inner"].startswith("the model does not run without it: AttributeError")
+    assert joint.sizes.selector.smallest_cost("params") == shipped.selector.smallest_cost("params")
+
+
+@pytest.mark.parametrize("inner", [nn.LSTM(6, 8), nn.TransformerEncoderLayer(6, 2, 8)], ids=["lstm", "encoder"])
+def test_parameters_of_what_is_opened_count_once(inner: nn.Module) -> None:
+    x = torch.randn(4, 5, 6)
+    joint = dn.JointObjective(inner, params=(0.8, 0.9), example_input=x, seed=0)
+    shipped = dn.decompose(inner, x).selector
+    full = sum(p.numel() for p in inner.parameters())
+    assert joint.sizes.selector.full_cost("params") == shipped.full_cost("params") == full
     assert joint.sizes.selector.smallest_cost("params") == shipped.smallest_cost("params")

@@ -5,10 +5,12 @@ A module is opened only where a layer inside it takes part: what nobody wants to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from decomposable.core.forms import FormOf
@@ -18,13 +20,14 @@ from decomposable.core.opening import (
     Opened,
     ViewLinear,
     can_be_opened,
+    names_of_opened,
     openable,
     opened,
     why_closed,
     with_opened,
 )
 from decomposable.core.tracing import Forward
-from decomposable.core.tree import plain_name, rewire
+from decomposable.core.tree import plain_name, rewire, undisturbed
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,24 +45,6 @@ class Inside:
     opened: Mapping[nn.Module, nn.Module]
     tree: nn.Module
     in_tree: tuple[Layer, ...]
-
-    def showing_parameters(self, forward: Forward) -> Forward:
-        """The same call of the tree, in which what stands in for a module has that one's parameters, by their names: a
-        model may ask for the type of one.
-        """
-
-        def call(net: nn.Module, batch: Any) -> Any:
-            hidden = {twin: dict(twin._parameters) for twin in self.opened.values() if _is_around(twin)}
-            try:
-                for module, twin in self.opened.items():
-                    if twin in hidden:
-                        twin._parameters.update(module._parameters)
-                return forward(net, batch)
-            finally:
-                for twin, own in hidden.items():
-                    twin._parameters.update(own)
-
-        return call
 
 
 def layers_inside(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> Inside:
@@ -117,3 +102,39 @@ def _worth_opening(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -
 
 def _is_around(module: nn.Module) -> bool:
     return isinstance(module, Opened)
+
+
+def opened_where_it_runs(
+    base: nn.Module, form: FormOf, filter_fn: FilterFn | None, batch: Any, forward: Forward
+) -> tuple[nn.Module, FilterFn | None, dict[str, str]]:
+    """The tree with modules opened, but for those that the model does not run without: it may read their weights, or
+    ask for their class. With it, a filter that knows of them, and the reason for each.
+    """
+    tree = with_layers_opened(base, form, filter_fn)
+    names = dict.fromkeys(names_of_opened(tree))
+    if batch is None or not names or _failure(tree, batch, forward) is None or _failure(base, batch, forward):
+        return tree, filter_fn, {}  # where the model itself fails, the watched pass says so
+
+    def only(which: Callable[[str], bool]) -> FilterFn:
+        return lambda module, name: which(name) and (filter_fn is None or filter_fn(module, name))
+
+    def inside(name: str, outer: str) -> bool:
+        return f"{name}.".startswith(f"{outer}.")
+
+    found = {
+        outer: _failure(with_layers_opened(base, form, only(partial(inside, outer=outer))), batch, forward)
+        for outer in names
+    }
+    closed = {name: f"the model does not run without it: {error}" for name, error in found.items() if error}
+    keep = only(lambda name: not any(inside(name, outer) for outer in closed))
+    return with_layers_opened(base, form, keep), keep, closed
+
+
+def _failure(tree: nn.Module, batch: Any, forward: Forward) -> str | None:
+    """Why a pass fails, in one line, or None."""
+    try:
+        with undisturbed(tree), torch.no_grad():
+            forward(tree, batch)
+    except Exception as error:  # whatever the model's code raises
+        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return None

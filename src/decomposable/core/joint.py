@@ -48,13 +48,13 @@ from decomposable.core.gradients import (
     refuse_reentrant_checkpoints,
     scaled,
 )
-from decomposable.core.inside import layers_inside
+from decomposable.core.inside import layers_inside, opened_where_it_runs
 from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, require_layers, source_of
 from decomposable.core.lowrank import Layout, LowRankLayer
 from decomposable.core.opening import with_layers
 from decomposable.core.passes import Local, Pass, averaged, counting_samples
 from decomposable.core.processes import Processes, same_buffers_
-from decomposable.core.tracing import Forward, call_with_first
+from decomposable.core.tracing import Forward, call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, data_parallel, refuse_sharded, rewire, unwrap
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.chain import Rank, flat_ranks, like_ranks, ranks_of
@@ -155,8 +155,13 @@ class JointObjective:
         self.turns = _check_turns(turns)
         self.distance = _check_distance(distance, self.distill)
         refuse_sharded(unwrap(model))
+        call: Forward = forward or call_with_first
+        closed: dict[str, str] = {}
+        if example_input is not None:  # what `decompose` would leave closed is not trained otherwise
+            batch = on_device_of(unwrap(model), example_input)
+            _, filter_fn, closed = opened_where_it_runs(unwrap(model), check_form(form), filter_fn, batch, call)
         inside = layers_inside(unwrap(model), check_form(form), filter_fn)
-        layers, self.skipped, self._opened = inside.layers, inside.skipped, inside.opened
+        layers, self.skipped, self._opened = inside.layers, inside.skipped | closed, inside.opened
         require_layers(layers, self.skipped)
         self.layers = layers
         self.criterion = criterion
@@ -171,7 +176,7 @@ class JointObjective:
                 inside.in_tree,
                 bounds,
                 example_input,
-                inside.showing_parameters(forward or call_with_first),
+                call,
                 sum(p.numel() for p in unwrap(model).parameters()),
             ),
         )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from warnings import warn
 
@@ -18,9 +17,8 @@ from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, find_cr
 from decomposable.core.draws import limits_of
 from decomposable.core.factors import Factors, Taylor, factors_in_order, memory_format_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
-from decomposable.core.inside import layers_of, with_layers_opened
+from decomposable.core.inside import layers_of, opened_where_it_runs
 from decomposable.core.layers import FilterFn, Layer, decomposed, in_order_of, laid_out, require_layers
-from decomposable.core.opening import names_of_opened
 from decomposable.core.tracing import (
     Forward,
     Trace,
@@ -101,7 +99,7 @@ def decompose(
     refuse_sharded(unwrap(model))
     closed = deep_copy(rewire(unwrap(model), {})).eval()
     batch = on_device_of(closed, example_input)
-    base, filter_fn, stay_closed = _opened_where_it_runs(closed, checked_form, filter_fn, batch, call)
+    base, filter_fn, stay_closed = opened_where_it_runs(closed, checked_form, filter_fn, batch, call)
     layers, skipped = layers_of(base, checked_form, filter_fn)
     chosen = _Chosen(base, layers, skipped | stay_closed)
     if by is not None:
@@ -195,42 +193,6 @@ class _Chosen:
         """With the modules that multiply activations, of which no size is smaller."""
         found = {name: PRODUCTS for name, module in self.base.named_modules() if module in products}
         return replace(self, skipped=in_order_of(self.base, found | self.skipped))
-
-
-def _opened_where_it_runs(
-    base: nn.Module, form: FormOf, filter_fn: FilterFn | None, batch: Any, forward: Forward
-) -> tuple[nn.Module, FilterFn | None, dict[str, str]]:
-    """The tree with modules opened, but for those that the model does not run without: it may read their weights, or
-    ask for their class. With it, a filter that knows of them, and the reason for each.
-    """
-    tree = with_layers_opened(base, form, filter_fn)
-    names = dict.fromkeys(names_of_opened(tree))
-    if batch is None or not names or _failure(tree, batch, forward) is None or _failure(base, batch, forward):
-        return tree, filter_fn, {}  # where the model itself fails, the watched pass says so
-
-    def only(which: Callable[[str], bool]) -> FilterFn:
-        return lambda module, name: which(name) and (filter_fn is None or filter_fn(module, name))
-
-    def inside(name: str, outer: str) -> bool:
-        return f"{name}.".startswith(f"{outer}.")
-
-    found = {
-        outer: _failure(with_layers_opened(base, form, only(partial(inside, outer=outer))), batch, forward)
-        for outer in names
-    }
-    closed = {name: f"the model does not run without it: {error}" for name, error in found.items() if error}
-    keep = only(lambda name: not any(inside(name, outer) for outer in closed))
-    return with_layers_opened(base, form, keep), keep, closed
-
-
-def _failure(tree: nn.Module, batch: Any, forward: Forward) -> str | None:
-    """Why a pass fails, in one line, or None."""
-    try:
-        with undisturbed(tree), torch.no_grad():
-            forward(tree, batch)
-    except Exception as error:  # whatever the model's code raises
-        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    return None
 
 
 def _watched_pass(
