@@ -92,7 +92,7 @@ def _order(options: argparse.Namespace) -> Any:
 def _dry_run(options: argparse.Namespace, order: Any, line: ProgressLine) -> None:
     from decomposable.comparison.exhibits import running
 
-    found, seconds = running.estimated(order, jobs=options.jobs, progress=line)
+    found, seconds, refused = running.estimated(order, jobs=options.jobs, progress=line)
     line.close()
     rows = [{"group": group.folder, **entry.as_plain()} for group, entry in found]
     cells = [
@@ -109,9 +109,10 @@ def _dry_run(options: argparse.Namespace, order: Any, line: ProgressLine) -> Non
     to_do = sum(entry.state in ("to do", "cut off") for _, entry in found)
     answer(
         options,
-        {"trainings": rows, "seconds": round(seconds, 1)},
+        {"trainings": rows, "seconds": round(seconds, 1), "cannot": refused},
         as_table(("group", "method", "seed", "training", "state", "about"), cells),
         *dict.fromkeys(f"{e.part.method} cannot be trained: {e.reason}" for _, e in found if e.reason),
+        *(f"{folder} cannot be trained here: {reason}" for folder, reason in refused.items()),
         f"\ntrainings: {len(found)} ({to_do} to do); about {as_duration(seconds)} here. Nothing was trained.",
     )
 

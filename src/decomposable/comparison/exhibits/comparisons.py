@@ -28,9 +28,9 @@ QUARTER = 0.25
 FORM_NAMES = {"tucker": "Tucker-2", "channel": "channel form", "spatial": "spatial form"}
 
 
-def curve_figure(trained: Trained, series: Sequence[Series]) -> Figure:
+def curve_figure(trained: Trained, series: Sequence[Series], note: str = "") -> Figure:
     """Accuracy over MACs on one network and data set."""
-    return Figure(title=trained.group.title, x=MACS, y=ACCURACY, series=list(series))
+    return Figure(title=trained.group.title, x=MACS, y=ACCURACY, series=list(series), note=note)
 
 
 def figure_3a(context: Context) -> Shown:

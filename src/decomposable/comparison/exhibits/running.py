@@ -20,7 +20,7 @@ from decomposable.comparison.exhibits.scales import SCALES, Group, Scale, merged
 from decomposable.comparison.parts import Circumstances, Comparison, prepare
 from decomposable.comparison.sharding import bundles
 from decomposable.comparison.watching import Failures, Watchers
-from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable.errors import DataError, DecomposableError, InvalidArgumentError
 from decomposable.files import write_atomically
 from decomposable.machine import timestamp
 from decomposable.progress import Report
@@ -66,17 +66,26 @@ def ordered(name: str, scale: str, *, only: Sequence[str] | None = None, **rest:
     return Order(exhibits=exhibits, scale=SCALES[scale].on(only), **rest)
 
 
-def estimated(order: Order, *, jobs: int | None, progress: Report) -> tuple[list[tuple[Group, Estimate]], float]:
-    """Every training, about how long it takes, and about how long all of them take."""
+def estimated(
+    order: Order, *, jobs: int | None, progress: Report
+) -> tuple[list[tuple[Group, Estimate]], float, dict[str, str]]:
+    """Every training, about how long it takes, and about how long all of them take; groups that cannot be trained here,
+    with the reason: data that are not there.
+    """
     found: list[tuple[Group, Estimate]] = []
     seconds = 0.0
+    refused: dict[str, str] = {}
     for group in order.groups:
         comparison, circumstances = order.prepared(group)
         count = running.number_of_jobs(jobs, circumstances.device)
-        estimates = estimate(comparison, circumstances, jobs=count, progress=progress)
+        try:
+            estimates = estimate(comparison, circumstances, jobs=count, progress=progress)
+        except DataError as error:
+            refused[group.folder] = str(error)
+            continue
         seconds += total_seconds(estimates, count)
         found += [(group, each) for each in estimates]
-    return found, seconds
+    return found, seconds, refused
 
 
 def run(order: Order, *, watchers: Watchers, how: running.How) -> tuple[dict[str, dict[str, Any]], Failures]:
