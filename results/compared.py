@@ -1,8 +1,9 @@
 """Draw runs of several methods and seeds as one comparison, and print the table: mean and range over the seeds.
 
-python results/compared.py results/python-text-lm/*/record.json -o results/python-text-lm/comparison.png
+cd results/cifar10-vit; python ../compared.py *-?/record.json cut-?.json -o comparison.png
 
-Of a text it is the perplexity, else the accuracy.
+Of a text it is the perplexity, else the accuracy. What `decomposable cut --json` printed is a record, too: of a network
+that was trained normally, cut by data.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ from decomposable.comparison.results import mean_over_seeds
 from decomposable.files import write_atomically
 
 
+def method_of(record: dict[str, Any]) -> str:
+    """Who made it; a cut is of a network that was trained normally."""
+    return "plain, cut by data" if "cut" in record else str(record["settings"]["method"])
+
+
 def content_of(records: list[dict[str, Any]]) -> dict[str, Any]:
     """What `comparison.json` of these runs would be."""
     runs: dict[str, list[Any]] = defaultdict(list)
     for record in records:
-        runs[record["settings"]["method"]].append(record["sizes"])
+        runs[method_of(record)].append(record["sizes"])
     methods = {}
     for name, rows in runs.items():
         points = [asdict(point) for point in mean_over_seeds(rows, name)]
@@ -46,8 +52,8 @@ def main() -> None:
     content = content_of(records)
     write_atomically(options.out, draw(content))
     print(as_text(content))
-    for record in sorted(records, key=lambda record: (record["settings"]["method"], record["seed"])):
-        print(record["settings"]["method"], record["seed"], f"{record['training_seconds']:.0f} s,", end=" ")
+    for record in sorted(records, key=lambda record: (method_of(record), record["seed"])):
+        print(method_of(record), record["seed"], f"{record.get('training_seconds', 0):.0f} s,", end=" ")
         print(", ".join(f"{r['size']:g}: {r.get('perplexity') or r['accuracy']:.3f}" for r in record["sizes"]))
 
 
