@@ -23,7 +23,7 @@ from decomposable.files import write_atomically
 
 def method_of(record: dict[str, Any]) -> str:
     """Who made it; a cut is of a network that was trained normally."""
-    return "plain, cut by data" if "cut" in record else str(record["settings"]["method"])
+    return "normal learning, cut by data" if "cut" in record else str(record["settings"]["method"])
 
 
 def content_of(records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -46,8 +46,8 @@ _LARGEST_KEPT = 32 << 20  # bytes: the largest threshold that glibc takes
 def keep_freed_memory() -> None:
     """Have the C library keep the memory of tensors that are gone, up to 32 MiB each, for the next ones.
 
-    By default glibc gives such blocks back at once, and the kernel fills every page of the next one with zeros: a
-    seventh of a small network's step on a CPU (benchmarks/memory.py). Other C libraries are left alone.
+    By default glibc gives such blocks back at once, and the kernel fills every page of the next one with zeros: a fifth
+    of a small network's step on a CPU (benchmarks/memory.py). Other C libraries are left alone.
     """
     if sys.platform != "linux":
         return
