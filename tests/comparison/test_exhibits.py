@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from decomposable import recipes
+from decomposable.commands.main import main
 from decomposable.comparison.exhibits import running
 from decomposable.comparison.exhibits.catalogue import EXHIBITS, find
 from decomposable.comparison.exhibits.context import at_size
@@ -65,9 +66,11 @@ QUICK = {
 }
 TRIAL = Scale(
     name="trial",
-    curves=(Group(folder="digits", recipe="digits", methods=(), settings=QUICK, title="digits"),),
-    ablation=Group(folder="short", recipe="digits", methods=(), settings=QUICK, title="digits"),
-    connected=Group(folder="connected", recipe=f"{__name__}:connected", methods=(), settings=QUICK, title="connected"),
+    curves=(Group(folder="digits", recipe="digits", methods=(), settings=QUICK, network="digits"),),
+    ablation=Group(folder="short", recipe="digits", methods=(), settings=QUICK, network="digits"),
+    connected=Group(
+        folder="connected", recipe=f"{__name__}:connected", methods=(), settings=QUICK, network="connected"
+    ),
     balances=(0.5, 1.0),
 )
 
@@ -108,6 +111,18 @@ def test_what_is_trained_at_each_scale_can_be(scale):
     main = next(group for group in groups if group.folder == scale.curves[0].folder)
     assert set(main.methods) == METHODS.keys()
     assert len(main.seeds) >= 2
+
+
+def test_seeds_and_settings_may_be_others_than_the_scales():
+    changed = running.ordered("all", "paper", out=None, seeds=[3], overrides={"epochs": 1, "balance": 0.2})
+    assert {group.seeds for group in changed.groups} == {(3,)}
+    assert {group.all_settings.epochs for group in changed.groups} == {1}
+    titles = {group.folder: group.title for group in changed.groups}
+    assert titles["cifar10-vgg15"] == "VGG-15 on CIFAR-10, 1 epoch"
+    balances = {group.all_settings.balance for group in changed.groups}
+    assert {0.2, 0.1, 1.0} <= balances  # what an exhibit is about stays its own
+    paper = running.ordered("3c", "paper", out=None)
+    assert next(group.title for group in paper.groups) == "VGG-15 on CIFAR-10, 200 epochs"
 
 
 def test_one_folder_has_one_protocol():
@@ -245,6 +260,18 @@ def test_an_estimate_trains_nothing(tmp_path):
     ]
     assert seconds > 0
     assert not any(tmp_path.iterdir())
+
+
+def test_the_command_takes_seeds_for_exhibits(tmp_path, capsys):
+    def order_of(*more):
+        return main(["compare", "--exhibit", "2d", "--scale", "laptop", "--out", str(tmp_path / "out"), *more])
+
+    assert order_of("--seeds", "x") == 2
+    assert "--seeds x; allowed" in capsys.readouterr().err
+    assert order_of("--seeds", "") == 2
+    assert "--seeds: none" in capsys.readouterr().err
+    assert order_of("--methods", "plain") == 2
+    assert "--methods: an exhibit has its own" in capsys.readouterr().err
 
 
 def test_what_has_no_data_here_is_named_in_an_estimate(tmp_path):

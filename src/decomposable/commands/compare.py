@@ -28,7 +28,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     arguments.add(parser, "--set", help=lists)
     parser.add_argument("--out", metavar="DIR", type=Path, help="the folder of the comparison; the same one goes on")
     parser.add_argument("--methods", metavar="LIST", default="all", help="some of them, or all (default: all)")
-    parser.add_argument("--seeds", metavar="LIST", default="0", help="train each with these, as in 0,1 (default: 0)")
+    seeds = "train each with these, as in 0,1 (default: 0; with --exhibit those of the scale)"
+    parser.add_argument("--seeds", metavar="LIST", help=seeds)
     jobs = "trainings side by side (default: 1 on a GPU; on a CPU one for each core, up to 4)"
     parser.add_argument("--jobs", metavar="N", type=int, help=jobs)
     shard = "train only the K-th of N shares, while others train theirs into the same DIR"
@@ -65,7 +66,11 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     how = exhibits.how_of(options)
     shared = arguments.taken(options, "out", "data", "device", "checkpoint_seconds", "command")
     comparison, circumstances = running.prepare(
-        options.recipe, names=names, seeds=_seeds(options.seeds), settings=settings, **shared
+        options.recipe,
+        names=names,
+        seeds=arguments.seeds("0" if options.seeds is None else options.seeds),
+        settings=settings,
+        **shared,
     )
     parts = how.own(comparison.parts)
     if options.dry_run:
@@ -85,16 +90,6 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
         print(figure, file=sys.stderr)
     if failures:
         raise running.PartsFailedError(failures, len(comparison.parts))
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        seeds = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        seeds = [-1]
-    if any(not 0 <= seed < 2**31 for seed in seeds):
-        raise InvalidArgumentError(f"--seeds {text}; allowed: ints from 0 to {2**31 - 1}, as in 0,1")
-    return seeds
 
 
 def _dry_run(

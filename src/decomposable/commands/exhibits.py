@@ -71,9 +71,8 @@ def _order(options: argparse.Namespace) -> Any:
         raise InvalidArgumentError(f"{options.recipe} and --exhibit {options.exhibit}: got both; allowed: one of them")
     if options.scale is None:
         raise InvalidArgumentError("--exhibit needs --scale; allowed: paper, laptop")
-    for name, default in (("methods", "all"), ("seeds", "0")):
-        if getattr(options, name) != default:
-            raise InvalidArgumentError(f"--{name}: an exhibit has its own; allowed: without --exhibit")
+    if options.methods != "all":
+        raise InvalidArgumentError("--methods: an exhibit has its own; allowed: without --exhibit")
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder of all exhibits, as in --out runs/paper")
     overrides = {}
@@ -83,9 +82,14 @@ def _order(options: argparse.Namespace) -> Any:
             raise InvalidArgumentError(f"--set {assignment}: there is no '='; allowed: key=value, as in epochs=1")
         overrides[name.strip()] = Text(text.strip())
     only = None if options.only is None else [name.strip() for name in options.only.split(",") if name.strip()]
-    how = arguments.taken(options, "device", "checkpoint_seconds", "command")
     return running.ordered(
-        options.exhibit, options.scale, only=only, out=options.out, data=options.data, overrides=overrides, how=how
+        options.exhibit,
+        options.scale,
+        only=only,
+        seeds=None if options.seeds is None else arguments.seeds(options.seeds),
+        overrides=overrides,
+        how=arguments.taken(options, "device", "checkpoint_seconds", "command"),
+        **arguments.taken(options, "out", "data"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from decomposable.data.base import Data
 from decomposable.errors import DataError
 from decomposable.methods import METHODS, find
 from decomposable.methods.loading import load
-from decomposable.methods.settings import Settings, with_overrides
+from decomposable.methods.settings import Settings
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.sized import batch_statistics
 from decomposable.progress import Progress, Report
@@ -52,7 +52,7 @@ class Trained:
     @cached_property
     def settings(self) -> Settings:
         """Those of every training in it, but for what a method replaces."""
-        return with_overrides(recipes.default_settings(self._recipe), self.group.settings)
+        return self.group.all_settings
 
     @cached_property
     def task(self) -> recipes.Task:
@@ -151,13 +151,11 @@ class Context:
     scale: Scale
     out: Path
     data: Path | None
-    overrides: Mapping[str, Any]
     report: Report
 
     def of(self, group: Group) -> Trained:
         """The trainings of a group."""
-        settings = {**group.settings, **self.overrides}
-        return Trained(replace(group, settings=settings), self.out / group.folder, self.data, self.report)
+        return Trained(group, self.out / group.folder, self.data, self.report)
 
 
 def series_of(points: Points, name: str, method: str, *, is_dashed: bool = False) -> Series:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ class Order:
     scale: Scale
     out: Path
     data: Path | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of all trainings, such as a few steps only
     how: Mapping[str, Any] = field(default_factory=dict)  # device, checkpoint_seconds, command
 
     @property
@@ -53,17 +52,32 @@ class Order:
             names=group.methods,
             seeds=group.seeds,
             data=self.data,
-            overrides={**group.settings, **self.overrides},
+            overrides=group.settings,
             **self.how,
         )
 
 
-def ordered(name: str, scale: str, *, only: Sequence[str] | None = None, **rest: Any) -> Order:
-    """The order for one exhibit, or for all; of the large comparisons on all networks, or on some `only`."""
+def ordered(
+    name: str,
+    scale: str,
+    *,
+    only: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    **rest: Any,
+) -> Order:
+    """The order for one exhibit, or for all; of the large comparisons on all networks, or on some `only`; with other
+    seeds or settings than the scale's where they are given, such as a few steps only.
+    """
     if scale not in SCALES:
         raise InvalidArgumentError(f"--scale {scale}: unknown; allowed: {', '.join(SCALES)}")
     exhibits = list(EXHIBITS.values()) if name == "all" else [find(name)]
-    return Order(exhibits=exhibits, scale=SCALES[scale].on(only), **rest)
+
+    def change(group: Group) -> Group:
+        group = group if seeds is None else replace(group, seeds=tuple(seeds))
+        return group.with_settings(overrides or {})
+
+    return Order(exhibits=exhibits, scale=SCALES[scale].on(only).of_each(change), **rest)
 
 
 def estimated(
@@ -127,7 +141,7 @@ def run(order: Order, *, watchers: Watchers, how: running.How) -> tuple[dict[str
 def measured(exhibit: Exhibit, order: Order, report: Report) -> dict[str, Any]:
     """The exhibit as it is now, written to its file."""
     groups = merged(exhibit.groups(order.scale))
-    shown = exhibit.measure(Context(order.scale, order.out, order.data, order.overrides, report))
+    shown = exhibit.measure(Context(order.scale, order.out, order.data, report))
     command = str(order.how.get("command", ""))
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -146,7 +160,7 @@ def measured(exhibit: Exhibit, order: Order, report: Report) -> dict[str, Any]:
                 "recipe": group.recipe,
                 "methods": list(group.methods),
                 "seeds": list(group.seeds),
-                "settings": dict(group.settings) | dict(order.overrides),
+                "settings": dict(group.settings),
                 "runs": _runs(order.out / group.folder, group),
             }
             for group in groups

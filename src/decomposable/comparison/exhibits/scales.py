@@ -5,11 +5,13 @@ Trainings lie in *groups*, a folder of a comparison each. Exhibits share groups:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from decomposable import recipes
 from decomposable.errors import InvalidArgumentError
+from decomposable.methods.settings import Settings, with_overrides
 from decomposable.methods.tucker.method import CIFAR_GRID, IMAGENET_GRID
 
 
@@ -22,11 +24,26 @@ class Group:
     methods: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    title: str = ""
+    network: str = ""  # and its data, in words
+
+    @property
+    def all_settings(self) -> Settings:
+        """The recipe's with those of its own."""
+        return with_overrides(recipes.default_settings(recipes.find(self.recipe)), self.settings)
+
+    @property
+    def title(self) -> str:
+        """What is trained, and how long."""
+        epochs = self.all_settings.epochs
+        return f"{self.network}, {epochs} epoch{'s' if epochs > 1 else ''}"
 
     def with_methods(self, *methods: str) -> Group:
         """The same with these methods."""
         return replace(self, methods=methods)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Group:
+        """The same with these settings in place of its own."""
+        return replace(self, settings={**self.settings, **settings})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +70,16 @@ class Scale:
                 raise InvalidArgumentError(f"--only {folder}: unknown; allowed at this scale: {', '.join(known)}")
         return replace(self, curves=tuple(group for group in self.curves if group.folder in folders))
 
+    def of_each(self, change: Callable[[Group], Group]) -> Scale:
+        """The same with every group changed."""
+        return replace(
+            self,
+            curves=tuple(map(change, self.curves)),
+            ablation=change(self.ablation),
+            connected=change(self.connected),
+            chain=self.chain and change(self.chain),
+        )
+
     def compared(self, *methods: str) -> tuple[Group, ...]:
         """These methods on every network and data set of the large comparisons."""
         return tuple(group.with_methods(*methods) for group in self.curves)
@@ -66,11 +93,13 @@ class Scale:
         base = self.ablation.with_methods(*methods)
         if not settings:
             return base
-        return replace(base, folder=f"{base.folder}-{label}", settings={**base.settings, **settings})
+        return replace(base.with_settings(settings), folder=f"{base.folder}-{label}")
 
 
-def _group(recipe: str, title: str, seeds: Iterable[int], folder: str = "", **settings: Any) -> Group:
-    return Group(folder=folder or recipe, recipe=recipe, methods=(), seeds=tuple(seeds), settings=settings, title=title)
+def _group(recipe: str, network: str, seeds: Iterable[int], folder: str = "", **settings: Any) -> Group:
+    return Group(
+        folder=folder or recipe, recipe=recipe, methods=(), seeds=tuple(seeds), settings=settings, network=network
+    )
 
 
 CONNECTED = "decomposable.recipes.small:fashion_connected"
@@ -91,10 +120,10 @@ LAPTOP = Scale(
     name="laptop",
     curves=(
         # TRP in the spatial form only, with two tries in place of the paper's sixteen; all others have one.
-        _group("fashion-mnist", "a small CNN on Fashion-MNIST, 8 epochs", range(2), compare_forms=("spatial",)),
+        _group("fashion-mnist", "a small CNN on Fashion-MNIST", range(2), compare_forms=("spatial",)),
         _group(
             "cifar10-resnet20",
-            "ResNet-20 on CIFAR-10, 2 epochs",
+            "ResNet-20 on CIFAR-10",
             range(1),
             epochs=2,
             tuning_epochs=1,
@@ -105,7 +134,7 @@ LAPTOP = Scale(
     ),
     ablation=_group(
         "fashion-mnist",
-        "a small CNN on Fashion-MNIST, 4 epochs",
+        "a small CNN on Fashion-MNIST",
         range(1),
         folder="fashion-mnist-short",
         epochs=4,
