@@ -16,6 +16,17 @@ Distance = Callable[[Any, Any], Tensor]
 """``distance(low, full)``: a loss that is small where the low-rank network's outputs are like the full one's."""
 
 
+def check_distance(distance: Distance | None, distill: float) -> Distance:
+    """The distance that is distilled by; None is the KL divergence."""
+    if distance is None:
+        return kl_divergence
+    if not callable(distance):
+        raise InvalidArgumentError(f"distance={distance!r:.80}; allowed: a function of (low, full)")
+    if distill == 0:
+        raise InvalidArgumentError("distance: nothing is distilled; allowed: with distill= above 0")
+    return distance
+
+
 def kl_divergence(low: Any, full: Any) -> Tensor:
     """KL(full ‖ low) of the softmax over the last axis, the mean over all rows.
 

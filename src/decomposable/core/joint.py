@@ -34,8 +34,9 @@ from torch import Tensor, nn
 
 from decomposable.checks import check_count, is_integer, is_number
 from decomposable.core.bases import KeptBases
+from decomposable.core.call import Call, Closure, Scaler
 from decomposable.core.criteria import Criterion, ScoresByLayer, find_criterion, scores_of
-from decomposable.core.distillation import Distance, detached, kl_divergence
+from decomposable.core.distillation import Distance, check_distance, detached
 from decomposable.core.draws import DrawRatio, Range, Size, cost_selector, draw_of, limits_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
 from decomposable.core.forms.base import Decomposition
@@ -52,16 +53,13 @@ from decomposable.core.inside import layers_inside, opened_where_it_runs
 from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, require_layers, source_of
 from decomposable.core.lowrank import Layout, LowRankLayer
 from decomposable.core.opening import with_layers
-from decomposable.core.passes import Local, Pass, averaged, counting_samples
+from decomposable.core.passes import Local, Pass, averaged
 from decomposable.core.processes import Processes, same_buffers_
 from decomposable.core.tracing import Forward, call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, data_parallel, refuse_sharded, rewire, unwrap
 from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.chain import Rank, flat_ranks, like_ranks, ranks_of
 from decomposable.sizing.order import Limits
-
-Closure = Callable[[nn.Module], Tensor]
-Scaler = torch.amp.GradScaler
 
 
 class Losses(NamedTuple):
@@ -153,7 +151,7 @@ class JointObjective:
             raise InvalidArgumentError(f"added_gap={added_gap!r}; allowed: a number of at least 0")
         self.added_gap = float(added_gap)
         self.turns = _check_turns(turns)
-        self.distance = _check_distance(distance, self.distill)
+        self.distance = check_distance(distance, self.distill)
         refuse_sharded(unwrap(model))
         call: Forward = forward or call_with_first
         closed: dict[str, str] = {}
@@ -232,7 +230,7 @@ class JointObjective:
         `samples` each has, by default the length of the network's first input. One that has none this time says
         ``samples=0``; its closure is not called.
         """
-        call = self._check_call(closure, forward, loss, weight, samples)
+        call = self._call(closure, forward, loss, weight=weight, samples=samples)
         self._meet()
         if self.turns and self.balance > 0:
             full_share = 2 * (1 - self.balance)
@@ -273,7 +271,7 @@ class JointObjective:
         samples: int | None = None,
     ) -> tuple[Gradient, Gradient]:
         """∇_f and ∇ of one batch, neither mixed nor rebalanced, at the next size that is drawn; no `.grad` changes."""
-        call = self._check_call(closure, forward, loss, 1.0, samples)
+        call = self._call(closure, forward, loss, weight=1.0, samples=samples)
         self._meet()
         drawn = self.sizes.draw(self._generator)
         full = self._full_pass(call, None)
@@ -281,14 +279,18 @@ class JointObjective:
         size = self._choose_for_all(decompositions, drawn)
         return full.gradient, self._low_rank_pass(call, None, decompositions, size, full.outputs).gradient
 
-    def _full_turn(self, call: _Call, scaler: Scaler | None, share: float) -> Losses:
+    def _call(self, *how: Any, weight: float, samples: int | None) -> Call:
+        is_alone = self._processes.is_alone
+        return Call.of(*how, weight=weight, samples=samples, distill=self.distill, is_alone=is_alone)
+
+    def _full_turn(self, call: Call, scaler: Scaler | None, share: float) -> Losses:
         """2 (1 − λ) ∇_f, or another share of it."""
         full = self._full_pass(call, scaler)
         self._norms.update(full.gradient, call.scale(scaler, full.loss))
         accumulate(scaled(full.gradient, share))
         return Losses(full.loss, torch.full_like(full.loss, math.nan), math.nan)
 
-    def _low_turn(self, call: _Call, scaler: Scaler | None) -> Losses:
+    def _low_turn(self, call: Call, scaler: Scaler | None) -> Losses:
         """2 λ ∇̂."""
         drawn = self.sizes.draw(self._generator)
         decompositions = self._decompose()
@@ -308,7 +310,7 @@ class JointObjective:
         return all(size.ranks[layer.name] == layer.full_rank for layer in self.layers)
 
     @torch.no_grad()
-    def _teach(self, call: _Call) -> Any:
+    def _teach(self, call: Call) -> Any:
         """The full network's outputs, from a pass that takes no gradient and leaves the model's buffers alone."""
         if call.samples == 0:
             return None
@@ -389,7 +391,7 @@ class JointObjective:
 
     def _low_rank_pass(
         self,
-        call: _Call,
+        call: Call,
         scaler: Scaler | None,
         decompositions: Mapping[str, Decomposition],
         size: Size,
@@ -407,13 +409,13 @@ class JointObjective:
             self._check_used(layers)
         return result
 
-    def _full_pass(self, call: _Call, scaler: Scaler | None) -> Pass:
+    def _full_pass(self, call: Call, scaler: Scaler | None) -> Pass:
         """The full network's loss and gradient."""
         if not self._has_own_buffers:
             same_buffers_(unwrap(self.model), self._processes)
         return self._averaged(call, lambda: self._differentiate(call, self._full_network, scaler))
 
-    def _averaged(self, call: _Call, run: Callable[[], Local]) -> Pass:
+    def _averaged(self, call: Call, run: Callable[[], Local]) -> Pass:
         """What a pass gives on average over the processes, by their samples; its gradient is on its way."""
         trainable = [p for p in unwrap(self.model).parameters() if p.requires_grad]
         return averaged(run if call.samples != 0 else lambda: Local.nothing(trainable), trainable, self._processes)
@@ -436,7 +438,7 @@ class JointObjective:
         avoid_fast_paths_(network)
         return network, [layer for layer in low.values() if isinstance(layer, LowRankLayer)]
 
-    def _differentiate(self, call: _Call, network: nn.Module, scaler: Scaler | None, taught: Any = None) -> Local:
+    def _differentiate(self, call: Call, network: nn.Module, scaler: Scaler | None, taught: Any = None) -> Local:
         """The loss of one network, and its gradient for every trainable parameter."""
         outputs, samples = call.run_counted(network)
         is_distilled = taught is not None and self.distill > 0
@@ -460,7 +462,7 @@ class JointObjective:
             self._in_full = {p for p, g in gradient.items() if g is not None}
         return Local(loss.detach(), gradient, detached(outputs) if self.distill else None, samples)
 
-    def _distilled(self, call: _Call, outputs: Any, taught: Any) -> Tensor:
+    def _distilled(self, call: Call, outputs: Any, taught: Any) -> Tensor:
         """(1 − d) · loss + d · KL(full ‖ low)."""
         distance = self.distance(outputs, taught)
         if not isinstance(distance, Tensor):
@@ -468,33 +470,6 @@ class JointObjective:
                 f"distance: it returned {type(distance).__name__}; allowed: a loss, one scalar tensor"
             )
         return distance if self.distill == 1 else (1 - self.distill) * call.loss(outputs) + self.distill * distance
-
-    def _check_call(
-        self,
-        closure: Closure | None,
-        forward: Callable[[nn.Module], Any] | None,
-        loss: Callable[[Any], Tensor] | None,
-        weight: float,
-        samples: int | None,
-    ) -> _Call:
-        """How a network is run, what its loss is, and how much it counts."""
-        if samples is not None and (not is_integer(samples) or samples < (1 if self._processes.is_alone else 0)):
-            raise InvalidArgumentError(
-                f"samples={samples!r}; allowed: an int of at least 1, or with several processes 0 where there is none"
-            )
-        samples = 1 if self._processes.is_alone else samples  # of one, it does not matter how many
-        if not is_number(weight) or not 0 < weight < math.inf:
-            raise InvalidArgumentError(f"weight={weight!r}; allowed: a number above 0, such as 1/len(batches)")
-        if closure is not None and forward is None and loss is None:
-            if self.distill:
-                raise InvalidArgumentError(
-                    f"backward: distill={self.distill:g} needs the outputs, which a closure does not show; allowed: "
-                    "backward(forward=lambda net: net(x), loss=lambda out: ...)"
-                )
-            return _Call(closure, lambda loss: loss, "closure", weight, samples)
-        if closure is None and forward is not None and loss is not None:
-            return _Call(forward, loss, "loss", weight, samples)
-        raise InvalidArgumentError("backward: allowed: a closure, or both forward= and loss=")
 
     def _check_used(self, low_rank: list[LowRankLayer]) -> None:
         """Warn, once, where the second loss was not that of the low-rank network."""
@@ -517,31 +492,6 @@ class JointObjective:
                 "the model reaches it by a reference that is not a submodule; leave it out with filter_fn",
                 stacklevel=4 + bool(self.turns),
             )
-
-
-class _Call(NamedTuple):
-    """How a network is run, the loss of what comes out, and how much that counts."""
-
-    run: Callable[[nn.Module], Any]
-    loss: Callable[[Any], Tensor]
-    name: str  # of the argument that gives the loss
-    weight: float
-    samples: int | None  # that it is the mean of, where that was said
-
-    def run_counted(self, network: nn.Module) -> tuple[Any, int]:
-        """What comes out, and of how many samples, as far as the network's input tells; 1 where it does not."""
-        if self.samples is not None:
-            return self.run(network), self.samples
-        counts: list[int] = []
-        with counting_samples(network, counts):
-            outputs = self.run(network)
-        return outputs, sum(counts) if counts else 1
-
-    def scale(self, scaler: Scaler | None, loss: Tensor) -> Tensor | float:
-        """By what the loss is multiplied before its gradient is taken; the running norms are without it."""
-        if scaler is None:
-            return self.weight
-        return scaler.scale(torch.ones((), device=loss.device)) * self.weight
 
 
 def _check_generator(state: object) -> Tensor:
@@ -571,13 +521,3 @@ def _check_turns(turns: bool | int) -> int:
     if not isinstance(turns, bool) and (not is_integer(turns) or turns < 1):
         raise InvalidArgumentError(f"turns={turns!r}; allowed: True, False or an int of at least 1")
     return int(turns)
-
-
-def _check_distance(distance: Distance | None, distill: float) -> Distance:
-    if distance is None:
-        return kl_divergence
-    if not callable(distance):
-        raise InvalidArgumentError(f"distance={distance!r:.80}; allowed: a function of (low, full)")
-    if distill == 0:
-        raise InvalidArgumentError("distance: nothing is distilled; allowed: with distill= above 0")
-    return distance
