@@ -127,6 +127,7 @@ LAPTOP = Scale(
             range(1),
             epochs=2,
             tuning_epochs=1,
+            sizes=(1.0, 0.75, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1),
             compare_energies=(0.95, 0.99),
             compare_strengths=(3e-4,),
             compare_forms=("spatial",),
