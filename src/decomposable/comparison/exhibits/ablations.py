@@ -359,9 +359,10 @@ def appendix_a(context: Context) -> Shown:
                 ),
             ),
             judged(
-                "The low-rank network's gradient is the larger one, so that the two have to be balanced.",
-                [float(np.mean(larger)) > 1],
-                f"{np.mean(larger):.1f} times as large in the mean over layers, up to {max(larger):.1f} times",
+                "The low-rank network's gradient dominates (it is twice as large, or more), so that the two have to be "
+                "balanced.",
+                [float(np.mean(larger)) >= 2],
+                f"{np.mean(larger):.2f} times as large in the mean over layers, up to {max(larger):.2f} times",
             ),
         ],
     )
