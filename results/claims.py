@@ -11,15 +11,15 @@ from decomposable.comparison.exhibits.catalogue import EXHIBITS
 
 
 def main() -> None:
-    print("| exhibit | claim | verdict | measured |\n| --- | --- | --- | --- |")
+    print("| exhibit | claim | on | verdict | measured |\n| --- | --- | --- | --- | --- |")
     for name in EXHIBITS:
         path = Path(sys.argv[1]) / f"{name}.json"
         if not path.is_file():
-            print(f"| {name} | | not measured yet | |")
+            print(f"| {name} | | | not measured yet | |")
             continue
         for claim in json.loads(path.read_text())["claims"]:
-            seen = claim["seen"].replace("|", "\\|")
-            print(f"| {name} | {claim['text'].replace('|', chr(92) + '|')} | {MARKS[claim['verdict']]} | {seen} |")
+            cells = (name, claim["text"], claim.get("on", ""), MARKS[claim["verdict"]], claim["seen"])
+            print("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def exhibit(name: str, kind: str, explorer=None) -> dict:
         "tables": [{"title": "A table", "columns": ["method", "accuracy (%)"], "rows": [["elastic", "90.1"]]}],
         "claims": [
             {"text": "A claim of the paper.", "verdict": "holds", "seen": "+1.0 at 0.25×"},
-            {"text": "Another one, which does not.", "verdict": "fails", "seen": "-1.0 at 0.25×"},
+            {"text": "Another one, which does not.", "verdict": "fails", "seen": "-1.0 at 0.25×", "on": "a network"},
         ],
         "remarks": ["One seed has no range."],
         "explorer": explorer, "command": "decomposable compare --exhibit all --scale laptop", "commit": "abc",

@@ -31,8 +31,8 @@ EXHIBIT = {
     ],
     "tables": [{"title": "Numbers", "columns": ["a", "b"], "rows": [["1", HOSTILE]], "note": "a note"}],
     "claims": [
-        {"text": "It holds.", "verdict": "holds", "seen": "+1.0"},
-        {"text": "It does not.", "verdict": "fails", "seen": HOSTILE},
+        {"text": "It holds.", "verdict": "holds", "seen": "+1.0", "on": "a small CNN"},
+        {"text": "It does not.", "verdict": "fails", "seen": HOSTILE, "on": HOSTILE},
         {"text": "Who knows.", "verdict": HOSTILE, "seen": ""},
     ],
     "command": "decomposable compare --exhibit 2b",
@@ -65,6 +65,7 @@ def test_all_that_is_measured_is_on_the_page_and_nothing_is_loaded(tmp_path):
         "A title",
         "figure 2(b), laptop scale",
         "It holds.",
+        "a small CNN",
         "does not hold",
         "Numbers",
         "a note",

@@ -125,5 +125,6 @@ def as_text(content: Mapping[str, Any]) -> str:
     """The claims of an exhibit, each with what was seen."""
     lines = [f"{content['exhibit']} ({content['where']}): {content['title']}"]
     for claim in content["claims"]:
-        lines.append(f"  {MARKS[claim['verdict']]:>13}  {claim['text']}\n{'':>17}{claim['seen']}")
+        on = f" ({claim['on']})" if claim.get("on") else ""
+        lines.append(f"  {MARKS[claim['verdict']]:>13}  {claim['text']}{on}\n{'':>17}{claim['seen']}")
     return "\n".join(lines)

@@ -343,7 +343,7 @@ def appendix_a(context: Context) -> Shown:
             Figure(
                 title="Norms of the two networks' gradients, by layer",
                 x=Axis(label="layer"),
-                y=Axis(label="norm, mean of 20 batches", is_log=True),
+                y=Axis(label="norm, mean of 20 batches"),
                 series=[Series(name="full rank", x=places, y=full), Series(name="low rank", x=places, y=low)],
                 kind="bars",
                 categories=names,

@@ -13,7 +13,7 @@ from decomposable.comparison.exhibits.context import (
     label_of,
     series_of,
 )
-from decomposable.comparison.exhibits.shown import Claim, Series, Shown, judged
+from decomposable.comparison.exhibits.shown import Claim, Series, Shown, judged, seen_on
 from decomposable.comparison.exhibits.verdicts import better, not_worse, tally
 from decomposable.comparison.explorer import explored
 from decomposable.network.decompose import decompose
@@ -23,6 +23,17 @@ BEST_OF = (
     "Bands are the range over the seeds. Normal learning is, at each size, the best of eight ways to cut it, and TRP "
     "the best of its trainings, chosen by the test images, which is in their favour."
 )
+
+SAID = {
+    "plain": "normal learning",
+    "trp": "TRP",
+    "slimmable": "slimmable networks",
+    "us-net": "US-Nets",
+    "decomposable": "Decomposable-Net",
+    "scratch": "the same ranks, trained from scratch",
+    "width": "a narrower network, trained alone",
+}
+"""What a sentence calls a method."""
 
 
 def beyond(context: Context) -> Shown:
@@ -44,7 +55,7 @@ def beyond(context: Context) -> Shown:
             series_of(trained.shown(name), label_of(name), name) for name in ("width", "scratch") if trained.shown(name)
         ]
         figures.append(curve_figure(trained, series, BEST_OF))
-        claims += _beyond_claims(trained, ours, rivals)
+        claims += seen_on(group.title, _beyond_claims(trained, ours, rivals))
     first = context.of(context.scale.compared("elastic")[0])
     title = f"{first.group.title}, elastic training"
     network = explored(first.network("elastic").selector, first.shown("elastic"), title)
@@ -77,20 +88,25 @@ def _cut(trained: Trained) -> Series:
 
 def _beyond_claims(trained: Trained, ours: Points, rivals: Sequence[str]) -> list[Claim]:
     """What this project asks of its own training, and of the paper's."""
-    claims, where = [], f"({trained.group.title})"
+    claims = []
     for name in rivals:
-        text = f"Elastic training is above {label_of(name)} from 0.1× to 1× {where}."
+        text = f"From 0.1× to 1×, elastic training is above {SAID[name]}."
         claims.append(better(text, tally(ours, [trained.shown(name)], (0.1, 1.0))))
     for name in ("scratch", "width"):
         point = nearest(trained.shown(name), QUARTER)
         if point is not None:
-            text = f"Near 0.25× it is not below {label_of(name)} {where}."
+            text = f"Near 0.25×, elastic training is not below {SAID[name]}."
             claims.append(not_worse(text, tally(ours, [[point]])))
     joint = trained.shown("decomposable")
     for name in ("plain", "trp", "slimmable", "us-net"):
-        text = f"Decomposable-Net is above {label_of(name)} from 0.2× to 0.75× {where}."
+        text = f"From 0.2× to 0.75×, Decomposable-Net is above {SAID[name]}."
         claims.append(better(text, tally(joint, [trained.shown(name)], (0.2, 0.75))))
     full = joint[0]["accuracy"] - trained.shown("plain")[0]["accuracy"]
-    text = f"Its full size is within half a point of normal learning's {where}."
-    claims.append(judged(text, [full >= -0.5], f"{full:+.2f} points"))
+    claims.append(
+        judged(
+            "Decomposable-Net's full size is within half a point of normal learning's.",
+            [full >= -0.5],
+            f"{full:+.2f} points",
+        )
+    )
     return claims

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from decomposable.comparison.exhibits.context import (
     series_of,
     trp_label,
 )
-from decomposable.comparison.exhibits.shown import Figure, Series, Shown, Table, judged
+from decomposable.comparison.exhibits.shown import Claim, Figure, Series, Shown, Table, judged, seen_on
 from decomposable.comparison.exhibits.verdicts import ALMOST_ALL, FLAT, better, not_worse, range_at, tally
 from decomposable.methods.decomposing import short_name
 from decomposable.methods.tucker.method import CURVES
@@ -44,16 +44,18 @@ def figure_3a(context: Context) -> Shown:
         series = [series_of(ours, "Decomposable-Net", "decomposable")]
         series += [series_of(points, trp_label(name), "trp", is_dashed=True) for name, points in trp.items()]
         figures.append(curve_figure(trained, [*series, series_of(base, "normal learning, by energy", "plain")]))
-        text = f"One Decomposable-Net is better than TRP at almost all sizes ({group.title})."
-        claims.append(better(text, tally(ours, trp.values()), ALMOST_ALL))
         flat = {name: _flat_down_to(points) for name, points in trp.items()}
-        claims.append(
+        judgements = (
+            better(
+                "One Decomposable-Net is better than TRP at almost all sizes.", tally(ours, trp.values()), ALMOST_ALL
+            ),
             judged(
-                f"TRP's larger sizes are no better than the one that its training fixes ({group.title}).",
+                "TRP's larger sizes are no better than the one that its training fixes.",
                 [size < 0.75 for size in flat.values()],
                 ", ".join(f"{trp_label(name)}: equal from 1× to {size:.2f}×" for name, size in flat.items()),
-            )
+            ),
         )
+        claims += seen_on(group.title, judgements)
     return Shown(figures=figures, claims=claims)
 
 
@@ -75,7 +77,7 @@ def figure_3b(context: Context) -> Shown:
         trained = context.of(group)
         ours, curves = trained.shown("decomposable"), trained.curves("tucker")
         series = [series_of(ours, "Decomposable-Net, not retrained", "decomposable")]
-        styles = ("tucker", "width", "slimmable")
+        styles = ("tucker", "", "")  # the two others are of no method: they take what colours are left
         for (form, curve), method in zip(CURVES.items(), styles, strict=True):
             if curve in curves:
                 series.append(
@@ -86,22 +88,21 @@ def figure_3b(context: Context) -> Shown:
         figures.append(curve_figure(trained, series))
         tuned = {form: curves[curve][0] for form, curve in CURVES.items() if curve in curves}
         gaps = {names[form]: at_size(ours, p["macs_fraction"]) - p["accuracy"] for form, p in tuned.items()}
-        claims.append(
+        drops = {form: _drops(curves[curve], ours) for form, curve in CURVES.items() if curve in curves}
+        judgements = (
             judged(
-                f"Decomposable-Net is as good as what was fine-tuned for its one size, or better ({group.title}).",
+                "Decomposable-Net is as good as what was fine-tuned for its one size, or better.",
                 [gap >= -0.5 for gap in gaps.values() if np.isfinite(gap)],
                 ", ".join(f"{name}: {gap:+.1f}" for name, gap in gaps.items() if np.isfinite(gap)),
-            )
-        )
-        drops = {form: _drops(curves[curve], ours) for form, curve in CURVES.items() if curve in curves}
-        claims.append(
+            ),
             judged(
-                f"What was fine-tuned for one size loses more when its size is changed again ({group.title}).",
+                "What was fine-tuned for one size loses more when its size is changed again.",
                 [theirs > own + FLAT for theirs, own in drops.values() if np.isfinite(own)],
                 "to the next smaller size, and Decomposable-Net between the same two: "
                 + ", ".join(f"{names[form]} {-theirs:+.1f} and {-own:+.1f}" for form, (theirs, own) in drops.items()),
-            )
+            ),
         )
+        claims += seen_on(group.title, judgements)
     return Shown(figures=figures, claims=claims)
 
 
@@ -117,29 +118,34 @@ def figure_3c(context: Context) -> Shown:
     """Against slimmable networks, US-Nets and narrower networks trained alone."""
     figures, claims = [], []
     for group in context.scale.compared("plain", "slimmable", "us-net", "width", "decomposable"):
-        trained, where = context.of(group), f"({group.title})"
+        trained = context.of(group)
         ours = trained.shown("decomposable")
         rivals = {name: trained.shown(name) for name in ("slimmable", "us-net", "width")}
         series = [series_of(ours, label_of("decomposable"), "decomposable")]
         series += [series_of(points, label_of(name), name, is_dashed=True) for name, points in rivals.items()]
         series.append(series_of(trained.shown("plain")[:1], "normal learning, full size", "plain"))
         figures.append(curve_figure(trained, series))
-        for name in ("slimmable", "us-net"):
-            text = f"Decomposable-Net is better than {label_of(name)}s down to about 0.2× {where}."
-            claims.append(better(text, tally(ours, [rivals[name]], (0.2, 1.0))))
-        widths = rivals["width"]
-        claims.append(better(f"It is better than narrower networks trained alone {where}.", tally(ours, [widths])))
-        claims.append(
-            better(
-                f"Narrower networks trained alone are better than slimmable networks and US-Nets {where}.",
-                tally(widths, [rivals["slimmable"], rivals["us-net"]], (0.5, 1.0)),
-            )
-        )
-        full = tally(ours, [trained.shown("plain")[:1]])
-        claims.append(not_worse(f"Its full size is as good as that of normal learning {where}.", full))
-        small = tally(rivals["us-net"], [[point for point in ours if point["macs_fraction"] < 0.15]])
-        claims.append(better(f"Below about 0.15×, US-Nets are better {where}.", small))
+        claims += seen_on(group.title, _claims_of_3c(ours, rivals, trained.shown("plain")[:1]))
     return Shown(figures=figures, claims=claims)
+
+
+def _claims_of_3c(ours: Points, rivals: Mapping[str, Points], full: Points) -> list[Claim]:
+    slimmable, universal, widths = rivals["slimmable"], rivals["us-net"], rivals["width"]
+    small = tally(universal, [[point for point in ours if point["macs_fraction"] < 0.15]])
+    return [
+        better(
+            "Decomposable-Net is better than slimmable networks down to about 0.2×.",
+            tally(ours, [slimmable], (0.2, 1.0)),
+        ),
+        better("Decomposable-Net is better than US-Nets down to about 0.2×.", tally(ours, [universal], (0.2, 1.0))),
+        better("It is better than narrower networks trained alone.", tally(ours, [widths])),
+        better(
+            "Narrower networks trained alone are better than slimmable networks and US-Nets.",
+            tally(widths, [slimmable, universal], (0.5, 1.0)),
+        ),
+        not_worse("Its full size is as good as that of normal learning.", tally(ours, [full])),
+        better("Below about 0.15×, US-Nets are better.", small),
+    ]
 
 
 PAPER_3C = Table(
@@ -185,13 +191,12 @@ def table_1(context: Context) -> Shown:
             if name in ("trp", "tucker", "slimmable", "us-net", "width")
         }
         if ours:
-            claims.append(
-                judged(
-                    f"At about 0.25× Decomposable-Net is the most accurate ({group.title}).",
-                    [range_at(ours, ours[0]["macs_fraction"])[0] > _highest(point) for point in rivals.values()],
-                    ", ".join(f"{label} {ours[0]['accuracy'] - p['accuracy']:+.1f}" for label, p in rivals.items()),
-                )
+            claim = judged(
+                "At about 0.25× Decomposable-Net is the most accurate.",
+                [range_at(ours, ours[0]["macs_fraction"])[0] > _highest(point) for point in rivals.values()],
+                ", ".join(f"{label} {ours[0]['accuracy'] - p['accuracy']:+.1f}" for label, p in rivals.items()),
             )
+            claims += seen_on(group.title, [claim])
     return Shown(tables=tables, claims=claims)
 
 

@@ -20,7 +20,7 @@ from decomposable.comparison.exhibits.context import (
     at_size,
     label_of,
 )
-from decomposable.comparison.exhibits.shown import Claim, Shown, Table, judged
+from decomposable.comparison.exhibits.shown import Claim, Shown, Table, judged, seen_on
 from decomposable.comparison.exhibits.verdicts import better, tally
 from decomposable.data.base import TrainBatches
 from decomposable.methods import find
@@ -87,11 +87,12 @@ def table_2(context: Context) -> Shown:
                 "channels have weights drawn at random: their time does not depend on them.",
             )
         )
-        claims += _of_times(group.title, {found[label][0]: times for label, times in seconds.items()})
+        times = {found[label][0]: each for label, each in seconds.items()}
+        claims += seen_on(group.title, _of_times(times))
     return Shown(tables=tables, claims=claims)
 
 
-def _of_times(title: str, times: Mapping[str, tuple[float, float, float]]) -> list[Claim]:
+def _of_times(times: Mapping[str, tuple[float, float, float]]) -> list[Claim]:
     """The paper's two statements; of the forms of Tucker's, the last one counts, which is the spatial one."""
     claims = []
     for rival, text in (
@@ -102,7 +103,7 @@ def _of_times(title: str, times: Mapping[str, tuple[float, float, float]]) -> li
             (low, ours, _), (_, theirs, high) = times["decomposable"], times[rival]
             is_so = ours < theirs if rival == "us-net" else low <= high
             claims.append(
-                judged(f"Decomposable-Net is {text} ({title}).", [is_so], f"{1e3 * ours:.2f} and {1e3 * theirs:.2f} ms")
+                judged(f"Decomposable-Net is {text}.", [is_so], f"{1e3 * ours:.2f} and {1e3 * theirs:.2f} ms")
             )
     return claims
 
@@ -153,8 +154,8 @@ def section_4_4(context: Context) -> Shown:
                 note="Mean, and the lowest and highest over the seeds where there are several.",
             )
         )
-        text = f"The performance at 0.25× is not reached by training the same ranks from scratch ({group.title})."
-        claims.append(better(text, tally(ours, [[point]])))
+        text = "The performance at 0.25× is not reached by training the same ranks from scratch."
+        claims += seen_on(group.title, [better(text, tally(ours, [[point]]))])
     trained = context.of(context.scale.compared("decomposable")[0])
     seconds = step_seconds(trained, ("plain", "trp", "slimmable", "us-net", "decomposable", "elastic"), context)
     plain = seconds["plain"]

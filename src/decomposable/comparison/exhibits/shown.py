@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -71,6 +71,7 @@ class Claim:
     text: str
     verdict: Verdict
     seen: str
+    on: str = ""  # which network and data, where an exhibit has several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +95,8 @@ def judged(text: str, passed: Sequence[bool], seen: str, *, share: float = 1.0) 
     if passed:
         verdict = "holds" if sum(passed) >= share * len(passed) else "partly" if any(passed) else "fails"
     return Claim(text=text, verdict=verdict, seen=seen)
+
+
+def seen_on(network: str, claims: Iterable[Claim]) -> list[Claim]:
+    """These claims, as they were judged by one of several networks."""
+    return [replace(claim, on=network) for claim in claims]

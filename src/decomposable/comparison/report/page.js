@@ -3,8 +3,9 @@
 const content = JSON.parse(document.getElementById("content").textContent);
 const dashes = ["solid", "dash", "dot", "dashdot", "longdash"];
 const symbols = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down"];
-// Okabe and Ito's colours, which can be told apart by those who see fewer; black and yellow are left out.
-const others = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F"];
+// Okabe and Ito's colours, which can be told apart by those who see fewer; black is left out, and orange, yellow and sky
+// blue, which are too light on white, are darker or an olive green.
+const others = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B07500", "#6B8E23", "#8C6BB1", "#7F7F7F"];
 
 let isPrinting = false;
 const onPaper = { ink: "#000000", muted: "#444444", line: "#bbbbbb", ground: "#ffffff", accent: "#0b63b0", panel: "#ffffff" };
@@ -56,6 +57,10 @@ function layout(figure, colours, below) {
     // Far below everybody's best there is nothing to compare: it would flatten all else.
     const best = figure.series.map((one) => Math.max(...one.y.filter((v) => v !== null)));
     const low = Math.max(Math.min(...visible), Math.min(...best) - 14), high = Math.max(...visible);
+    if (low > Math.min(...visible)) {
+      made.annotations = [{ xref: "paper", yref: "paper", x: 1, y: 0, xanchor: "right", yanchor: "bottom", showarrow: false,
+        text: `lines go on below ${low.toFixed(0)}%`, font: { size: 11, color: colours.muted } }];
+    }
     made.yaxis.range = [low - 0.04 * (high - low) - 0.2, high + 0.06 * (high - low) + 0.2];
   }
   return made;

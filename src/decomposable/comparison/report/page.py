@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any
@@ -120,6 +120,7 @@ def _failing(sections: Sequence[Section]) -> list[Html]:
             tag("span", _said(claim), class_=f"verdict {_class(claim.get('verdict'))}"),
             " ",
             tag("a", str(claim.get("text", "")), href=f"#{section.id}"),
+            *([" ", tag("span", str(claim["on"]), class_="on")] if claim.get("on") else []),
         )
         for verdict in ("fails", "partly")
         for section in sections
@@ -134,14 +135,13 @@ def _failing(sections: Sequence[Section]) -> list[Html]:
             tag("summary", f"What does not hold here, or in part ({len(said)})"),
             tag("ul", *said),
             class_="failing",
-            open="",
         )
     ]
 
 
 def _mark(claim: Mapping[str, Any]) -> Html:
     sign = SIGNS.get(str(claim.get("verdict")), SIGNS["not tried"])
-    said = f"{_said(claim)}: {claim.get('text', '')}"
+    said = " ".join(str(part) for part in (f"{_said(claim)}:", claim.get("text"), claim.get("on")) if part)
     return tag("span", sign, class_=f"mark {_class(claim.get('verdict'))}", title=said, role="img", aria_label=said)
 
 
@@ -154,12 +154,8 @@ def _class(verdict: Any) -> str:
 
 
 def _section(number: int, section: Section, explorer: int | None) -> Html:
+    """What there is to look at first, then what it says."""
     parts = [tag("h2", section.title), tag("p", section.where, class_="where")]
-    if section.claims:
-        parts.append(tag("ul", *map(_claim, section.claims), class_="claims"))
-    if section.remarks:
-        said = (tag("p", remark) for remark in section.remarks)
-        parts.append(tag("div", tag("b", "Why, and what was tried"), *said, class_="remarks"))
     if explorer is not None and section.explorer is not None:
         parts.append(_explorer(explorer, section.explorer))
     for place, figure in enumerate(section.figures):
@@ -169,6 +165,10 @@ def _section(number: int, section: Section, explorer: int | None) -> Html:
             parts.append(tag("p", figure["note"], class_="note"))
     if section.tables:
         parts.append(tag("div", *map(_table, section.tables), class_="tables"))
+    parts += _claims(section.claims)
+    if section.remarks:
+        said = (tag("p", remark) for remark in section.remarks)
+        parts.append(tag("div", tag("b", "Why, and what was tried"), *said, class_="remarks"))
     parts += [tag("p", note, class_="note") for note in section.notes]
     origin = (each for key, value in section.origin.items() for each in (tag("dt", key), tag("dd", tag("code", value))))
     runs = [] if section.runs is None else [_table(section.runs)]
@@ -178,6 +178,14 @@ def _section(number: int, section: Section, explorer: int | None) -> Html:
 
 def _figure(label: str, **attributes: str) -> Html:
     return tag("div", class_="figure", role="img", aria_label=label, **attributes)
+
+
+def _claims(claims: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
+    """A list of them, for each network and data set that they are about."""
+    for network in dict.fromkeys(str(claim.get("on", "")) for claim in claims):
+        of_network = [claim for claim in claims if str(claim.get("on", "")) == network]
+        yield tag("h3", f"Claims: {network}" if network else "Claims")
+        yield tag("ul", *map(_claim, of_network), class_="claims")
 
 
 def _claim(claim: Mapping[str, Any]) -> Html:
