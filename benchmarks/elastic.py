@@ -11,7 +11,7 @@ import copy
 import math
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from decomposable.training.loop import parameter_groups
 
 SIZES = (1.0, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07)
 HELD_OUT = 5000
+EXAMPLE = torch.zeros(1, 3, 32, 32)
 
 
 def arguments() -> argparse.Namespace:
@@ -193,19 +194,48 @@ def off_diagonal(projected) -> float:
     return 1 - float(gram.diagonal().square().sum() / gram.square().sum())
 
 
-def main() -> None:
-    args = arguments()
-    images, labels = load_cifar10(args.data, "train")
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(12345))
-    held, kept = order[:HELD_OUT], order[HELD_OUT:]
-    torch.manual_seed(args.seed)
-    generator = torch.Generator().manual_seed(args.seed)
-    model = pretrained_resnet20(args.weights).to(memory_format=torch.channels_last)
-    example = torch.zeros(1, 3, 32, 32)
+@dataclass(frozen=True, eq=False)
+class Images:
+    """CIFAR-10's training images: those that are trained on, and those that judge."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    held: torch.Tensor
+    kept: torch.Tensor
+
+    @classmethod
+    def split(cls, images, labels):
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(12345))
+        return cls(images, labels, order[:HELD_OUT], order[HELD_OUT:])
+
+    def augmented(self, count, seed):
+        """The first so many of those that are trained on, in batches."""
+        generator = torch.Generator().manual_seed(seed)
+        return [augment(self.images[self.kept[part]], generator) for part in torch.arange(count).split(250)]
+
+    def batches(self, steps, generator):
+        """Batches of 128 for so many steps, drawn anew in every epoch."""
+        place, epoch = 0, torch.randperm(len(self.kept), generator=generator)
+        for _ in range(steps):
+            if place + 128 > len(self.kept):
+                place, epoch = 0, torch.randperm(len(self.kept), generator=generator)
+            rows = self.kept[epoch[place : place + 128]]
+            place += 128
+            x = augment(self.images[rows], generator).contiguous(memory_format=torch.channels_last)
+            yield x, self.labels[rows]
+
+    def accuracy(self, net, size) -> float:
+        """Percent of those that judge, at a size."""
+        net.resize_(macs=size)
+        return round(accuracy(net, self.images[self.held], self.labels[self.held]), 2)
+
+
+def objective(args, model, data):
+    """The training of a row, and the scores that its bases have where they are not σ."""
     sizes = (
         {"ratio": tuple(args.ratio)}
         if args.ratio
-        else {"macs": tuple(args.macs), "smallest": args.smallest, "example_input": example}
+        else {"macs": tuple(args.macs), "smallest": args.smallest, "example_input": EXAMPLE}
     )
     joint = dn.JointObjective(
         model,
@@ -227,36 +257,41 @@ def main() -> None:
     if args.turned is not None:
         joint._bases = BasesThatTurn(joint.layers, args.turned)
     if args.metric:
-        g = torch.Generator().manual_seed(2)
-        in_metric_(joint, model, [augment(images[kept[part]], g) for part in torch.arange(1000).split(250)])
+        in_metric_(joint, model, data.augmented(1000, seed=2))
     weighted = None
     if args.score != "sigma":
         joint.sizes = weighted = Weighted(joint, args.score)
     if args.ladder:
-        g = torch.Generator().manual_seed(2)
-        seen = [augment(images[kept[part]], g) for part in torch.arange(1000).split(250)]
-        found = dn.decompose(model.eval(), example_input=example, data=seen)
+        found = dn.decompose(model.eval(), example_input=EXAMPLE, data=data.augmented(1000, seed=2))
         joint.sizes = weighted = Fixed(joint, found.selector.scores)
+    return joint, weighted
+
+
+def taught_by(teacher, is_eval):
+    """What the full network says, by another network than the one that is trained, or in another mode."""
+
+    def teach(call):
+        twin = copy.deepcopy(teacher)
+        twin.train(not is_eval)
+        with torch.no_grad():
+            return call.run(twin)
+
+    return teach
+
+
+@torch.no_grad()
+def move_(average, model, decay) -> None:
+    for a, p in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+        if a.is_floating_point():
+            a.lerp_(p, 1 - decay)
+
+
+def train(args, joint, model, average, data) -> float:
+    """All steps; what they cost, in passes forward and back."""
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-4), lr=args.rate, momentum=0.9, nesterov=True)
-    average = copy.deepcopy(model) if args.average else None
-    if args.average_teaches or args.teacher_eval:
-        teacher = average if args.average_teaches else model
-
-        def teach(call):
-            twin = copy.deepcopy(teacher)
-            twin.train(not args.teacher_eval)
-            with torch.no_grad():
-                return call.run(twin)
-
-        joint._teach = teach
+    generator = torch.Generator().manual_seed(args.seed)
     start, work = time.time(), 0.0
-    place, epoch = 0, torch.randperm(len(kept), generator=generator)
-    for step in range(args.steps):
-        if place + 128 > len(kept):
-            place, epoch = 0, torch.randperm(len(kept), generator=generator)
-        rows = kept[epoch[place : place + 128]]
-        place += 128
-        x, y = augment(images[rows], generator).contiguous(memory_format=torch.channels_last), labels[rows]
+    for step, (x, y) in enumerate(data.batches(args.steps, generator)):
         rate = args.rate * min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -265,54 +300,58 @@ def main() -> None:
         joint.balance = 0.0 if args.plain or step < args.late * args.steps else args.balance
         if args.turns and step >= args.even_from * args.steps:
             joint.turns = 1
-        losses = joint.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y))
+        losses = joint.backward(forward=lambda net, x=x: net(x), loss=lambda out, y=y: F.cross_entropy(out, y))
         optimizer.step()
         has_full, has_low = (not math.isnan(float(each)) for each in (losses.full, losses.low))
         work += has_full + has_low + (1 / 3 if has_low and not has_full and args.distill else 0)
         if average is not None:
-            with torch.no_grad():
-                decay = min(args.average, (1 + step) / (10 + step))
-                for a, p in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
-                    if a.is_floating_point():
-                        a.lerp_(p, 1 - decay)
+            move_(average, model, decay=min(args.average, (1 + step) / (10 + step)))
         if step % 50 == 49:
             seen = f"full {float(losses.full):.3f}, low-rank {float(losses.low):.3f}"
             print(f"step {step + 1}: {seen}, {time.time() - start:.0f} s", flush=True)
+    return work
+
+
+def calibrated(args, model, weighted, batches, sizes):
+    """The network of all sizes, as the row wants it cut."""
+    data = {"data": batches[:4]} if args.metric else {}
+    net = dn.decompose(model.eval(), example_input=EXAMPLE, **data)
+    if weighted is not None and not args.metric:
+        net.selector = replace(net.selector, scores=tuple(weighted.weighted(net.selector.scores)))
+    net.calibrate_(batches, sizes=sizes)
+    return net
+
+
+def main() -> None:
+    args = arguments()
+    data = Images.split(*load_cifar10(args.data, "train"))
+    torch.manual_seed(args.seed)
+    model = pretrained_resnet20(args.weights).to(memory_format=torch.channels_last)
+    joint, weighted = objective(args, model, data)
+    average = copy.deepcopy(model) if args.average else None
+    if args.average_teaches or args.teacher_eval:
+        joint._teach = taught_by(average if args.average_teaches else model, args.teacher_eval)
+    start = time.time()
+    work = train(args, joint, model, average, data)
     seconds = time.time() - start
     refreshed = dict(joint._bases.refreshed) if args.turned is not None else {}
     if refreshed:
         print(f"{sum(refreshed.values())} SVDs of {len(joint.layers)} layers:", refreshed, flush=True)
-    found = {}
-    for name, trained in (("", model), ("average", average)):
-        if trained is None:
-            continue
-        g = torch.Generator().manual_seed(1)
-        batches = [augment(images[kept[part]], g) for part in torch.arange(2000).split(250)]
-        if args.metric:
-            net = dn.decompose(trained.eval(), example_input=example, data=batches[:4])
-        else:
-            net = dn.decompose(trained.eval(), example_input=example)
-            if weighted is not None:
-                net.selector = replace(net.selector, scores=tuple(weighted.weighted(net.selector.scores)))
-        net.calibrate_(batches, sizes=list(SIZES[1:]) + ([1.0] if name else []))
-        row = {}
-        for size in SIZES:
-            net.resize_(macs=size)
-            row[f"{size:g}"] = round(accuracy(net, images[held], labels[held]), 2)
-        found[name] = row
-        print(args.name, name, row, f"work {work:.0f}", f"{seconds:.0f} s", flush=True)
-        if args.tune and not name:
-            net.tune_(batches, sizes=args.tune, progress=lambda line: None)
-            found["tuned"] = {}
-            for size in args.tune:
-                net.resize_(macs=size)
-                found["tuned"][f"{size:g}"] = round(accuracy(net, images[held], labels[held]), 2)
-            print("tuned", found["tuned"], flush=True)
+    batches = data.augmented(2000, seed=1)
+    net = calibrated(args, model, weighted, batches, SIZES[1:])
+    found = {"accuracy": {f"{size:g}": data.accuracy(net, size) for size in SIZES}}
+    if args.tune:
+        net.tune_(batches, sizes=args.tune, progress=lambda line: None)
+        found["tuned"] = {f"{size:g}": data.accuracy(net, size) for size in args.tune}
+    if average is not None:
+        # Its running statistics were averaged, too, and are not those of its weights: full size is calibrated as well.
+        net = calibrated(args, average, weighted, batches, SIZES)
+        found["average"] = {f"{size:g}": data.accuracy(net, size) for size in SIZES}
+    print(args.name, found, f"work {work:.0f}", f"{seconds:.0f} s", flush=True)
     if not args.no_record:
         settings = {k: v for k, v in vars(args).items() if k not in ("data", "weights", "no_record")}
-        figures = {"row": args.name, "settings": settings, "work": work, "accuracy": found[""]}
-        figures |= {"refreshed": refreshed} if refreshed else {}
-        record("elastic", figures | {key: found[key] for key in ("average", "tuned") if key in found})
+        figures = {"row": args.name, "settings": settings, "work": work, **found}
+        record("elastic", figures | ({"refreshed": refreshed} if refreshed else {}))
 
 
 if __name__ == "__main__":
