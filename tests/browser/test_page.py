@@ -193,6 +193,10 @@ def test_what_holds_is_seen_at_a_glance(browser, address):
     rows = [row.text for row in browser.find_elements(By.CSS_SELECTOR, ".overview li")]
     assert [row.split("\n")[-1].strip() for row in rows[:2]] == ["✓✗", "✓✗"]
     assert rows[2].endswith("not measured")
+    summary = browser.find_element(By.CSS_SELECTOR, ".failing summary")
+    assert summary.text == "What does not hold here, or in part (2)"
     failing = browser.find_elements(By.CSS_SELECTOR, ".failing li")
-    assert [each.text for each in failing] == ["does not hold Another one, which does not."] * 2
+    assert not any(each.is_displayed() for each in failing)
+    summary.click()
+    assert [each.text for each in failing] == ["does not hold Another one, which does not. a network"] * 2
     assert browser.find_element(By.CSS_SELECTOR, ".remarks").text.endswith("One seed has no range.")
