@@ -77,12 +77,11 @@ def figure_3b(context: Context) -> Shown:
         trained = context.of(group)
         ours, curves = trained.shown("decomposable"), trained.curves("tucker")
         series = [series_of(ours, "Decomposable-Net, not retrained", "decomposable")]
-        styles = ("tucker", "", "")  # the two others are of no method: they take what colours are left
-        for (form, curve), method in zip(CURVES.items(), styles, strict=True):
+        for form, curve in CURVES.items():
             if curve in curves:
-                series.append(
-                    series_of(curves[curve], f"{names[form]} at VBMF ranks, fine-tuned", method, is_dashed=True)
-                )
+                method = "tucker" if form == "tucker" else ""  # of no method: what colours are left
+                name = f"{names[form]} at VBMF ranks, fine-tuned"
+                series.append(series_of(curves[curve], name, method, is_dashed=True))
         base = trained.shown("plain")[:1]
         series.append(series_of(base, "normal learning, full size", "plain"))
         figures.append(curve_figure(trained, series))
