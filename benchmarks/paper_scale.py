@@ -88,7 +88,7 @@ def main() -> None:
         names = options.exhibits.split(",")
         order = running.Order(
             exhibits=[EXHIBITS[name] for name in names],
-            scale=PAPER.of_each(shortened),
+            scale=replace(PAPER.of_each(shortened), tuning_steps=options.batches),
             out=out,
             data=data,
             how={"device": "cpu"},

@@ -143,13 +143,16 @@ def time_left(seconds: float, fraction: float) -> float | None:
 def as_duration(seconds: float) -> str:
     """Seconds as people say it.
 
-    >>> as_duration(42.2), as_duration(3600 * 27 + 120)
-    ('42 s', '27 h 2 min')
+    >>> as_duration(42.2), as_duration(3600 * 27 + 120), as_duration(86400 * 20.3)
+    ('42 s', '27 h 2 min', '20 days')
     """
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 100:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 100 else f"{hours / 24:.0f} days"
 
 
 class ProgressLine:

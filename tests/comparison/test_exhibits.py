@@ -253,8 +253,7 @@ def test_what_is_done_is_not_done_again(measured):
 
 
 def test_an_estimate_trains_nothing(tmp_path):
-    estimates, seconds, refused = running.estimated(order(["2d"], tmp_path), jobs=1, progress=lambda line: None)
-    assert refused == {}
+    estimates, seconds = running.estimated(order(["2d"], tmp_path), jobs=1, progress=lambda line: None)
     assert [(group.folder, entry.part.method, entry.state) for group, entry in estimates] == [
         ("short", "decomposable", "to do")
     ]
@@ -276,10 +275,11 @@ def test_the_command_takes_seeds_for_exhibits(tmp_path, capsys):
 
 def test_what_has_no_data_here_is_named_in_an_estimate(tmp_path):
     wanted = running.ordered("3c", "paper", only=["imagenet-resnet50"], out=tmp_path / "out", data=tmp_path)
-    estimates, seconds, refused = running.estimated(wanted, jobs=1, progress=lambda line: None)
-    assert (estimates, seconds) == ([], 0.0)
-    assert list(refused) == ["imagenet-resnet50"]
-    assert str(tmp_path) in refused["imagenet-resnet50"]
+    estimates, seconds = running.estimated(wanted, jobs=1, progress=lambda line: None)
+    assert seconds == 0.0
+    assert {(group.folder, entry.state) for group, entry in estimates} == {("imagenet-resnet50", "no data")}
+    assert {entry.part.method for _, entry in estimates} == {"plain", "slimmable", "us-net", "width", "decomposable"}
+    assert all(str(tmp_path) in entry.reason for _, entry in estimates)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from decomposable.commands import arguments
@@ -96,28 +96,50 @@ def _order(options: argparse.Namespace) -> Any:
 def _dry_run(options: argparse.Namespace, order: Any, line: ProgressLine) -> None:
     from decomposable.comparison.exhibits import running
 
-    found, seconds, refused = running.estimated(order, jobs=options.jobs, progress=line)
+    found, seconds = running.estimated(order, jobs=options.jobs, progress=line)
     line.close()
     rows = [{"group": group.folder, **entry.as_plain()} for group, entry in found]
-    cells = [
-        (
-            group.folder,
-            entry.part.method,
-            str(entry.part.seed),
-            entry.part.training.folder,
-            entry.state,
-            "" if entry.state in ("done", "cannot") else as_duration(entry.seconds),
-        )
-        for group, entry in found
-    ]
-    to_do = sum(entry.state in ("to do", "cut off") for _, entry in found)
+    states = [entry.state for _, entry in found]
+    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    whole = " for the others" if "no data" in states else ""
     answer(
         options,
-        {"trainings": rows, "seconds": round(seconds, 1), "cannot": refused},
-        as_table(("group", "method", "seed", "training", "state", "about"), cells),
-        *dict.fromkeys(f"{e.part.method} cannot be trained: {e.reason}" for _, e in found if e.reason),
-        *(f"{folder} cannot be trained here: {reason}" for folder, reason in refused.items()),
-        f"\ntrainings: {len(found)} ({to_do} to do); about {as_duration(seconds)} here. Nothing was trained.",
+        {"trainings": rows, "seconds": round(seconds, 1)},
+        as_table(("group", "method", "seeds", "trainings", "to do", "about"), _by_method(found)),
+        *dict.fromkeys(_why_not(group.folder, entry) for group, entry in found if entry.reason),
+        f"\ntrainings: {len(found)} ({', '.join(counts)}); about {as_duration(seconds)} here{whole}. "
+        "Nothing was trained.",
+    )
+
+
+def _by_method(found: Sequence[tuple[Any, Any]]) -> list[tuple[str, ...]]:
+    """A row for each method of each group: the paper's grids have thousands of trainings, all of which --json lists."""
+    rows: dict[tuple[str, str], list[Any]] = {}
+    for group, entry in found:
+        rows.setdefault((group.folder, entry.part.method), []).append(entry)
+    return [
+        (
+            *key,
+            ",".join(map(str, dict.fromkeys(entry.part.seed for entry in entries))),
+            str(len(entries)),
+            str(sum(entry.state != "done" for entry in entries)),
+            _about(entries),
+        )
+        for key, entries in rows.items()
+    ]
+
+
+def _why_not(folder: str, entry: Any) -> str:
+    """Of a method that cannot train the model, or of a whole group without its data."""
+    what = folder if entry.state == "no data" else f"{folder}/{entry.part.method}"
+    return f"{what} cannot be trained here: {entry.reason}"
+
+
+def _about(entries: Sequence[Any]) -> str:
+    """How long these take, or why nobody knows."""
+    states = {entry.state for entry in entries}
+    return next((state for state in ("no data", "cannot") if state in states), "") or (
+        "" if states == {"done"} else as_duration(sum(entry.seconds for entry in entries))
     )
 
 

@@ -44,7 +44,7 @@ def beyond(context: Context) -> Shown:
         trained = context.of(group)
         ours = trained.shown("elastic")
         series = [series_of(ours, "elastic training", "elastic")]
-        series.append(_tuned(trained))
+        series.append(_tuned(trained, context.scale.tuning_steps))
         series.append(_cut(trained))
         series += [
             series_of(trained.shown(name), label_of(name), name, is_dashed=True)
@@ -62,12 +62,12 @@ def beyond(context: Context) -> Shown:
     return Shown(figures=figures, claims=claims, explorer=network)
 
 
-def _tuned(trained: Trained) -> Series:
+def _tuned(trained: Trained, steps: int) -> Series:
     """`tune_` on the elastic network."""
     net = trained.network("elastic")
     sizes = [size for size in SIZES[1:] if size >= net.selector.smallest_size]
     trained.report(Progress("tuning", "scales and shifts for each size"))
-    net.tune_(trained.calibration, sizes=sizes, progress=lambda line: None)
+    net.tune_(trained.calibration, sizes=sizes, steps=steps, progress=lambda line: None)
     accuracies = []
     for size in sizes:
         net.calibrate_(trained.calibration, sizes=[size], progress=lambda line: None)

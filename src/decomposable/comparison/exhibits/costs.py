@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,10 @@ from decomposable.comparison.exhibits.context import (
 )
 from decomposable.comparison.exhibits.shown import Claim, Shown, Table, judged, seen_on
 from decomposable.comparison.exhibits.verdicts import better, tally
+from decomposable.comparison.stepping import Stepper
 from decomposable.data.base import TrainBatches
-from decomposable.methods import find
-from decomposable.methods.base import Paced
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.progress import Progress
-from decomposable.training.loop import moved, parameter_groups
 
 PAPER_4_4 = Table(
     title="The paper's, ResNet-50 on ImageNet",
@@ -167,14 +166,13 @@ def section_4_4(context: Context) -> Shown:
             rows=rows,
         )
     )
-    claims.append(
-        judged(
-            "Training costs are comparable to those of TRP and US-Nets.",
-            [seconds["decomposable"] <= 1.3 * seconds[name] for name in ("trp", "us-net")],
-            ", ".join(f"{label_of(n)} {seconds[n] / plain:.2f}" for n in ("decomposable", "trp", "us-net", "elastic"))
-            + " plain steps",
-        )
+    cost = judged(
+        "Training costs are comparable to those of TRP and US-Nets.",
+        [seconds["decomposable"] <= 1.3 * seconds[name] for name in ("trp", "us-net")],
+        ", ".join(f"{label_of(n)} {seconds[n] / plain:.2f}" for n in ("decomposable", "trp", "us-net", "elastic"))
+        + " plain steps",
     )
+    claims += seen_on(trained.group.title, [cost])
     return Shown(tables=tables, claims=claims)
 
 
@@ -185,11 +183,9 @@ def _interval(points: Points, size: float) -> str:
 
 def step_seconds(trained: Trained, names: Sequence[str], context: Context, rounds: int = 12) -> dict[str, float]:
     """The mean seconds of a training step of each method, in turn: a step of `elastic` may be one of several kinds."""
-    settings = trained.settings
+    settings, cpu = trained.settings, torch.device("cpu")
     batches = TrainBatches(trained.data, batch_size=settings.batch_size, epochs=1, seed=0)
-    steps: dict[str, Callable[[Any, float], None]] = {}
-    for name in names:
-        steps[name] = _stepper(trained, name)
+    steps = {name: Stepper(trained.task, replace(settings, method=name), trained.example, cpu) for name in names}
     context.report(Progress("timing", f"steps of {len(steps)} methods in turn"))
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
@@ -200,25 +196,3 @@ def step_seconds(trained: Trained, names: Sequence[str], context: Context, round
             if number:
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.fmean(each) for name, each in seconds.items()}
-
-
-def _stepper(trained: Trained, name: str) -> Callable[[Any, float], None]:
-    settings = trained.settings
-    torch.manual_seed(0)
-    model = trained.task.build_model()
-    if settings.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    method = find(name)
-    network = method.network(model, trained.example, settings, is_trained=False).train()
-    step = method.step(network, settings)
-    optimizer = torch.optim.SGD(parameter_groups(network, settings.weight_decay), lr=0.01, momentum=settings.momentum)
-
-    def once(batch: Any, done: float) -> None:
-        optimizer.zero_grad()
-        if isinstance(step, Paced):
-            step.at(done)
-        x, y = moved(batch, torch.device("cpu"), settings)
-        step.backward(lambda net: trained.task.loss(net, (x, y)))
-        optimizer.step()
-
-    return once

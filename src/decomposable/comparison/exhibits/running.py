@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from decomposable.comparison import running
-from decomposable.comparison.estimate import Estimate, estimate, total_seconds
+from decomposable.comparison.estimate import Estimate, StepClock, estimate, total_seconds, without_data
 from decomposable.comparison.exhibits.catalogue import EXHIBITS, Exhibit, find
 from decomposable.comparison.exhibits.context import Context
 from decomposable.comparison.exhibits.scales import SCALES, Group, Scale, merged
@@ -80,26 +80,22 @@ def ordered(
     return Order(exhibits=exhibits, scale=SCALES[scale].on(only).of_each(change), **rest)
 
 
-def estimated(
-    order: Order, *, jobs: int | None, progress: Report
-) -> tuple[list[tuple[Group, Estimate]], float, dict[str, str]]:
-    """Every training, about how long it takes, and about how long all of them take; groups that cannot be trained here,
-    with the reason: data that are not there.
-    """
+def estimated(order: Order, *, jobs: int | None, progress: Report) -> tuple[list[tuple[Group, Estimate]], float]:
+    """Every training, about how long it takes, and about how long all of them take whose data are there."""
     found: list[tuple[Group, Estimate]] = []
     seconds = 0.0
-    refused: dict[str, str] = {}
+    clocks: dict[str, StepClock] = {}  # by recipe: its groups have the same network and images
     for group in order.groups:
         comparison, circumstances = order.prepared(group)
         count = running.number_of_jobs(jobs, circumstances.device)
+        clock = clocks.setdefault(group.recipe, StepClock(comparison.settings, circumstances))
         try:
-            estimates = estimate(comparison, circumstances, jobs=count, progress=progress)
+            estimates = estimate(comparison, circumstances, jobs=count, progress=progress, clock=clock)
         except DataError as error:
-            refused[group.folder] = str(error)
-            continue
+            estimates = without_data(comparison, str(error))
         seconds += total_seconds(estimates, count)
         found += [(group, each) for each in estimates]
-    return found, seconds, refused
+    return found, seconds
 
 
 def run(order: Order, *, watchers: Watchers, how: running.How) -> tuple[dict[str, dict[str, Any]], Failures]:

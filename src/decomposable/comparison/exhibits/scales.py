@@ -13,6 +13,7 @@ from decomposable import recipes
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.settings import Settings, with_overrides
 from decomposable.methods.tucker.method import CIFAR_GRID, IMAGENET_GRID
+from decomposable.network.tuning import STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class Scale:
     connected: Group  # a fully connected network, for proposition 2
     balances: tuple[float, ...]  # λ above 0, of figure 2a
     chain: Group | None = None
+    tuning_steps: int = STEPS  # for each size, of `tune_`
 
     def on(self, folders: Sequence[str] | None) -> Scale:
         """The same with some of the networks and data sets of the large comparisons; None is all."""
