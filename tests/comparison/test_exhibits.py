@@ -16,7 +16,16 @@ from decomposable.comparison.exhibits.catalogue import EXHIBITS, find
 from decomposable.comparison.exhibits.context import at_size
 from decomposable.comparison.exhibits.scales import LAPTOP, PAPER, Group, Scale, merged
 from decomposable.comparison.exhibits.shown import Series, judged
-from decomposable.comparison.exhibits.verdicts import ALMOST_ALL, better, not_worse, tally
+from decomposable.comparison.exhibits.verdicts import (
+    ALMOST_ALL,
+    better,
+    by_budget,
+    chance,
+    not_worse,
+    tally,
+    the_best,
+    told_apart,
+)
 from decomposable.comparison.running import How
 from decomposable.comparison.watching import Watchers
 from decomposable.data import digits
@@ -150,7 +159,7 @@ def test_curves_are_compared_at_the_rivals_sizes():
     assert verdict_on(ours, [points((1.0, 91.0), (0.5, 84.0))]) == "partly"
     assert verdict_on(ours, [points((0.5, 86.0))]) == "fails"
     assert verdict_on(ours, [points((0.1, 86.0))]) == "not tried"
-    assert str(tally(ours, [points((0.1, 86.0))])).endswith("of 0 sizes; 1 it does not reach")
+    assert str(tally(ours, [points((0.1, 86.0))])).endswith("of 0 sizes; not compared at 1")
     assert judged("x", [], "nothing").verdict == "not tried"
 
 
@@ -158,7 +167,43 @@ def test_a_plan_that_lies_a_little_below_its_budget_counts_for_it():
     ours, rival = points((1.0, 90.0), (0.0999, 80.0)), points((0.0928, 85.0))
     assert verdict_on(ours, [rival], (0.1, 1.0)) == "fails"
     assert at_size(ours, 0.0928) == 80.0
-    assert tally(ours, [points((0.08, 85.0))], (0.1, 1.0)).outcomes == []
+
+
+def test_a_smaller_network_of_the_rival_counts_at_the_smallest_size():
+    """Who may spend a tenth may spend less: a better network of 0.08x is a better one for 0.1x."""
+    ours = points((1.0, 90.0), (0.1, 80.0))
+    found = tally(ours, [points((1.0, 88.0), (0.08, 85.0), (0.05, 70.0))], (0.1, 1.0))
+    assert found.outcomes == ["ahead", "behind"]
+    assert found.gaps[0.1] == pytest.approx(-5.0)
+    assert tally(ours, [points((0.1, 79.0), (0.05, 85.0))], (0.1, 1.0)).outcomes == ["ahead"]  # it has one there
+    assert tally(ours, [points((0.08, 85.0))]).outcomes == []  # nobody asked for a smallest size
+
+
+def test_networks_that_do_not_exist_are_not_compared():
+    slimmable, ours = points((0.25, 90.0), (0.06, 87.0)), points((0.14, 86.0), (0.1, 88.0), (0.05, 60.0))
+    found = by_budget(slimmable, ours)
+    assert (found.outcomes, found.alone) == (["ahead", "behind"], 1)
+    assert found.gaps == {0.14: pytest.approx(1.0), 0.1: pytest.approx(-1.0)}
+
+
+def test_a_tally_can_be_turned_and_added():
+    found = tally(points((1.0, 90.0), (0.5, 80.0)), [points((1.0, 89.0), (0.5, 82.0))])
+    assert found.turned.outcomes == ["behind", "ahead"]
+    assert found.turned.gaps == {1.0: pytest.approx(-1.0), 0.5: pytest.approx(2.0)}
+    assert (found + found.turned).outcomes == ["ahead", "behind", "behind", "ahead"]
+    assert (found + found.turned).gaps == {1.0: pytest.approx(-1.0), 0.5: pytest.approx(-2.0)}
+
+
+@pytest.mark.parametrize(
+    ("rivals", "verdict"),
+    [
+        ({"a": (80.0, 81.0), "b": (85.0, 86.0)}, "holds"),
+        ({"a": (80.0, 81.0), "b": (89.0, 91.5)}, "partly"),
+        ({"a": (80.0, 81.0), "b": (92.0, 93.0)}, "fails"),
+    ],
+)
+def test_who_is_beaten_once_is_not_the_best(rivals, verdict):
+    assert the_best("it is the best", (90.0, 91.0), rivals, "").verdict == verdict
 
 
 def test_methods_whose_ranges_overlap_are_equal_and_not_better():
@@ -172,7 +217,14 @@ def test_methods_whose_ranges_overlap_are_equal_and_not_better():
 
 @pytest.mark.parametrize(("theirs", "outcome"), [(90.4, "equal"), (89.6, "equal"), (89.4, "ahead"), (90.6, "behind")])
 def test_single_runs_are_told_apart_by_half_a_point(theirs, outcome):
-    assert tally(points((1.0, 90.0), seeds=1), [points((1.0, theirs), seeds=1)]).outcomes == [outcome]
+    ours, theirs = (points((1.0, 2.0 + accuracy), seeds=1) for accuracy in (90.0, theirs))
+    assert tally(ours, [theirs]).outcomes == [outcome]
+
+
+def test_the_more_errors_a_single_run_makes_the_less_its_last_points_say():
+    assert chance(95.0) == chance(92.0) == 0.25
+    assert chance(60.0) == pytest.approx(1.2)
+    assert (told_apart(62.0, 60.0), told_apart(63.0, 60.0), told_apart(57.0, 60.0)) == ("equal", "ahead", "behind")
 
 
 def test_almost_all_is_nine_of_ten():
@@ -218,7 +270,7 @@ def test_what_must_hold_does_hold(measured):
     verdicts = {claim["text"]: claim["verdict"] for content in found.values() for claim in content["claims"]}
     for text in (
         "The error of a layer's output never rises with its rank (channel form and linear layers).",
-        "In the spatial form it holds before the vertical taps are summed …",
+        "In the spatial form that holds before the vertical taps are summed.",
         "KL(p ‖ p̃) stays below the bound.",
     ):
         assert verdicts[text] == "holds", text
@@ -236,11 +288,34 @@ def test_a_network_that_was_not_kept_leaves_the_other_exhibits(measured, tmp_pat
     assert any(line.startswith("2f: not measured: ") and "it was not kept" in line for line in said)
 
 
+def test_what_was_measured_can_be_judged_again_without_its_networks(measured, tmp_path):
+    folder, found, _ = measured
+    shutil.copytree(folder, tmp_path / "kept")
+    place = tmp_path / "kept" / "short" / "decomposable" / "0"
+    (place / "network.safetensors").unlink()
+    watchers = Watchers(progress=lambda line: None)
+    again, failures = running.run(order(["2c", "2d"], tmp_path / "kept"), how=How(jobs=1), watchers=watchers)
+    assert (list(again), list(failures)) == (["2c"], ["2d"])  # the ranks were not kept, the accuracies were
+    assert again["2c"]["figures"] == found["2c"]["figures"]
+    assert [each["what"] for each in again["2c"]["measurements"]] == ["criteria"]
+    record = json.loads((place / "record.json").read_text())
+    (place / "record.json").write_text(json.dumps({**record, "finished": "later"}))  # trained anew: measured anew
+    again, failures = running.run(order(["2c"], tmp_path / "kept"), how=How(jobs=1), watchers=watchers)
+    assert (list(again), list(failures)) == ([], ["2c"])
+
+
 def test_an_exhibit_says_where_its_trainings_come_from(measured):
     _, found, _ = measured
     runs = found["2f"]["trainings"][0]["runs"]
     assert [(run["method"], run["seed"], run["tries"]) for run in runs] == [("decomposable", 0, 1), ("us-net", 0, 1)]
-    assert all(run["cpu"] and run["minutes"] >= 0 for run in runs)
+    assert all(run["cpu"] and run["minutes"] >= 0 and run["command"].startswith("decomposable") for run in runs)
+
+
+def test_forms_and_widths_are_no_tries():
+    group = replace(TRIAL.curves[0], settings={**QUICK, "compare_energies": (0.9, 0.95)})
+    assert running._tries("trp", group) == 2  # in two forms each
+    assert running._tries("tucker", group) == running._tries("width", group) == running._tries("elastic", group) == 1
+    assert running._tries("tucker", PAPER.curves[0]) == 96
 
 
 def test_what_is_done_is_not_done_again(measured):
@@ -289,7 +364,8 @@ def test_all_exhibits(tmp_path):
     found, failures = running.run(order(NAMES, tmp_path), how=How(jobs=1), watchers=watchers)
     assert failures == {}
     assert list(found) == NAMES
-    assert found["beyond"]["explorer"]["sizes"]
+    assert found["beyond"]["explorers"][0]["sizes"]
+    assert found["beyond"]["is_ours"]
     assert len(found["table-1"]["printed"][0]["rows"]) == 7
     rows = {row[0]: row for row in found["table-2"]["tables"][0]["rows"]}
     assert float(rows["normal learning, full size"][-1]) == 1.0

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from decomposable.analysis.watching import first_images, recorded
 from decomposable.checks import check_count
-from decomposable.core.tracing import on_device_of
+from decomposable.core.tracing import call_with_first, on_device_of
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.decomposed import DecomposedNet
 
@@ -65,7 +65,7 @@ def divergence(net: DecomposedNet, loader: Iterable[Any], *, images: int = 1000)
     for batch in first_images(loader, images, whole=False):
         x = on_device_of(full, batch)
         with recorded(full, names) as seen, recorded(small, names) as cut:
-            logits, other = full(x), small(x)
+            logits, other = call_with_first(full, x), call_with_first(small, x)
         _require_chain(seen, cut)
         log_p, log_q = (each.double().log_softmax(dim=-1) for each in (logits, other))
         kl.append((log_p.exp() * (log_p - log_q)).sum(dim=-1))

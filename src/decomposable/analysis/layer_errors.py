@@ -151,19 +151,19 @@ class _ByRank:
     def see(self, module: nn.Module, inputs: Tensor, outputs: Tensor) -> None:
         """One call: the coordinates of every position along every basis, and what they add up to."""
         first, second = self.layer.chain.stages
+        v_OK1 = self.bases.v[:, :, None]
         for x_BMP, rows in _per_image(inputs.detach().double(), module, first):
             along_BKP = (self.bases.u * self.bases.s).mT @ x_BMP
-            before_BR = _from_the_end(along_BKP.square().sum(dim=2))
-            self.before.append(before_BR)
+            self.before.append(torch.stack([_errors(v_OK1, one_KP[:, None, None]) for one_KP in along_BKP]))
             if any(second):  # vertical taps
                 assert isinstance(module, nn.Conv2d)
                 self.output.append(torch.stack([self._behind_taps(one_KP, module, rows) for one_KP in along_BKP]))
             else:
-                self.output.append(before_BR)
+                self.output.append(self.before[-1])
             self.energy.append(self.output[-1][:, 0])
 
     def _behind_taps(self, along_KP: Tensor, conv: nn.Conv2d, rows: int) -> Tensor:
-        """‖Σ_{i>r} …‖² of one image for every r, from the last basis to the first: what is left of the output."""
+        """The errors of one image where what the taps add to a pixel is summed."""
         bases, height = len(along_KP), conv.kernel_size[0]
         maps_KHW = along_KP.reshape(bases, rows, -1)
         out_rows = (rows - conv.dilation[0] * (height - 1) - 1) // conv.stride[0] + 1
@@ -171,18 +171,8 @@ class _ByRank:
             maps_KHW[:, t * conv.dilation[0] :][:, : (out_rows - 1) * conv.stride[0] + 1 : conv.stride[0]]
             for t in range(height)
         ]
-        taps_KTHW = torch.stack(taps, dim=1)
         v_OKT = second_weight(self.bases.v.mT, self.layer.shape, self.layer.form).squeeze(-1)
-        left = taps_KTHW.new_zeros(len(v_OKT), *taps_KTHW.shape[2:])
-        errors = left.new_zeros(bases + 1)
-        block = max(1, _MOST // max(1, left.numel()))
-        for stop in range(bases, 0, -block):
-            part = slice(max(0, stop - block), stop)
-            added_KOHW = torch.einsum("okt,kthw->kohw", v_OKT[:, part], taps_KTHW[part])
-            residuals_KOHW = added_KOHW.flip(0).cumsum(dim=0).flip(0) + left
-            errors[part] = residuals_KOHW.square().sum(dim=(1, 2, 3))
-            left = residuals_KOHW[0]
-        return errors
+        return _errors(v_OKT, torch.stack(taps, dim=1))
 
     def result(self) -> RankErrors:
         if not self.energy:
@@ -201,10 +191,21 @@ class _ByRank:
         )
 
 
-def _from_the_end(squares_BK: Tensor) -> Tensor:
-    """Σ_{i>r} for r = 0 … K."""
-    sums_BK = squares_BK.flip(1).cumsum(dim=1).flip(1)
-    return torch.cat([sums_BK, sums_BK.new_zeros(len(sums_BK), 1)], dim=1)
+def _errors(v_OKT: Tensor, taps_KTHW: Tensor) -> Tensor:
+    """‖Σ_{i>r} v_i (σ_i u_iᵀ x)‖² of one image for r = 0 … K: what is left of the output, from the last basis to the
+    first, added up as it stands. That the v_i are orthonormal is not made use of: it is what the proposition rests on.
+    """
+    bases = len(taps_KTHW)
+    left = taps_KTHW.new_zeros(len(v_OKT), *taps_KTHW.shape[2:])
+    errors = left.new_zeros(bases + 1)
+    block = max(1, _MOST // max(1, left.numel()))
+    for stop in range(bases, 0, -block):
+        part = slice(max(0, stop - block), stop)
+        added_KOHW = torch.einsum("okt,kthw->kohw", v_OKT[:, part], taps_KTHW[part])
+        residuals_KOHW = added_KOHW.flip(0).cumsum(dim=0).flip(0) + left
+        errors[part] = residuals_KOHW.square().sum(dim=(1, 2, 3))
+        left = residuals_KOHW[0]
+    return errors
 
 
 def _per_image(inputs: Tensor, module: nn.Module, axes: Axes) -> Iterator[tuple[Tensor, int]]:

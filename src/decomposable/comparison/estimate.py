@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -158,7 +158,7 @@ class StepClock:
         at_small = of(small)
         if whole <= 2 * small or at_small * whole / small < ENOUGH_SECONDS:
             return of(whole)
-        per_image = max(0.0, of(2 * small) - at_small) / small
+        per_image = min(max(0.0, of(2 * small) - at_small), at_small) / small  # what else the machine does is no cost
         return at_small + (whole - small) * per_image
 
     def _batch(self, count: int, settings: Settings) -> Any:
@@ -184,8 +184,8 @@ class StepClock:
 
 
 def timed(function: Callable[[], Any], most: int = TIMED_CALLS) -> float:
-    """Seconds of a call: the median of a few, as a moment of the machine may be slow. The first one, which has more to
-    do, counts only where it is long.
+    """Seconds of a call: the least of a few, as what else the machine does only adds to it. The first one, which has
+    more to do, counts only where it is long.
     """
     seconds: list[float] = []
     while len(seconds) <= most and sum(seconds[1:]) < ENOUGH_SECONDS:
@@ -196,4 +196,4 @@ def timed(function: Callable[[], Any], most: int = TIMED_CALLS) -> float:
         seconds.append(time.perf_counter() - start)
         if seconds[0] >= LONG_SECONDS:
             return seconds[0]
-    return median(seconds[1:])
+    return min(seconds[1:])

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from decomposable.sizing.ranks import RankSelector
 
 SIZES = 61
 
 
-def explored(selector: RankSelector, measured: Sequence[Mapping[str, Any]], title: str) -> dict[str, Any]:
+def explored(
+    selector: RankSelector, measured: Sequence[Mapping[str, Any]], title: str, labels: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Sizes from the smallest measured one to the full one, in equal steps of a logarithm, as plain numbers.
 
     Accuracy between two measured sizes is interpolated by the logarithm of the MACs; which are measured is said.
@@ -27,7 +32,7 @@ def explored(selector: RankSelector, measured: Sequence[Mapping[str, Any]], titl
     names = list(ordered[-1].ranks)
     return {
         "title": title,
-        "layers": names,
+        "layers": list(labels or names),
         "full_ranks": [ordered[-1].full_ranks[name] for name in names],
         "measured": [[row["macs_fraction"], row["accuracy"]] for row in rows],
         "sizes": [
@@ -44,6 +49,22 @@ def explored(selector: RankSelector, measured: Sequence[Mapping[str, Any]], titl
             for plan in ordered
         ],
     }
+
+
+def readable(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """What people call layers: where a name is a mere number, the kind of the layer and which of them it is.
+
+    >>> readable(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)), ["0", "2"])
+    ['conv 1', 'linear 1']
+    """
+    counts: Counter[str] = Counter()
+    labels = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | _ConvNd):
+            kind = "linear" if isinstance(module, nn.Linear) else "conv"
+            counts[kind] += 1
+            labels[name] = f"{kind} {counts[kind]}"
+    return [labels.get(name, name) if name.replace(".", "").isdigit() else name for name in names]
 
 
 def _is_measured(row: Mapping[str, Any]) -> bool:

@@ -49,3 +49,5 @@ class Stepper:
         self._optimizer.zero_grad()
         self._step.backward(lambda net: self._task.loss(net, on_device))
         self._optimizer.step()
+        if self._device.type == "cuda":  # else the call would end before the step
+            torch.cuda.synchronize(self._device)

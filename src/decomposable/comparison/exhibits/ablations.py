@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from decomposable import analysis
 from decomposable.comparison.exhibits.context import (
@@ -13,16 +14,24 @@ from decomposable.comparison.exhibits.context import (
     Context,
     Points,
     Trained,
-    at_size,
     label_of,
     series_of,
     trp_label,
 )
 from decomposable.comparison.exhibits.scales import Group, Scale
-from decomposable.comparison.exhibits.shown import Axis, Figure, Series, Shown, Table, judged
-from decomposable.comparison.exhibits.verdicts import ALMOST_ALL, FLAT, better, tally
-from decomposable.core.joint import JointObjective
-from decomposable.data.base import Batch, TrainBatches
+from decomposable.comparison.exhibits.shown import (
+    Axis,
+    Claim,
+    Figure,
+    Series,
+    Shown,
+    Table,
+    judged,
+    over_seeds,
+)
+from decomposable.comparison.exhibits.verdicts import better, tally, told_apart
+from decomposable.comparison.explorer import readable
+from decomposable.methods import find
 from decomposable.methods.decomposing import short_name
 from decomposable.methods.us_net import UniversalSettings
 from decomposable.network.decompose import decompose
@@ -33,6 +42,11 @@ ACCURACY = Axis(label="test accuracy (%)")
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 CRITERIA = {"uniform": "uniform", "energy": "energy", "singular_value": "singular value"}
 GAPS = (1e-6, 1e-12)
+MOMENTS = {"fresh": "before the first step", "trained": "after training"}
+NORM_BATCHES = 20
+NEAR_UNIFORM = 0.1
+"""The standard deviation over the layers of the part of its bases that each keeps."""
+
 VANISHED = 1e-3
 """Of a layer's largest singular value: what is below counts as zero."""
 
@@ -51,48 +65,75 @@ def balance_groups(scale: Scale) -> dict[float, Group]:
 def figure_2a(context: Context) -> Shown:
     """Accuracy against λ at the paper's rank ratios, each network cut without retraining."""
     groups = balance_groups(context.scale)
-    found: dict[float, list[float]] = {ratio: [] for ratio in RATIOS}
-    for balance, group in groups.items():
-        trained = context.of(group)
-        net = decompose(trained.model(group.methods[0]), trained.example)
-        for ratio in RATIOS:
-            module = net.extract(net.choose(ratio=ratio))
-            found[ratio].append(trained.calibrated_accuracy(module, f"λ = {balance:g}, Z = {ratio:g}"))
+    by_balance = {balance: _by_ratio(context.of(group)) for balance, group in groups.items()}
     balances = list(groups)
-    series = [Series(name=f"Z = {ratio:g}", x=balances, y=values) for ratio, values in found.items()]
-    half = balances.index(0.5)
-    small = [ratio for ratio in RATIOS if ratio <= 0.4]
-    gains = {ratio: (found[ratio][half] - found[ratio][0], found[ratio][-1] - found[ratio][half]) for ratio in small}
-    full = found[1.0]
+    series = {z: over_seeds(f"Z = {z:g}", balances, [seen[z] for seen in by_balance.values()]) for z in RATIOS}
+    found = {ratio: [fmean(seen[ratio]) for seen in by_balance.values()] for ratio in RATIOS}
     return Shown(
         figures=[
             Figure(
                 title="Accuracy over the balance of the two losses, for networks cut to a part Z of their bases",
-                x=Axis(label="λ, the weight of the low-rank network's loss (0: normal learning)"),
+                x=(over_balance := Axis(label="λ, the weight of the low-rank loss (0: normal learning)")),
                 y=ACCURACY,
-                series=series,
-            )
-        ],
-        claims=[
-            judged(
-                "The performance of compressed models improves as λ increases.",
-                [first > FLAT and second > -FLAT for first, second in gains.values()],
-                "from λ = 0 to 0.5, and from there to 1: "
-                + ", ".join(f"{a:+.1f} and {b:+.1f} at Z = {ratio:g}" for ratio, (a, b) in gains.items()),
+                series=list(series.values()),
             ),
-            judged(
-                "That of the full model is almost flat (within a point, λ = 1 left aside).",
-                [max(full[:-1]) - min(full[:-1]) <= 2 * FLAT],
-                f"full size: {min(full[:-1]):.1f} to {max(full[:-1]):.1f}% for λ from 0 to {balances[-2]:g}; "
-                f"{full[-1]:.1f}% at {balances[-1]:g}",
-            ),
-            judged(
-                "With λ = 0.3 the full model is not worse than under normal learning.",
-                [full[balances.index(0.3)] >= full[0] - FLAT] if 0.3 in balances else [],
-                f"{full[balances.index(0.3)]:.2f} and {full[0]:.2f}%" if 0.3 in balances else "no such λ",
+            Figure(
+                title="The same, the largest networks alone",
+                x=over_balance,
+                y=ACCURACY,
+                series=[series[ratio] for ratio in RATIOS if ratio >= 0.5],
             ),
         ],
+        claims=_claims_of_2a(balances, found),
     )
+
+
+def _by_ratio(trained: Trained) -> dict[float, list[float]]:
+    """For every rank ratio the accuracy of each seed's network, cut to it without retraining."""
+    (method,), seeds = trained.group.methods, trained.group.seeds
+
+    def measure() -> dict[str, list[float]]:
+        nets = [decompose(trained.model(method, seed), trained.example) for seed in seeds]
+        return {
+            f"{z:g}": [
+                trained.calibrated_accuracy(net.extract(net.choose(ratio=z)), f"{trained.group.folder}, Z = {z:g}")
+                for net in nets
+            ]
+            for z in RATIOS
+        }
+
+    return {float(ratio): values for ratio, values in trained.kept("by-ratio", [method], measure, seeds).items()}
+
+
+def _claims_of_2a(balances: Sequence[float], found: Mapping[float, Sequence[float]]) -> list[Claim]:
+    half, full = balances.index(0.5), found[1.0]
+    small = [ratio for ratio in RATIOS if ratio < 1]
+    improved = [
+        told_apart(found[z][half], found[z][0]) == "ahead" and told_apart(found[z][-1], found[z][half]) != "behind"
+        for z in small
+    ]
+    gains = [
+        f"{found[z][half] - found[z][0]:+.1f} and {found[z][-1] - found[z][half]:+.1f} at Z = {z:g}" for z in small
+    ]
+    early = balances.index(0.3) if 0.3 in balances else None
+    return [
+        judged(
+            "The performance of compressed models improves as λ increases.",
+            improved,
+            "from λ = 0 to 0.5, and from there to 1: " + ", ".join(gains),
+        ),
+        judged(
+            "That of the full model is almost flat (within a point, λ = 1 left aside).",
+            [max(full[:-1]) - min(full[:-1]) <= 1],
+            f"full size: {min(full[:-1]):.1f} to {max(full[:-1]):.1f}% for λ from 0 to {balances[-2]:g}; "
+            f"{full[-1]:.1f}% at {balances[-1]:g}",
+        ),
+        judged(
+            "With λ = 0.3 the full model is better than under normal learning.",
+            [] if early is None else [full[early] > full[0]],
+            "no such λ" if early is None else f"{full[early]:.2f} and {full[0]:.2f}%",
+        ),
+    ]
 
 
 PAPER_2A = Table(
@@ -103,15 +144,15 @@ PAPER_2A = Table(
 
 
 def _curve_pair(context: Context) -> dict[str, tuple[str, Points]]:
-    """By name, whose line it is, and the curve: both trainings in both forms."""
+    """By name, whose line it is, and the curve: both trainings in both forms; the channel form is of no method."""
     spatial = context.of(context.scale.ablated("plain", "decomposable"))
     channel = context.of(context.scale.ablated("decomposable", label="channel", form="channel"))
     plain = spatial.curves("plain")
     return {
         "joint, spatial": ("decomposable", spatial.shown("decomposable")),
-        "joint, channel": ("elastic", channel.shown("decomposable")),
+        "joint, channel": ("", channel.shown("decomposable")),
         "normal learning, spatial": ("plain", plain[short_name("base", "spatial", "singular_value")]),
-        "normal learning, channel": ("us-net", plain[short_name("base", "channel", "singular_value")]),
+        "normal learning, channel": ("", plain[short_name("base", "channel", "singular_value")]),
     }
 
 
@@ -133,21 +174,14 @@ def figure_2b(context: Context) -> Shown:
 def figure_2c(context: Context) -> Shown:
     """Criteria for the ranks, on one jointly trained network."""
     trained = context.of(context.scale.ablated("decomposable"))
-    model = trained.model("decomposable")
-    found: dict[str, list[float]] = {}
-    macs: dict[str, list[float]] = {}
-    for criterion in CRITERIA:
-        net = decompose(model, trained.example, criterion=criterion)
-        sizes = [size for size in SIZES if size >= net.selector.smallest_size]
-        plans = [net.choose(macs=size) for size in sizes]
-        macs[criterion] = [plan.macs_fraction or 0.0 for plan in plans]
-        found[criterion] = [
-            trained.calibrated_accuracy(net.extract(plan), f"{criterion} at {size:g}×")
-            for size, plan in zip(sizes, plans, strict=True)
-        ]
-    series = [Series(name=name, x=macs[key], y=found[key]) for key, name in CRITERIA.items()]
-    pairs = list(zip(SIZES[1:], *(found[key][1:] for key in CRITERIA), strict=False))
-    seen = ", ".join(f"{size:g}×: {u:.1f}, {e:.1f}, {s:.1f}" for size, u, e, s in pairs)
+    found = trained.kept("criteria", ["decomposable"], lambda: _by_criterion(trained), trained.group.seeds)
+    series = [
+        over_seeds(name, [fmean(macs) for macs, _ in found[key].values()], [seen for _, seen in found[key].values()])
+        for key, name in CRITERIA.items()
+    ]
+    means = {key: {size: fmean(seen) for size, (_, seen) in found[key].items()} for key in CRITERIA}
+    rows = [(size, *(means[key][size] for key in CRITERIA)) for size in means["singular_value"] if size != "1"]
+    seen = ", ".join(f"{size}×: {u:.1f}, {e:.1f}, {s:.1f}" for size, u, e, s in rows)
     return Shown(
         figures=[
             Figure(title="Which bases to drop: three criteria, one trained network", x=MACS, y=ACCURACY, series=series)
@@ -155,12 +189,33 @@ def figure_2c(context: Context) -> Shown:
         claims=[
             judged(
                 "The singular value is the best criterion, or as good as the best.",
-                [s > max(u, e) - FLAT for _, u, e, s in pairs],
+                [told_apart(s, max(u, e)) != "behind" for _, u, e, s in rows],
                 f"uniform, energy and singular value at {seen}",
             ),
-            judged("Energy is better than uniform.", [e > u + FLAT for _, u, e, _ in pairs], "the same figures"),
+            judged(
+                "Energy is better than uniform.",
+                [told_apart(e, u) == "ahead" for _, u, e, _ in rows],
+                "the same figures",
+            ),
         ],
     )
+
+
+def _by_criterion(trained: Trained) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+    """For every criterion and size the MACs and the accuracy of each seed's network."""
+    models = [trained.model("decomposable", seed) for seed in trained.group.seeds]
+    found: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    for criterion in CRITERIA:
+        nets = [decompose(model, trained.example, criterion=criterion) for model in models]
+        smallest = max(net.selector.smallest_size for net in nets)
+        found[criterion] = {}
+        for size in (size for size in SIZES if size >= smallest):
+            plans = [net.choose(macs=size) for net in nets]
+            modules = [net.extract(plan) for net, plan in zip(nets, plans, strict=True)]
+            what = f"{criterion} at {size:g}×"
+            accuracies = [trained.calibrated_accuracy(module, what) for module in modules]
+            found[criterion][f"{size:g}"] = [plan.macs_fraction or 0.0 for plan in plans], accuracies
+    return found
 
 
 def figure_2d(context: Context) -> Shown:
@@ -182,14 +237,14 @@ def figure_2d(context: Context) -> Shown:
                 y=Axis(label="part of the full rank"),
                 series=[Series(name=CRITERIA[key], x=places, y=values) for key, values in parts.items()],
                 kind="bars",
-                categories=names,
+                categories=readable(trained.model("decomposable"), names),
             )
         ],
         claims=[
             judged(
                 "Ranks by singular values are distributed more sharply than those by energy, which are near uniform.",
-                [spread["singular_value"] > spread["energy"]],
-                "standard deviation of the parts over the layers: "
+                [spread["singular_value"] > spread["energy"], spread["energy"] <= NEAR_UNIFORM],
+                f"standard deviation of the parts over the layers (near uniform: {NEAR_UNIFORM:g} or less): "
                 + ", ".join(f"{CRITERIA[key]} {value:.2f}" for key, value in spread.items()),
             )
         ],
@@ -207,6 +262,8 @@ def figure_2e(context: Context) -> Shown:
     }
     sigmas = {key: analysis.singular_values(model) for key, model in models.items()}
     layer = _widest(models["plain"])
+    curve = next(each.curve for each in find("trp").trainings(trained.settings) if each.folder == spatial)
+    names = dict(zip(sigmas["plain"], readable(models["plain"], sigmas["plain"]), strict=True))
     gone = {
         key: float(np.mean(np.concatenate([each / each[0] for each in values.values()]) < VANISHED))
         for key, values in sigmas.items()
@@ -215,7 +272,7 @@ def figure_2e(context: Context) -> Shown:
     parts = {name: mass["decomposable"][name] / mass["plain"][name] for name in mass["plain"]}
     figures = [
         Figure(
-            title=f"Singular values of layer '{layer}'{what}",
+            title=f"Singular values of {names[layer]}{what}",
             x=Axis(label="basis"),
             y=Axis(label=label, is_log=True),
             series=[
@@ -227,7 +284,7 @@ def figure_2e(context: Context) -> Shown:
                 )
                 for key, values in sigmas.items()
             ],
-            note=f"TRP: {spatial}. What is below 10⁻⁶ is drawn there.",
+            note=f"{trp_label(curve)}. What is below 10⁻⁶ is drawn there.",
         )
         for what, label, is_relative in (("", "σ", False), (", as parts of its largest", "σ / σ₁", True))
     ]
@@ -243,7 +300,7 @@ def figure_2e(context: Context) -> Shown:
                 "Joint learning reduces singular values in comparison with normal learning.",
                 [part < 1 for part in parts.values()],
                 "Σσ of a layer, of what it is after normal learning: "
-                + ", ".join(f"{name} {part:.2f}" for name, part in parts.items()),
+                + ", ".join(f"{names[name]} {part:.2f}" for name, part in parts.items()),
             ),
         ],
     )
@@ -272,7 +329,7 @@ def figure_2f(context: Context) -> Shown:
         Series(
             name=f"Decomposable-Net, {form} form", x=each.params / full, y=each.relative, method=method, is_dashed=dash
         )
-        for form, method, dash in (("spatial", "decomposable", False), ("channel", "elastic", True))
+        for form, method, dash in (("spatial", "decomposable", False), ("channel", "", True))
         if (each := by_rank[form][layer])
     ]
     series.append(Series(name="US-Net, first channels", x=cut.params / full, y=cut.relative, method="us-net"))
@@ -286,7 +343,7 @@ def figure_2f(context: Context) -> Shown:
     return Shown(
         figures=[
             Figure(
-                title=f"Error of layer '{layer}' as its parameters are cut",
+                title=f"Error of {readable(model, [layer])[0]} as its parameters are cut",
                 x=Axis(label="parameters, as a fraction of the dense layer's"),
                 y=Axis(label="‖y − ŷ‖² / ‖y‖², mean of 64 images"),
                 series=series,
@@ -312,99 +369,5 @@ def figure_2f(context: Context) -> Shown:
                 [width_rises > 0],
                 f"from {smallest:g}× of the channels up, it rises somewhere in {width_rises} of {images} images",
             ),
-        ],
-    )
-
-
-def gap_groups(scale: Scale) -> dict[float, Group]:
-    """A training for every added constant."""
-    return {gap: scale.ablated("decomposable", label=f"gap-{gap:g}", added_gap=gap) for gap in GAPS}
-
-
-def appendix_a(context: Context) -> Shown:
-    """Clipping against added constants, and the norms of both networks' gradients."""
-    clipped = context.of(context.scale.ablated("decomposable"))
-    points: dict[str, Points] = {"clipped (the paper's)": clipped.shown("decomposable")}
-    points |= {f"+{gap:g}": context.of(g).shown("decomposable") for gap, g in gap_groups(context.scale).items()}
-    methods = ("decomposable", "trp", "us-net")
-    series = [series_of(curve, name, m) for (name, curve), m in zip(points.items(), methods, strict=True)]
-    ours = points["clipped (the paper's)"]
-    worse = {
-        name: [p["accuracy"] - at_size(curve, p["macs_fraction"]) for p in ours]
-        for name, curve in points.items()
-        if name.startswith("+")
-    }
-    full, low, names = _gradient_norms(clipped)
-    larger = [b / a for a, b in zip(full, low, strict=True)]
-    places = list(range(len(names)))
-    return Shown(
-        figures=[
-            Figure(title="Clipping ρ, or adding a constant to σ_i² − σ_k²", x=MACS, y=ACCURACY, series=series),
-            Figure(
-                title="Norms of the two networks' gradients, by layer",
-                x=Axis(label="layer"),
-                y=Axis(label="norm, mean of 20 batches"),
-                series=[Series(name="full rank", x=places, y=full), Series(name="low rank", x=places, y=low)],
-                kind="bars",
-                categories=names,
-                note="Of the trained network, before the low-rank gradient is brought to the other's norm.",
-            ),
-        ],
-        claims=[
-            judged(
-                "Clipping is at least as good as adding a constant.",
-                [bool(np.nanmean(gains) >= -0.1) for gains in worse.values()],
-                ", ".join(
-                    f"against {name}: {np.nanmean(gains):+.2f} points in the mean" for name, gains in worse.items()
-                ),
-            ),
-            judged(
-                "The low-rank network's gradient dominates (it is twice as large, or more), so that the two have to be "
-                "balanced.",
-                [float(np.mean(larger)) >= 2],
-                f"{np.mean(larger):.2f} times as large in the mean over layers, up to {max(larger):.2f} times",
-            ),
-        ],
-    )
-
-
-def _gradient_norms(trained: Trained, batches: int = 20) -> tuple[list[float], list[float], list[str]]:
-    model = trained.model("decomposable").train()
-    joint = JointObjective(model, form=trained.settings.form, ratio=trained.settings.ratio, seed=0)
-    images = TrainBatches(trained.data, batch_size=trained.settings.batch_size, epochs=1, seed=1)
-    seen = []
-    for number in range(batches):
-        seen.append(analysis.gradient_norms(joint, partial(_loss_of, trained, images[number % len(images)])))
-    names = list(seen[0])
-    full, low = ([float(np.mean([each[name][i] for each in seen])) for name in names] for i in (0, 1))
-    return full, low, names
-
-
-def _loss_of(trained: Trained, batch: Batch, net: nn.Module) -> Tensor:
-    return trained.task.loss(net, batch)
-
-
-def channel_groups(scale: Scale) -> tuple[Group, ...]:
-    """TRP, which is trained in both forms, and joint training in the channel form."""
-    return scale.ablated("plain", "trp"), scale.ablated("decomposable", label="channel", form="channel")
-
-
-def appendix_channel(context: Context) -> Shown:
-    """Against TRP in the channel form."""
-    rivals, ours = (context.of(group) for group in channel_groups(context.scale))
-    curve = ours.shown("decomposable")
-    trp = {name: points for name, points in rivals.curves("trp").items() if "ch" in name}
-    base = rivals.curves("plain")[short_name("base", "channel", "energy")]
-    series = [series_of(curve, "Decomposable-Net, channel form", "decomposable")]
-    series += [series_of(points, trp_label(name), "trp", is_dashed=True) for name, points in trp.items()]
-    series.append(series_of(base, "normal learning, by energy", "plain"))
-    return Shown(
-        figures=[Figure(title="Against TRP in the channel form", x=MACS, y=ACCURACY, series=series)],
-        claims=[
-            better(
-                "Decomposable-Net is better than TRP at almost all sizes (channel form).",
-                tally(curve, trp.values()),
-                ALMOST_ALL,
-            )
         ],
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ from decomposable.comparison.exhibits.scales import Group, Scale
 from decomposable.comparison.exhibits.shown import Series
 from decomposable.data.base import Data
 from decomposable.errors import DataError
+from decomposable.files import write_atomically
+from decomposable.machine import timestamp
 from decomposable.methods import METHODS, find
+from decomposable.methods.decomposing import short_form
 from decomposable.methods.loading import load
 from decomposable.methods.settings import Settings
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.sized import batch_statistics
 from decomposable.progress import Progress, Report
+from decomposable.training import records
 from decomposable.training.evaluation import accuracy
 from decomposable.training.finishing import material_for
 
@@ -32,6 +37,8 @@ BY_CHANNELS = ("slimmable", "us-net")
 
 SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1)
 """At which networks are measured that no training has measured: parts of the MACs."""
+
+SOME = 1000
 
 Points = Sequence[Mapping[str, Any]]
 
@@ -44,6 +51,8 @@ class Trained:
     folder: Path
     data_folder: Path | None
     report: Report
+    device: torch.device  # where its networks are measured
+    measurements: list[dict[str, Any]] = field(default_factory=list)  # where what was measured comes from
 
     @cached_property
     def _recipe(self) -> recipes.Recipe:
@@ -71,13 +80,19 @@ class Trained:
 
     @cached_property
     def example(self) -> Tensor:
-        """One input."""
-        return self.data.test_batch(torch.arange(1))[0]
+        """One input, where the networks are."""
+        return self.data.test_batch(torch.arange(1))[0].to(self.device)
+
+    @property
+    def calibration(self) -> Iterable[Any]:
+        """Augmented training images, as networks are calibrated with after training; read when they are needed."""
+        return material_for(self.data, self.settings, self.task.loss, lambda line: None).calibration
 
     @cached_property
-    def calibration(self) -> list[Any]:
-        """Augmented training images, as networks are calibrated with after training."""
-        return list(material_for(self.data, self.settings, self.task.loss, lambda line: None).calibration)
+    def some(self) -> list[Any]:
+        """A thousand of them, in whole batches: enough to tune sizes with, or to say which bases matter."""
+        few = replace(self.settings, calibration_images=min(SOME, self.settings.calibration_images))
+        return list(material_for(self.data, few, self.task.loss, lambda line: None).calibration)
 
     def test_inputs(self, count: int) -> list[Tensor]:
         """The first so many test images."""
@@ -89,16 +104,22 @@ class Trained:
         return dict(self._methods[method]["curves"]) if method in self._methods else {}
 
     def shown(self, method: str) -> Points:
-        """The curve that stands for a method; empty where it was not trained."""
-        points: Points = self._methods[method]["shown"]["points"] if method in self._methods else ()
+        """The curve that stands for a method; empty where it was not trained. TRP is in the form of all others."""
+        if method not in self._methods:
+            return ()
+        curves = self._methods[method]["curves"]
+        own = [points for name, points in curves.items() if name.startswith(f"trp_{short_form(self.settings.form)} ")]
+        if method == "trp" and len(own) < len(curves):
+            return [max(points, key=lambda point: point["accuracy"]) for points in zip(*own, strict=True)]
+        points: Points = self._methods[method]["shown"]["points"]
         return points
 
-    def network(self, method: str, seed: int = 0, training: str = "") -> Any:
+    def network(self, method: str, seed: int | None = None, training: str = "") -> Any:
         """The network that a training has left."""
-        path = self.folder / method / str(seed) / training / "network.safetensors"
+        path = self._place(method, seed) / training / "network.safetensors"
         if not path.is_file():
             raise DataError(f"{path}: it was not kept; remove {path.parent} to train it again")
-        return load(path, model=self.task.build_model())
+        return load(path, model=self.task.build_model().to(self.device))
 
     def network_of_curve(self, method: str, curve: str) -> Any:
         """The network that a curve is of; of a method that cuts channels one with fresh weights where it was not kept,
@@ -108,29 +129,65 @@ class Trained:
             each.folder for each in find(method).trainings(self.settings) if curve in (each.curve, *each.variants)
         ]
         kept = [each for each in self.trainings(method) if not of_curve or each in of_curve]
-        if (self.folder / method / "0" / (kept or [""])[0] / "network.safetensors").is_file():
+        if (self._place(method) / (kept or [""])[0] / "network.safetensors").is_file():
             return self.network(method, training=kept[0])
         if method not in BY_CHANNELS:
             raise DataError(f"{self.folder / method}: the network of {curve} was not kept; remove it to train it again")
-        network = find(method).network(self.task.build_model(), self.example, self.settings, is_trained=False)
+        model = self.task.build_model().to(self.device)
+        network = find(method).network(model, self.example, self.settings, is_trained=False)
         material = material_for(self.data, self.settings, self.task.loss, lambda line: None)
         return find(method).sized(network.eval(), material, self.settings)
 
-    def model(self, method: str, seed: int = 0, training: str = "") -> nn.Module:
+    def model(self, method: str, seed: int | None = None, training: str = "") -> nn.Module:
         """The trained model itself, of a method that decomposes: the network at full size."""
         net = self.network(method, seed, training)
         assert isinstance(net, DecomposedNet)
         return net.extract(net.selector.full_plan()).eval()
 
-    def trainings(self, method: str, seed: int = 0) -> list[str]:
+    def trainings(self, method: str, seed: int | None = None) -> list[str]:
         """The folders of a method's trainings; one without a name where there is only one."""
-        place = self.folder / method / str(seed)
-        return sorted(each.parent.name for each in place.glob("*/network.safetensors")) or [""]
+        return sorted(each.parent.name for each in self._place(method, seed).glob("*/network.safetensors")) or [""]
 
-    def record(self, method: str, seed: int = 0) -> dict[str, Any]:
+    def record(self, method: str, seed: int | None = None) -> dict[str, Any]:
         """What was run and what came out."""
-        found: dict[str, Any] = json.loads((self.folder / method / str(seed) / "record.json").read_text())
+        found: dict[str, Any] = json.loads((self._place(method, seed) / "record.json").read_text())
         return found
+
+    def _place(self, method: str, seed: int | None = None) -> Path:
+        return self.folder / method / str(self.seed if seed is None else seed)
+
+    @property
+    def seed(self) -> int:
+        """The first one: whose networks are measured where one is enough."""
+        return self.group.seeds[0]
+
+    def kept(
+        self,
+        name: str,
+        methods: Sequence[str],
+        measure: Callable[[], Any],
+        seeds: Sequence[int] | None = None,
+        about: Any = None,
+    ) -> Any:
+        """What was measured of the networks of these methods, or `about` something more exact: once, and again only
+        where one was trained anew.
+
+        It is plain numbers and text, and lies beside the trainings in measured/NAME.json. So a break costs what was
+        under way, and what has been measured can be judged and drawn again when its networks are gone.
+        """
+        path = self.folder / "measured" / f"{name}.json"
+        paths = [f"{method}/{seed}/record.json" for method in methods for seed in seeds or (self.seed,)]
+        of = {each: hashlib.sha256((self.folder / each).read_bytes()).hexdigest() for each in paths}
+        wanted = {"of": of, "about": json.loads(json.dumps(about))}
+        found = _read(path)
+        if {key: found.get(key) for key in wanted} != wanted:
+            values = json.loads(json.dumps(measure(), allow_nan=False))
+            origin = {"made": timestamp(), "commit": records.commit(), "machine": records.machine()}
+            found = {"what": name, **wanted, **origin, "values": values}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+        self.measurements.append({key: found[key] for key in ("what", "made", "commit", "machine")})
+        return found["values"]
 
     def accuracy(self, module: nn.Module) -> float:
         """Percent of the test images."""
@@ -152,10 +209,21 @@ class Context:
     out: Path
     data: Path | None
     report: Report
+    device: torch.device
+    measurements: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, group: Group) -> Trained:
         """The trainings of a group."""
-        return Trained(group, self.out / group.folder, self.data, self.report)
+        return Trained(group, self.out / group.folder, self.data, self.report, self.device, self.measurements)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A measurement that was kept; nothing where there is none, or none that can be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def series_of(points: Points, name: str, method: str, *, is_dashed: bool = False) -> Series:

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from decomposable import methods
 from decomposable.comparison import running
 from decomposable.comparison.estimate import Estimate, StepClock, estimate, total_seconds, without_data
 from decomposable.comparison.exhibits.catalogue import EXHIBITS, Exhibit, find
@@ -25,8 +28,11 @@ from decomposable.files import write_atomically
 from decomposable.machine import timestamp
 from decomposable.progress import Report
 from decomposable.training import records
+from decomposable.training.devices import choose_device
 
 FORMAT = 1
+STRUCTURE = ("form", "vbmf_form", "width")
+"""Settings that say which network is trained, and not how."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,7 +143,9 @@ def run(order: Order, *, watchers: Watchers, how: running.How) -> tuple[dict[str
 def measured(exhibit: Exhibit, order: Order, report: Report) -> dict[str, Any]:
     """The exhibit as it is now, written to its file."""
     groups = merged(exhibit.groups(order.scale))
-    shown = exhibit.measure(Context(order.scale, order.out, order.data, report))
+    device = torch.device(choose_device(order.how.get("device", "auto")))
+    context = Context(order.scale, order.out, order.data, report, device)
+    shown = exhibit.measure(context)
     command = str(order.how.get("command", ""))
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -161,7 +169,9 @@ def measured(exhibit: Exhibit, order: Order, report: Report) -> dict[str, Any]:
             }
             for group in groups
         ],
+        "measurements": context.measurements,
         **shown.as_plain(),
+        "is_ours": exhibit.is_ours,
         "printed": [asdict(table) for table in exhibit.printed],
     }
     path = order.out / "exhibits" / f"{exhibit.name}.json"
@@ -171,23 +181,30 @@ def measured(exhibit: Exhibit, order: Order, report: Report) -> dict[str, Any]:
 
 
 def _runs(folder: Path, group: Group) -> list[dict[str, Any]]:
-    """Where every training of a group comes from: how many tries it had, its commit, its machine and its minutes."""
+    """Where every training of a group comes from: how many tries it had, its command, commit, machine and minutes."""
     found = []
     for method in group.methods:
         for seed in group.seeds:
-            path = folder / method / str(seed) / "record.json"
-            if not path.is_file():
+            path = folder / method / str(seed)
+            if not (path / "record.json").is_file():
                 continue
-            record = json.loads(path.read_text())
+            record = json.loads((path / "record.json").read_text())
+            each = [json.loads(part.read_text()) for part in sorted(path.glob("*/record.json"))] or [record]
             found.append(
                 {
                     "method": method,
                     "seed": seed,
-                    "tries": len(record.get("trainings", ())) or 1,
-                    "command": record.get("command", ""),
-                    "commit": record.get("commit"),
+                    "tries": _tries(method, group),
+                    "command": "; ".join(dict.fromkeys(part["command"] for part in each if part.get("command"))),
+                    "commit": ", ".join(dict.fromkeys(str(part["commit"]) for part in each if part.get("commit"))),
                     "cpu": (record.get("machine") or {}).get("cpu"),
                     "minutes": round(record.get("training_seconds", 0) / 60, 1),
                 }
             )
     return found
+
+
+def _tries(method: str, group: Group) -> int:
+    """With how many settings a method was trained of which the best counts: forms, widths and ranks are no tries."""
+    trainings = methods.find(method).trainings(group.all_settings)
+    return len({tuple((k, v) for k, v in t.settings.items() if k not in STRUCTURE) for t in trainings})

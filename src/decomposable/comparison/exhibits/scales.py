@@ -12,6 +12,7 @@ from typing import Any
 from decomposable import recipes
 from decomposable.errors import InvalidArgumentError
 from decomposable.methods.settings import Settings, with_overrides
+from decomposable.methods.trp import TRPSettings
 from decomposable.methods.tucker.method import CIFAR_GRID, IMAGENET_GRID
 from decomposable.network.tuning import STEPS
 
@@ -62,6 +63,12 @@ class Scale:
     chain: Group | None = None
     tuning_steps: int = STEPS  # for each size, of `tune_`
 
+    @property
+    def in_both_forms(self) -> tuple[Group, ...]:
+        """Where TRP is trained in the channel form, too: large comparisons, or the network of the ablations."""
+        groups = tuple(g for g in self.curves if "channel" in g.all_settings.of(TRPSettings).compare_forms)
+        return groups or (self.ablation,)
+
     def on(self, folders: Sequence[str] | None) -> Scale:
         """The same with some of the networks and data sets of the large comparisons; None is all."""
         if folders is None:
@@ -82,6 +89,11 @@ class Scale:
             chain=self.chain and change(self.chain),
         )
 
+    def timed(self, *methods: str) -> Group:
+        """These methods on the network of the ablations, as long as it is trained for the large comparisons."""
+        same = (group for group in self.curves if group.recipe == self.ablation.recipe)
+        return next(same, self.ablation).with_methods(*methods)
+
     def compared(self, *methods: str) -> tuple[Group, ...]:
         """These methods on every network and data set of the large comparisons."""
         return tuple(group.with_methods(*methods) for group in self.curves)
@@ -93,9 +105,12 @@ class Scale:
     def ablated(self, *methods: str, label: str = "", **settings: Any) -> Group:
         """These methods on the one network of the ablations, with settings of their own under a label."""
         base = self.ablation.with_methods(*methods)
-        if not settings:
-            return base
-        return replace(base.with_settings(settings), folder=f"{base.folder}-{label}")
+        return labelled(base, label, **settings) if settings else base
+
+
+def labelled(group: Group, label: str, **settings: Any) -> Group:
+    """A group with settings of its own under a label."""
+    return replace(group.with_settings(settings), folder=f"{group.folder}-{label}")
 
 
 def _group(recipe: str, network: str, seeds: Iterable[int], folder: str = "", **settings: Any) -> Group:
@@ -105,15 +120,18 @@ def _group(recipe: str, network: str, seeds: Iterable[int], folder: str = "", **
 
 
 CONNECTED = "decomposable.recipes.small:fashion_connected"
-_VGG = _group("cifar10-vgg15", "VGG-15 on CIFAR-10", range(5), **CIFAR_GRID)
+# Batch normalisation is calibrated with the whole training set, as in the paper.
+_ON_CIFAR: dict[str, Any] = {**CIFAR_GRID, "calibration_images": 50_000}
+_ON_IMAGENET: dict[str, Any] = {**IMAGENET_GRID, "calibration_images": 1_281_167}
+_VGG = _group("cifar10-vgg15", "VGG-15 on CIFAR-10", range(5), **_ON_CIFAR)
 PAPER = Scale(
     name="paper",
     curves=(
         _VGG,
-        _group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **CIFAR_GRID),
-        _group("imagenet-resnet50", "ResNet-50 on ImageNet", range(3), **IMAGENET_GRID),
+        _group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **_ON_CIFAR),
+        _group("imagenet-resnet50", "ResNet-50 on ImageNet", range(3), **_ON_IMAGENET),
     ),
-    ablation=_group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **CIFAR_GRID),
+    ablation=_group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **_ON_CIFAR),
     connected=_group(CONNECTED, "a fully connected network on Fashion-MNIST", range(5), folder="connected", epochs=20),
     balances=(0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
     chain=_VGG,

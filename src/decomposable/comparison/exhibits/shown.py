@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -25,12 +26,25 @@ class Series:
     method: str = ""  # whose colour it has
     is_dashed: bool = False
     is_points: bool = False  # points without a line: each is a training of its own
+    is_hollow: bool = False  # what others printed
 
     def __post_init__(self) -> None:
         assert len(self.x) == len(self.y), self.name
         for name in ("x", "y", "low", "high"):
             values = [None if v is None or not math.isfinite(v) else round(float(v), 6) for v in getattr(self, name)]
             object.__setattr__(self, name, values)
+
+
+def over_seeds(name: str, x: Sequence[float], values: Sequence[Sequence[float]]) -> Series:
+    """A line of means, each over the values of all seeds, and their range where there are several.
+
+    >>> line = over_seeds("Z = 1", [0.5], [[91.0, 92.0]])
+    >>> line.y, line.low, line.high
+    ([91.5], [91.0], [92.0])
+    """
+    several = any(len(each) > 1 for each in values)
+    low, high = ([end(each) for each in values] if several else () for end in (min, max))
+    return Series(name=name, x=x, y=list(map(fmean, values)), low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +57,49 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Lines, or bars side by side for each of some categories (whose names `categories` holds, by x)."""
+    """Lines, or bars side by side for each of some categories (whose names `categories` holds, by x), or dots in a row
+    for each of them (by y).
+    """
 
     title: str
     x: Axis
     y: Axis
     series: Sequence[Series]
-    kind: Literal["lines", "bars"] = "lines"
+    kind: Literal["lines", "bars", "dots"] = "lines"
     categories: Sequence[str] = ()
     note: str = ""
+
+
+def dots(
+    title: str,
+    x: Axis,
+    rows: Mapping[str, tuple[float, float, float]],
+    printed: Mapping[str, float] | None = None,
+    note: str = "",
+) -> Figure:
+    """A row for each name with its value and the ends of its range; what the paper prints of some of them beside it."""
+    names, values = list(rows), list(rows.values())
+    series = [
+        Series(
+            name="here",
+            x=[value for value, _, _ in values],
+            y=list(range(len(names))),
+            low=[low for _, low, _ in values],
+            high=[high for _, _, high in values],
+            is_points=True,
+        )
+    ]
+    if printed:
+        series.append(
+            Series(
+                name="the paper's",
+                x=list(printed.values()),
+                y=[names.index(name) for name in printed],
+                is_points=True,
+                is_hollow=True,
+            )
+        )
+    return Figure(title=title, x=x, y=Axis(label=""), series=series, kind="dots", categories=names, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +129,7 @@ class Shown:
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     claims: Sequence[Claim] = ()
-    explorer: Mapping[str, Any] | None = None  # the sizes of a network, for the page's slider
+    explorers: Sequence[Mapping[str, Any]] = ()  # the sizes of networks, for the page's sliders
     notes: Sequence[str] = field(default_factory=tuple)
 
     def as_plain(self) -> dict[str, Any]:

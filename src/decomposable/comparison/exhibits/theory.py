@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from decomposable import analysis
+from decomposable.analysis.layer_errors import ROUNDING
 from decomposable.comparison.exhibits.context import Context
 from decomposable.comparison.exhibits.shown import Axis, Figure, Series, Shown, Table, judged
+from decomposable.comparison.explorer import readable
 from decomposable.network.decomposed import DecomposedNet
 
 IMAGES = 64
@@ -32,25 +36,27 @@ def proposition_1(context: Context) -> Shown:
     before_rises = sum(each.rises_before_taps for each in spatial.values())
     behind_rises = sum(each.rises for each in spatial.values())
     pairs = sum(len(each.energy) for each in spatial.values())
-    example = max(spatial.values(), key=lambda each: each.rises) if spatial else next(iter(found["channel"].values()))
-    ranks = (np.arange(example.output.shape[1]) / (example.output.shape[1] - 1)).tolist()
-    image = int(np.diff(example.output / example.energy[:, None], axis=1).max(axis=1).argmax())
+    name, image, largest = _largest_rise(spatial)
+    labels = dict(zip(found["channel"], readable(model, found["channel"]), strict=True))
+    example = spatial[name] if name else next(iter(found["channel"].values()))
+    ranks = list(range(example.output.shape[1]))[1:-1]
+    rows = [[labels[row[0]], *row[1:]] for row in rows]
     return Shown(
         figures=[
             Figure(
-                title=f"Layer '{example.name}' in the spatial form, one image: error over rank",
-                x=Axis(label="rank, as a part of the full rank"),
-                y=Axis(label="‖y − ŷ‖² / ‖y‖²"),
+                title=f"Error over rank: {labels[example.name]} in the spatial form, one image",
+                x=Axis(label=f"rank, of {ranks[-1] + 1}"),
+                y=Axis(label="‖y − ŷ‖² / ‖y‖²", is_log=True),
                 series=[
-                    Series(name="of the output", x=ranks, y=example.output[image] / example.energy[image]),
+                    Series(name="of the output", x=ranks, y=example.output[image][1:-1] / example.energy[image]),
                     Series(
                         name="before the vertical taps are summed",
                         x=ranks,
-                        y=example.before_taps[image] / example.before_taps[image, 0],
+                        y=example.before_taps[image][1:-1] / example.before_taps[image, 0],
                         is_dashed=True,
                     ),
                 ],
-                note="The image in which it rises most.",
+                note=f"Where the error rises most from one rank to the next: by {largest:.1%} of what it is.",
             )
         ],
         tables=[
@@ -67,18 +73,29 @@ def proposition_1(context: Context) -> Shown:
                 f"it rises in {channel_rises} of {sum(len(e.energy) for e in found['channel'].values())} cases",
             ),
             judged(
-                "In the spatial form it holds before the vertical taps are summed …",
+                "In the spatial form that holds before the vertical taps are summed.",
                 [before_rises == 0],
                 f"it rises in {before_rises} of {pairs} cases",
             ),
             judged(
-                "… and, as the paper has it, of the output itself.",
+                "In the spatial form, too, the error of a layer's output never rises with its rank.",
                 [behind_rises == 0],
-                f"it rises in {behind_rises} of {pairs} cases: the proposition is of a matrix product, and the taps "
-                "are summed behind it",
+                f"it rises in {behind_rises} of {pairs} cases, from a rank to the next by up to {largest:.1%} of "
+                "what it is: the proposition is of a matrix product, and the taps are summed behind it",
             ),
         ],
     )
+
+
+def _largest_rise(found: Mapping[str, analysis.RankErrors]) -> tuple[str, int, float]:
+    """Of which layer and image the error rises most from one rank to the next, and by what part of it."""
+    best = ("", 0, 0.0)
+    for name, each in found.items():
+        errors = each.output[:, 1:-1]  # at full rank there is none
+        rises = np.diff(errors, axis=1) / np.maximum(errors[:, :-1], ROUNDING * each.energy[:, None])
+        if rises.size and float(rises.max()) > best[2]:
+            best = (name, int(rises.max(axis=1).argmax()), float(rises.max()))
+    return best
 
 
 def proposition_2(context: Context) -> Shown:
@@ -93,7 +110,7 @@ def proposition_2(context: Context) -> Shown:
         found[ratio] = analysis.divergence(net, inputs)
     means = {ratio: (float(each.kl.mean()), float(each.bound.mean())) for ratio, each in found.items()}
     rows = [
-        [f"{ratio:g}", f"{kl:.3g}", f"{bound:.3g}", f"{found[ratio].tightness:.2%}"]
+        [f"{ratio:g}", f"{kl:.3g}", f"{bound:.3g}", f"{found[ratio].tightness:.1e}"]
         for ratio, (kl, bound) in means.items()
     ]
     return Shown(
@@ -126,7 +143,7 @@ def proposition_2(context: Context) -> Shown:
 
 def _range(found: dict[float, analysis.Divergence]) -> str:
     values = [each.tightness for each in found.values()]
-    return f"{min(values):.2%} to {max(values):.2%}"
+    return f"{min(values):.1e} to {max(values):.1e}"
 
 
 def appendix_e(context: Context) -> Shown:
@@ -134,23 +151,24 @@ def appendix_e(context: Context) -> Shown:
     trained = context.of(context.scale.chained("decomposable"))
     net = trained.network("decomposable")
     assert isinstance(net, DecomposedNet)
-    inputs = [x for x, _ in trained.calibration][:4]
+    inputs = [x for x, _ in trained.some]
     count = sum(map(len, inputs))
     found = {}
     for ratio in LIPSCHITZ_RATIOS:
         net.set_plan_(net.choose(ratio=ratio))
         found[ratio] = analysis.lipschitz(net, inputs, images=count)
     half = found[0.5]
-    names, places = list(half.names), list(range(1, len(half.names) + 1))
+    names, places = readable(trained.task.build_model(), half.names), list(range(1, len(half.names) + 1))
     layers = Axis(label="layer, from the first to the last")
     later = places[:-1]
     quotients = {ratio: each.empirical / each.theoretical for ratio, each in found.items()}
-    # By how much log Ω̂ changes from a layer to the next: above 0 it falls, and does not grow, towards the first.
-    known = half.empirical_products > 0
-    logs = np.log(half.empirical_products[known])
-    slope = float(np.polyfit(np.array(later)[known], logs, 1)[0]) if len(logs) > 1 else 0.0
-    below_one = int((half.empirical[1:] < 1).sum())
-    order = [float(np.nanmean(np.log(found[ratio].empirical_products))) for ratio in LIPSCHITZ_RATIOS]
+    # Layers that an error reaches at every Z: products of others would not be comparable.
+    known = np.all([np.isfinite(each.empirical) for each in found.values()], axis=0)
+    products = {ratio: _later_products(each.empirical, known) for ratio, each in found.items()}
+    growth = {ratio: float(each[-1] / each[0]) for ratio, each in products.items()}
+    below_one = {ratio: int((each.empirical[known] < 1).sum()) for ratio, each in found.items()}
+    order = [float(np.mean(np.log(each))) for each in products.values()]
+    reached = [place for place, is_known in zip(places, known, strict=True) if is_known]
     return Shown(
         figures=[
             Figure(
@@ -162,7 +180,8 @@ def appendix_e(context: Context) -> Shown:
                     Series(name="empirical", x=places, y=half.empirical),
                 ],
                 note=f"{count} training images. Layers: "
-                + ", ".join(f"{place} {name}" for place, name in zip(places, names, strict=True)),
+                + ", ".join(f"{place} {name}" for place, name in zip(places, names, strict=True))
+                + ". Where a line has no point, no error arrives.",
             ),
             Figure(
                 title="Ω, the product over all later layers, Z = 0.5",
@@ -170,16 +189,14 @@ def appendix_e(context: Context) -> Shown:
                 y=Axis(label="Ω", is_log=True),
                 series=[
                     Series(name="theoretical", x=later, y=half.theoretical_products, is_dashed=True),
-                    Series(name="empirical", x=later, y=half.empirical_products),
+                    Series(name="empirical", x=_before(reached), y=products[0.5]),
                 ],
             ),
             Figure(
                 title="Empirical Ω at four rank ratios",
                 x=layers,
                 y=Axis(label="Ω", is_log=True),
-                series=[
-                    Series(name=f"Z = {ratio:g}", x=later, y=each.empirical_products) for ratio, each in found.items()
-                ],
+                series=[Series(name=f"Z = {ratio:g}", x=_before(reached), y=each) for ratio, each in products.items()],
             ),
         ],
         claims=[
@@ -196,9 +213,12 @@ def appendix_e(context: Context) -> Shown:
             ),
             judged(
                 "Some layers have empirical constants below 1, so that Ω̂ does not grow towards earlier layers.",
-                [below_one > 0, slope >= 0],
-                f"below 1 in {below_one} of {len(names) - 1} layers; towards the first layer Ω̂ changes by a factor of "
-                f"{np.exp(-slope):.2f} per layer in the mean, to {half.empirical_products[0]:.2g}",
+                [below_one[ratio] > 0 and growth[ratio] >= 1 for ratio in found],
+                "; ".join(
+                    f"Z = {ratio:g}: below 1 in {below_one[ratio]} of {len(reached)} layers that an error reaches, Ω̂ "
+                    f"{products[ratio][0]:.2g} at the first and {products[ratio][-1]:.2g} at the last"
+                    for ratio in found
+                ),
             ),
             judged(
                 "Networks with a smaller Z tend to have a smaller Ω̂.",
@@ -207,3 +227,13 @@ def appendix_e(context: Context) -> Shown:
             ),
         ],
     )
+
+
+def _later_products(values: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """For every known layer, the product from it to the last."""
+    return np.asarray(np.cumprod(values[known][::-1])[::-1], dtype=np.float64)
+
+
+def _before(places: Sequence[int]) -> list[int]:
+    """The layer before each: Ω of a layer is the product of those behind it."""
+    return [place - 1 for place in places]
