@@ -76,6 +76,15 @@ def test_the_bound_holds_and_is_what_the_proposition_says(ratio):
     assert found.bound == pytest.approx((2 * total).sqrt().numpy(), rel=1e-4)
 
 
+def test_batches_of_a_loader_with_labels_are_taken_by_their_first_entry():
+    net = dn.decompose(fully_connected(), X[:1])
+    net.resize_(ratio=0.4)
+    labelled = [(X, torch.zeros(len(X), dtype=torch.long))]
+    assert np.array_equal(dn.analysis.divergence(net, labelled).kl, dn.analysis.divergence(net, [X]).kl)
+    found, same = dn.analysis.lipschitz(net, labelled), dn.analysis.lipschitz(net, [X])
+    assert np.array_equal(found.empirical, same.empirical, equal_nan=True)
+
+
 class Louder(nn.Module):
     def forward(self, x):
         return 3 * x

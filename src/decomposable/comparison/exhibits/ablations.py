@@ -102,7 +102,9 @@ def _by_ratio(trained: Trained) -> dict[float, list[float]]:
             for z in RATIOS
         }
 
-    return {float(ratio): values for ratio, values in trained.kept("by-ratio", [method], measure, seeds).items()}
+    return {
+        float(ratio): values for ratio, values in trained.kept(f"by-ratio-{method}", [method], measure, seeds).items()
+    }
 
 
 def _claims_of_2a(balances: Sequence[float], found: Mapping[float, Sequence[float]]) -> list[Claim]:
