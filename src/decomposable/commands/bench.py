@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from decomposable.sizing.latency import Entry, LatencyProfile
 
 HEADER = ("runtime", "size", "MACs", "parameters", "median ms", "middle half", "speed-up", "repetitions")
+RUNTIMES_IN_WORDS = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
+"""What the figure calls them."""
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -139,10 +141,12 @@ def _draw(options: argparse.Namespace, profile: LatencyProfile, path: Path) -> s
     from decomposable.comparison.figure import draw_times
 
     times = {
-        entry.runtime: [(timed.size, timed.median_ms, timed.low_ms, timed.high_ms) for timed in entry.sizes]
+        RUNTIMES_IN_WORDS.get(entry.runtime, entry.runtime): [
+            (timed.size, timed.median_ms, timed.low_ms, timed.high_ms) for timed in entry.sizes
+        ]
         for entry in profile.entries
     }
-    title, message = f"{options.file.name}: time over size", f"{profile.machine}; batch {options.batch}, medians"
+    title, message = f"{options.file.name}: time over size", f"{profile.machine}; batch {options.batch}"
     return networks.write_figure(path, lambda: draw_times(times, title=title, message=message), again="")
 
 

@@ -154,11 +154,12 @@ def _cell(points: list[Mapping[str, Any]], size: float, measured: str) -> str:
 
 def _draw(out: Path, content: Mapping[str, Any]) -> str:
     """Write the figure, if what it takes is installed; what to say about it."""
-    from decomposable.comparison import figure
+    from decomposable.comparison import captions, figure
 
     if not content["methods"]:
         return "No figure: nothing is trained yet"
-    return networks.write_figure(out / "comparison.png", lambda: figure.draw(content), again="")
+    title = captions.title_of(content, out)
+    return networks.write_figure(out / "comparison.png", lambda: figure.draw(content, title=title), again="")
 
 
 VERB = Verb(

@@ -107,26 +107,26 @@ def draw_sizes(
     again: str,
     measured: str = "test accuracy",
 ) -> str:
-    """Draw accuracy over size, a line for each of some curves; what to say about it."""
-    from decomposable.comparison.figure import MOST_CURVES, Curve, draw_curves
+    """Draw accuracy over size, of a text its perplexity, a line for each of some curves; what to say about it."""
+    from decomposable.comparison.figure import AXES, Curve, draw_curves
 
-    shown = {
-        name: sorted((row for row in rows if row.macs_fraction and row.accuracy is not None), key=lambda row: -row.size)
-        for name, rows in list(curves.items())[:MOST_CURVES]
-    }
-    shown = {name: rows for name, rows in shown.items() if len(rows) > 1}
-    if not shown:
+    is_text = has_perplexity([row for rows in curves.values() for row in rows])
+    how: dict[str, Any] = {"measured": AXES["perplexity"], "unit": ""} if is_text else {"measured": measured}
+    made = []
+    for name, rows in curves.items():
+        values = {row.macs_fraction: row.perplexity if is_text else row.accuracy for row in rows}
+        points = [(size, value) for size, value in values.items() if size and value is not None]
+        if len(points) > 1:
+            sizes, found = zip(*sorted(points, reverse=True), strict=True)
+            made.append(Curve(label=name, sizes=sizes, accuracies=found))
+    if not made:
         return "No figure: fewer than two sizes were measured"
-    made = [
-        Curve(label=name, sizes=[row.size for row in rows], accuracies=[row.accuracy or 0.0 for row in rows])
-        for name, rows in shown.items()
-    ]
-    ticks = sorted({row.size for rows in shown.values() for row in rows}, reverse=True)
+    return write_figure(path, lambda: draw_curves(made, title=title, message=message, caption="", **how), again)
 
-    def drawn() -> bytes:
-        return draw_curves(made, title=title, message=message, caption="", ticks=ticks, measured=measured)
 
-    return write_figure(path, drawn, again)
+def has_perplexity(rows: Sequence[Row]) -> bool:
+    """Whether these are sizes of a network for a text, which its perplexity judges."""
+    return bool(rows) and all(row.perplexity is not None for row in rows)
 
 
 def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:

@@ -94,14 +94,20 @@ def _tell(options: argparse.Namespace, job: Job, record: Mapping[str, Any]) -> N
 
 
 def _draw(job: Job, rows: Sequence[Row]) -> str:
-    """Accuracy over size beside the record, where it is not there yet; what to say about it."""
+    """Accuracy (of a text perplexity) over size beside the record, where it is not there yet; what to say about it."""
+    from decomposable.comparison.captions import label_of
+
     path = job.folder.path / "curve.png"
     if path.exists() and path.stat().st_mtime_ns >= job.folder.record.stat().st_mtime_ns:
         return f"The figure is {path}"
+    method, epochs = job.settings.method, job.settings.epochs
     names = dict.fromkeys(row.curve for row in rows)
-    curves = {name or job.settings.method: [row for row in rows if row.curve == name] for name in names}
-    message = f"{job.settings.method}, {job.settings.epochs} epochs, seed {job.settings.seed}; then cut, not retrained"
-    title = f"{job.recipe}: accuracy over size"
+    curves = {label_of(name or method): [row for row in rows if row.curve == name] for name in names}
+    start = "from trained weights" if job.init else "from scratch"
+    trained = f"{epochs} epoch{'' if epochs == 1 else 's'} {start}, seed {job.settings.seed}"
+    message = f"{label_of(method)}: {trained}; no size is retrained"
+    measured = "perplexity" if networks.has_perplexity(rows) else "accuracy"
+    title = f"{job.recipe}: {measured} over size"
     return networks.draw_sizes(path, curves, title=title, message=message, again=" with --resume")
 
 
