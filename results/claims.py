@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from decomposable.commands.exhibits import MARKS
 from decomposable.comparison.exhibits.catalogue import EXHIBITS
+from decomposable.comparison.report.verdicts import VERDICTS
 
 
 def counted(found: list[tuple[bool, str]]) -> str:
@@ -18,7 +18,7 @@ def counted(found: list[tuple[bool, str]]) -> str:
     lines = []
     for is_ours, whose in ((False, "claims of the paper"), (True, "goals of this project")):
         verdicts = [verdict for ours, verdict in found if ours == is_ours]
-        counts = ", ".join(f"{verdicts.count(key)} {said}" for key, said in MARKS.items() if key in verdicts)
+        counts = ", ".join(f"{verdicts.count(key)} {said}" for key, said in VERDICTS.items() if key in verdicts)
         lines.append(f"{len(verdicts)} {whose}: {counts}")
     return "\n".join(lines)
 
@@ -40,7 +40,7 @@ def main() -> None:
             print(f"| {name} | | | not measured yet | |")
             continue
         for claim in json.loads(path.read_text())["claims"]:
-            cells = (name, claim["text"], network(claim.get("on", "")), MARKS[claim["verdict"]], claim["seen"])
+            cells = (name, claim["text"], network(claim.get("on", "")), VERDICTS[claim["verdict"]], claim["seen"])
             print("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
 
 

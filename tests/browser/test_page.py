@@ -1,7 +1,9 @@
 """The page in a real browser, at desktop and phone width: `make test-browser`; skipped where there is none."""
 
 import json
+import math
 import shutil
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 import decomposable as dn  # noqa: E402
 from decomposable.comparison.explorer import explored  # noqa: E402
-from decomposable.comparison.report.finding import Found  # noqa: E402
+from decomposable.comparison.report.finding import Found, find  # noqa: E402
 from decomposable.comparison.report.page import page  # noqa: E402
 
 BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
@@ -23,6 +25,8 @@ pytestmark = [
 ]
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 SHOTS = Path("browser-out")
+RECORDS = Path(__file__).resolve().parents[2] / "results"
+APART = 30  # of two colours, in steps of red, green and blue
 
 
 def exhibit(name: str, kind: str, explorer=None) -> dict:
@@ -43,6 +47,12 @@ def exhibit(name: str, kind: str, explorer=None) -> dict:
         names = [f"layer{i}.conv" for i in range(8)]
         bars = [{"name": f"way {i}", "x": list(range(8)), "y": [0.1 * (i + 1)] * 8} for i in range(3)]
         figure |= {"kind": "bars", "categories": names, "series": bars, "x": {"label": "layer"}, "y": {"label": "part"}}
+    if kind == "dots":
+        here = {"name": "here", "x": [90.0, 89.0], "y": [0, 1], "low": [89.5, 88.0], "high": [90.5, 89.5]}
+        paper = {"name": "the paper's", "x": [76.0], "y": [1], "is_points": True, "is_hollow": True}
+        rows = ["Decomposable-Net", "a narrower network, trained alone for eight epochs"]
+        axes = {"x": {"label": "test accuracy (%)"}, "y": {"label": ""}}
+        figure |= {"kind": "dots", "categories": rows, "series": [here, paper], **axes}
     return {
         "exhibit": name, "title": f"Exhibit {name}", "where": "figure 2", "scale": "laptop", "figures": [figure],
         "tables": [{"title": "A table", "columns": ["method", "accuracy (%)"], "rows": [["elastic", "90.1"]]}],
@@ -63,9 +73,20 @@ def address(tmp_path_factory):
     net = dn.decompose(model, torch.zeros(1, 1, 8, 8))
     measured = [{"macs_fraction": size, "accuracy": 60 + 30 * size} for size in (0.1, 0.25, 0.5, 1.0)]
     slider = explored(net.selector, measured, "a small CNN")
-    found = Found(exhibits=[exhibit("beyond", "lines", slider), exhibit("2d", "bars")], missing=["2a"])
+    several = {**exhibit("table-1", "dots"), "explorers": [{**slider, "title": "one"}, {**slider, "title": "another"}]}
+    exhibits = [exhibit("beyond", "lines", slider), exhibit("2d", "bars"), several]
+    found = Found(exhibits=exhibits, missing=["2a"])
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(page(found, "Measured again"))
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    if not any(RECORDS.glob("**/exhibits/*.json")):
+        pytest.skip(f"no records: {RECORDS} has no exhibits")
+    path = tmp_path_factory.mktemp("records") / "report.html"
+    path.write_text(page(find(RECORDS), "Measured again"))
     return path.as_uri()
 
 
@@ -108,7 +129,7 @@ def shot(browser, name):
 def test_figures_show_and_nothing_is_complained_of(browser, address):
     opened(browser, address)
     figures = browser.find_elements(By.CSS_SELECTOR, ".figure")
-    assert len(figures) == 4  # two of the slider, one for each exhibit
+    assert len(figures) == 9  # two for each of three sliders, one for each exhibit
     for figure in figures:
         assert figure.find_elements(By.CSS_SELECTOR, "svg.main-svg")
         assert figure.size["height"] > 150
@@ -118,10 +139,88 @@ def test_figures_show_and_nothing_is_complained_of(browser, address):
     shot(browser, "light")
 
 
-def test_nothing_is_wider_than_the_window(browser, address):
-    opened(browser, address)
+def assert_nothing_is_wider(browser):
     widths = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
     assert widths[0] <= widths[1]
+
+
+def test_nothing_is_wider_than_the_window(browser, address):
+    opened(browser, address)
+    assert_nothing_is_wider(browser)
+
+
+def colours(browser):
+    """Of every figure, the colour of each of its series."""
+    return browser.execute_script("""
+        return [...document.querySelectorAll('[data-figure]')].map((place) => [place.dataset.figure,
+            place.data.filter((trace) => trace.meta !== 'band').map((trace) => trace.marker.color)]);
+    """)
+
+
+def assert_all_apart(browser):
+    for figure, found in colours(browser):
+        values = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in found]
+        for one, other in combinations(values, 2):
+            assert math.dist(one, other) > APART, (figure, found)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_two_series_of_a_figure_have_the_same_colour(browser, address, scheme):
+    opened(browser, address, scheme)
+    assert [len(found) for _, found in colours(browser)] == [6, 3, 2]
+    assert_all_apart(browser)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_records_of_this_project_are_drawn(browser, records, scheme):
+    """All that is shown there: no complaint, every line in its figure, and colours that can be told apart."""
+    opened(browser, records, scheme)
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    assert_nothing_is_wider(browser)
+    assert_all_apart(browser)
+    drawn = browser.execute_script("""
+        return [...document.querySelectorAll('.figure')].map((place) => [
+            place.querySelectorAll('.scatterlayer .trace, .barlayer .trace').length, (place.data || []).length,
+            place.clientHeight, place.querySelector('svg.main-svg').getBoundingClientRect().width - place.clientWidth]);
+    """)
+    assert len(drawn) > 10
+    for number, expected, height, beyond in drawn:
+        assert number == expected > 0
+        assert height > 150
+        assert beyond <= 1
+    shot(browser, f"records-{scheme}")
+
+
+def test_dots_have_their_rows_and_the_papers_are_hollow(browser, address):
+    opened(browser, address)
+    place = browser.find_element(By.CSS_SELECTOR, "[data-figure='2/0']")
+    rows = place.find_elements(By.CSS_SELECTOR, ".ytick text")
+    assert [row.text.split()[0] for row in sorted(rows, key=lambda row: row.location["y"])] == ["Decomposable-Net", "a"]
+    ours, paper = browser.execute_script("return arguments[0].data.map((trace) => trace.marker.symbol)", place)
+    assert paper.endswith("-open")
+    assert not ours.endswith("-open")
+    assert place.find_elements(By.CSS_SELECTOR, ".errorbars path.xerror")
+    said = browser.execute_script("return arguments[0].data[0].hovertext[0]", place)
+    assert said == "here<br>Decomposable-Net<br>test accuracy: 90% (89.5 to 90.5 over the seeds)"
+
+
+def test_where_an_axis_leaves_something_out_it_is_said_and_can_be_seen(browser, tmp_path):
+    shown = exhibit("2b", "lines")
+    shown["figures"][0]["series"][0] |= {"y": [90, 90, 89, 88, 60, 20, 10], "low": [89, 89, 88, 87, 50, 15, 10]}
+    path = tmp_path / "report.html"
+    path.write_text(page(Found(exhibits=[shown]), "Far below"))
+    opened(browser, path.as_uri())
+    bottom = "return document.querySelector('[data-figure]')._fullLayout.yaxis.range[0]"
+    note = browser.find_element(By.CSS_SELECTOR, ".end")
+    end = browser.execute_script(bottom)
+    assert f"The axis ends at {end}%; some lines go on below it." in note.text
+    ends = [min(sorted(one["y"])[-2:]) for one in shown["figures"][0]["series"]]
+    assert end < min(ends)  # two points of every line at least
+    button = note.find_element(By.TAG_NAME, "button")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", button)
+    button.click()
+    assert browser.execute_script(bottom) < 10
+    assert "All of every line is shown." in note.text
 
 
 def reading(browser, name):
@@ -166,7 +265,7 @@ def test_dark_mode_and_print_are_readable(browser, address):
     for scheme in ("light", "dark"):
         opened(browser, address, scheme)
         assert min(browser.execute_script(contrast)) > 4.0, scheme
-        assert min(browser.execute_script(lines)) > 2.0, scheme
+        assert min(browser.execute_script(lines)) > {"light": 3.0, "dark": 4.5}[scheme], scheme
         shot(browser, scheme)
     browser.execute_cdp_cmd(
         "Emulation.setEmulatedMedia",
@@ -190,13 +289,39 @@ def test_dark_mode_and_print_are_readable(browser, address):
 
 def test_what_holds_is_seen_at_a_glance(browser, address):
     opened(browser, address)
-    rows = [row.text for row in browser.find_elements(By.CSS_SELECTOR, ".overview li")]
-    assert [row.split("\n")[-1].strip() for row in rows[:2]] == ["✓✗", "✓✗"]
-    assert rows[2].endswith("not measured")
+    counts = {
+        each.find_element(By.CSS_SELECTOR, ".of").text: [b.text for b in each.find_elements(By.TAG_NAME, "b")]
+        for each in browser.find_elements(By.CSS_SELECTOR, ".counts")
+    }
+    assert counts == {"The paper's claims": ["2", "0", "2", "0"], "This project's own goals": ["1", "0", "1", "0"]}
+    rows = browser.find_elements(By.CSS_SELECTOR, ".overview li")
+    for row in rows[:3]:
+        marks = row.find_elements(By.CSS_SELECTOR, "a.mark")
+        assert [mark.text for mark in marks] == ["✓", "✗"]
+        assert [each.text for each in row.find_elements(By.CSS_SELECTOR, ".network")] == ["a network"]
+        assert row.text.startswith("figure 2 ")
+    assert rows[3].text.endswith("not measured")
     summary = browser.find_element(By.CSS_SELECTOR, ".failing summary")
-    assert summary.text == "What does not hold here, or in part (2)"
+    assert summary.text == "What does not hold here, or in part (3)"
     failing = browser.find_elements(By.CSS_SELECTOR, ".failing li")
     assert not any(each.is_displayed() for each in failing)
     summary.click()
-    assert [each.text for each in failing] == ["does not hold Another one, which does not. a network"] * 2
+    assert [each.text for each in failing] == ["does not hold Another one, which does not. a network"] * 3
+    headings = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".failing h3")]
+    assert headings == ["Of the paper's claims (2)", "Of this project's own goals (1)"]
     assert browser.find_element(By.CSS_SELECTOR, ".remarks").text.endswith("One seed has no range.")
+
+
+def test_a_sign_leads_to_its_claim(browser, address):
+    """For fingers, which have no tooltips."""
+    opened(browser, address)
+    sign = browser.find_elements(By.CSS_SELECTOR, ".overview a.mark")[3]
+    assert sign.accessible_name == "does not hold: Another one, which does not. (a network)"
+    sign.click()
+    claim = browser.find_element(By.CSS_SELECTOR, ".claims li:target")
+    assert claim.text.startswith("does not hold\nAnother one")
+    WebDriverWait(browser, 5).until(
+        lambda driver: driver.execute_script(
+            "const r = arguments[0].getBoundingClientRect(); return r.top >= 0 && r.bottom <= innerHeight", claim
+        )
+    )

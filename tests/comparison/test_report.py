@@ -12,7 +12,8 @@ import decomposable as dn
 from decomposable.comparison.explorer import explored
 from decomposable.comparison.report.finding import find
 from decomposable.comparison.report.html import Html, tag
-from decomposable.comparison.report.page import page
+from decomposable.comparison.report.page import page, styles
+from decomposable.comparison.report.verdicts import linked
 from decomposable.errors import DataError
 
 HOSTILE = '</script><script>alert(1)</script><b title="\'">'
@@ -63,7 +64,7 @@ def test_all_that_is_measured_is_on_the_page_and_nothing_is_loaded(tmp_path):
     assert "Results &amp; more" in rest
     for shown in (
         "A title",
-        "figure 2(b), laptop scale",
+        "figure 2(b), laptop scale · digits · seeds 0 and 1",
         "It holds.",
         "a small CNN",
         "does not hold",
@@ -160,3 +161,94 @@ def test_a_run_has_its_curves_its_sizes_and_a_slider(tmp_path, call):
     assert len(content["explorers"][0]["sizes"]) > 10
     assert call("report", tmp_path / "run", "-o", tmp_path / "run.html")[0] == 2  # it is there
     assert call("report", tmp_path / "run", "-o", tmp_path / "run.html", "--force", "--json")[0] == 0
+
+
+def content_of(text):
+    return json.loads(re.search(r'id="content">(.*?)</script>', text, flags=re.S)[1])
+
+
+def test_the_papers_claims_are_counted_without_ours(tmp_path):
+    ours = {**EXHIBIT, "exhibit": "2c", "is_ours": True}
+    text = page(find(written(tmp_path, one=EXHIBIT, two={**EXHIBIT, "exhibit": "beyond"}, three=ours)), "x")
+    for name, count in (("The paper&#x27;s claims", 1), ("This project&#x27;s own goals", 2)):
+        counts = re.search(rf'<ul aria-label="{name}">(.*?)</ul>', text)[1]
+        assert re.findall(r"<b [^>]*>(\d+)</b>", counts) == [str(count), "0", str(count), str(count)]
+    failing = re.search(r'class="failing">(.*?)</details>', text, flags=re.S)[1]
+    assert failing.index("Of the paper&#x27;s claims (1)") < failing.index("Of this project&#x27;s own goals (2)")
+
+
+def test_exhibits_named_in_a_text_are_linked_and_nothing_else(tmp_path):
+    ids = {"2a": "exhibit-2a", "proposition-1": "exhibit-proposition-1", "beyond": "exhibit-beyond"}
+    for text, count in (
+        ("better (beyond)", 1),
+        ("see proposition-1, and (see 2a).", 2),
+        ("beyond 2a", 0),
+        ("(2ab) see 2ab, see proposition-10", 0),
+    ):
+        assert linked(text, ids).count("<a ") == count, text
+    assert linked("<b> (2a)", ids) == '&lt;b&gt; (<a href="#exhibit-2a">2a</a>)'
+
+
+def test_every_method_has_a_symbol_of_its_own():
+    found = styles()
+    assert len({style["symbol"] for style in found.values()}) == len(found)
+    assert len({style["colour"] for style in found.values()}) == len(found)
+
+
+def test_trainings_are_grouped_by_network_and_a_command_is_said_once(tmp_path):
+    run = {"tries": 1, "minutes": 2.5, "commit": "abc", "cpu": "a CPU", "command": "decomposable compare it"}
+    runs = [{**run, "method": method, "seed": seed} for method in ("plain", "elastic") for seed in (0, 1)]
+    group = {"title": "digits, 2 epochs", "seeds": [0, 1], "methods": ["plain"], "settings": {}, "runs": runs}
+    other = {**group, "settings": {"balance": 0.3}, "runs": [{**run, "method": "decomposable", "seed": 0}]}
+    text = page(find(written(tmp_path, one={**EXHIBIT, "trainings": [group, other, "no group"]})), "x")
+    origin = re.search(r'class="from">(.*?)</details>', text, flags=re.S)[1]
+    assert origin.count("<table") == 1
+    assert origin.count("<tr") == 4
+    assert origin.count("decomposable compare it") == 1
+    assert "decomposable (balance=0.3)" in origin
+    assert "2.5, 2.5" in origin
+
+
+def test_older_and_newer_files_have_their_sliders(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    one = explored(dn.decompose(model, torch.zeros(1, 8)).selector, [], "a network")
+    old, new = {**EXHIBIT, "explorer": one}, {**EXHIBIT, "exhibit": "2c", "explorer": None, "explorers": [one, one]}
+    text = page(find(written(tmp_path, one=old, two=new)), "x")
+    assert re.findall(r'type="range"', text) == ['type="range"'] * 3
+    assert re.findall(r'data-explorer="(\d)"', text) == ["0", "1", "2"]
+    assert len(content_of(text)["explorers"]) == 3
+
+
+def row(size, curve="", **more):
+    costs = {"macs": int(1000 * size), "macs_fraction": size, "params": 10, "params_fraction": size}
+    return {"size": size, **costs, "accuracy": 90.0 * size, "curve": curve, **more}
+
+
+def run_page(folder, sizes, epochs):
+    record = {"recipe": "digits", "settings": {"method": "plain"}, "sizes": sizes, "epochs": epochs, "seed": 0}
+    (folder / "record.json").write_text(json.dumps(record))
+    text = page(find(folder), "x")
+    columns = re.findall(r"<th(?: [^>]*)?>(.*?)</th>", text)
+    return text, columns, content_of(text)["sections"][0]["figures"]
+
+
+def test_a_run_without_its_network_has_what_its_record_says(tmp_path):
+    curves = ("base_sp_sv", "base_ch_eng")
+    sizes = [row(size, curve, ranks=[3, 64]) for curve in curves for size in (1.0, 0.5, 0.25)]
+    text, columns, figures = run_page(tmp_path, sizes, [{"epoch": 1, "loss": 1.5, "accuracy": 90.0}])
+    assert (columns[0], *columns[-2:]) == ("cut", "smallest rank", "largest rank")
+    assert [figure["title"] for figure in figures] == ["Test accuracy over size"]  # no curves of one point
+    assert [one["name"] for one in figures[0]["series"]] == [
+        "spatial form, by singular value",
+        "channel form, by energy",
+    ]
+    assert "loss of the full network 1.500, test accuracy 90.00%" in text
+
+
+def test_a_run_on_text_has_its_perplexity(tmp_path):
+    sizes = [row(1.0, perplexity=10.0), row(0.5, perplexity=40.0), row(0.2, perplexity=None), "nothing"]
+    _, columns, figures = run_page(tmp_path, sizes, [])
+    assert columns[-1] == "perplexity"
+    assert "cut" not in columns
+    assert [(figure["title"], figure["series"][0]["y"]) for figure in figures] == [("Perplexity over size", [10, 40])]
+    assert figures[0]["y"]["is_log"]

@@ -15,7 +15,6 @@ NAMES = (
     "exhibits: 2a 2b 2c 2d 2e 2f 3a 3b 3c table-1 table-2 section-4.4 appendix-a appendix-channel appendix-e\n"
     "          proposition-1 proposition-2 beyond; or all (docs/paper.md)"
 )
-MARKS = {"holds": "holds", "fails": "does not hold", "partly": "holds in part", "not tried": "not tried"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -145,8 +144,10 @@ def _about(entries: Sequence[Any]) -> str:
 
 def as_text(content: Mapping[str, Any]) -> str:
     """The claims of an exhibit, each with what was seen."""
+    from decomposable.comparison.report.verdicts import VERDICTS
+
     lines = [f"{content['exhibit']} ({content['where']}): {content['title']}"]
     for claim in content["claims"]:
         on = f" ({claim['on']})" if claim.get("on") else ""
-        lines.append(f"  {MARKS[claim['verdict']]:>13}  {claim['text']}{on}\n{'':>17}{claim['seen']}")
+        lines.append(f"  {VERDICTS[claim['verdict']]:>13}  {claim['text']}{on}\n{'':>17}{claim['seen']}")
     return "\n".join(lines)

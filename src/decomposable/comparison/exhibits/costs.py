@@ -76,7 +76,7 @@ def table_2(context: Context) -> Shown:
     }
     title = f"Time of one image at about a quarter of the MACs: {group.title}"
     return Shown(
-        figures=[dots(title, Axis(label="milliseconds, median and quartiles"), rows)],
+        figures=[dots(title, Axis(label="time (ms), median and quartiles"), rows, spread="from quartile to quartile")],
         tables=[_table_of_times(group.title, found, seconds, times["threads"])],
         claims=seen_on(group.title, _of_times(found, seconds)),
     )

@@ -68,6 +68,7 @@ class Figure:
     kind: Literal["lines", "bars", "dots"] = "lines"
     categories: Sequence[str] = ()
     note: str = ""
+    spread: str = "over the seeds"  # what ranges are of
 
 
 def dots(
@@ -76,6 +77,7 @@ def dots(
     rows: Mapping[str, tuple[float, float, float]],
     printed: Mapping[str, float] | None = None,
     note: str = "",
+    spread: str = "over the seeds",
 ) -> Figure:
     """A row for each name with its value and the ends of its range; what the paper prints of some of them beside it."""
     names, values = list(rows), list(rows.values())
@@ -99,7 +101,9 @@ def dots(
                 is_hollow=True,
             )
         )
-    return Figure(title=title, x=x, y=Axis(label=""), series=series, kind="dots", categories=names, note=note)
+    return Figure(
+        title=title, x=x, y=Axis(label=""), series=series, kind="dots", categories=names, note=note, spread=spread
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Records → one HTML page with everything inside: text, figures, a slider, and the plotting library (plotly.js).
+"""Records → one HTML page with everything inside: text, figures, sliders, and the plotting library (plotly.js).
 
 Nothing is loaded from anywhere. Text of records is escaped here, and set as text there (page.js).
 """
@@ -12,26 +12,34 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from decomposable.comparison.exhibits.catalogue import EXHIBITS
+from decomposable.comparison.report import verdicts
 from decomposable.comparison.report.finding import Found
+from decomposable.comparison.report.header import header
 from decomposable.comparison.report.html import Html, joined, tag
-from decomposable.comparison.report.sections import Section, of_exhibit, of_run
+from decomposable.comparison.report.runs import of_run
+from decomposable.comparison.report.sections import Section, id_of, of_exhibit
+from decomposable.comparison.report.trainings import Trained
 from decomposable.errors import MissingExtraError
 from decomposable.machine import timestamp
 from decomposable.methods import METHODS
 
-VERDICTS = {"holds": "holds", "partly": "holds in part", "fails": "does not hold", "not tried": "not tried"}
-COUNTED = {"holds": "hold", "partly": "hold in part", "fails": "do not hold", "not tried": "not tried"}
-SIGNS = {"holds": "✓", "partly": "~", "fails": "✗", "not tried": "–"}
 READINGS = {"size": "part of the MACs", "accuracy": "accuracy", "macs": "MACs", "params": "parameters"}
-LEAD = (
-    "Every figure and table of Decomposable-Net: Scalable Low-Rank Compression for Neural Networks (IJCAI 2021), "
-    "measured again, with a verdict on each of its claims at this scale, and what goes beyond it."
-)
 SLICES = (
     "One network, trained once: every position is a slice of the same file. Accuracy between measured sizes is "
-    "interpolated; grey layers run dense."
+    "interpolated; hatched layers run dense."
 )
+_SYMBOLS = {
+    "o": "circle",
+    "s": "square",
+    "D": "diamond",
+    "^": "triangle-up",
+    "v": "triangle-down",
+    "P": "cross",
+    "X": "x",
+    "*": "star",
+}
+_SPARE = ("hexagram", "pentagon", "triangle-left", "triangle-right", "hourglass", "bowtie")
+_DASHES = {"--": "dash", "-.": "dashdot", ":": "dot"}
 
 
 def plotting_library() -> str:
@@ -47,24 +55,41 @@ def plotting_library() -> str:
 def page(found: Found, title: str) -> str:
     """The whole page."""
     sections = [*map(of_run, found.runs), *map(of_exhibit, found.exhibits)]
-    explored = [section for section in sections if section.explorer is not None]
-    places = {id(section): number for number, section in enumerate(explored)}
+    ids = {exhibit["exhibit"]: id_of(exhibit["exhibit"]) for exhibit in found.exhibits}
     content = {
         "sections": [{"figures": section.figures} for section in sections],
-        "explorers": [section.explorer for section in explored],
-        "colours": {name: method.style.color for name, method in METHODS.items() if method.style is not None},
+        "explorers": [explorer for section in sections for explorer in section.explorers],
+        "styles": styles(),
     }
+    shown, explorers = [], 0
+    for number, section in enumerate(sections):
+        shown.append(_section(number, section, explorers, ids))
+        explorers += len(section.explorers)
     parts = {
         "title": escape(title),
         "css": _resource("page.css"),
-        "header": _header(found, title, sections),
-        "sections": joined(*(_section(n, each, places.get(id(each))) for n, each in enumerate(sections))),
+        "header": header(found, title, sections),
+        "sections": joined(*shown),
         "made": escape(timestamp()),
         "content": _embedded(content),
         "plotly": plotting_library().replace("</script", "<\\/script"),
         "js": _resource("page.js"),
     }
     return re.sub(r"@([a-z]+)@", lambda match: parts[match[1]], _resource("page.html"))
+
+
+def styles() -> dict[str, dict[str, Any]]:
+    """Colour, symbol and dash of every method, the same in all figures; no two have the same symbol."""
+    found: dict[str, dict[str, Any]] = {}
+    spare = iter(_SPARE)
+    for name, method in METHODS.items():
+        if (style := method.style) is not None:
+            symbol = _SYMBOLS.get(style.marker, "circle")
+            if any(symbol == each["symbol"] for each in found.values()):
+                symbol = next(spare, symbol)
+            dash = _DASHES.get(style.linestyle, "solid")
+            found[name] = {"colour": style.color, "symbol": symbol, "dash": dash, "width": style.linewidth}
+    return found
 
 
 def _resource(name: str) -> str:
@@ -77,128 +102,91 @@ def _embedded(content: object) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _header(found: Found, title: str, sections: Sequence[Section]) -> Html:
-    parts = [tag("h1", title)]
-    if found.exhibits:
-        verdicts = [claim.get("verdict") for section in sections for claim in section.claims]
-        counts = (
-            tag("li", tag("b", str(verdicts.count(key)), class_=_class(key)), text) for key, text in COUNTED.items()
-        )
-        parts += [
-            tag("p", LEAD, class_="lead"),
-            tag("ul", *counts, class_="counts", aria_label="claims by verdict"),
-            tag("nav", _overview(found, sections), aria_label="exhibits"),
-            *_failing(sections),
-        ]
-    if found.left_out:
-        parts.append(tag("p", f"Left out, because they are no exhibits: {', '.join(found.left_out)}", class_="note"))
-    return tag("header", *parts)
-
-
-def _overview(found: Found, sections: Sequence[Section]) -> Html:
-    """Every exhibit with a sign for each of its claims; those that were not measured, too."""
-    rows = [
-        tag(
-            "li",
-            tag("a", section.title, href=f"#{section.id}"),
-            tag("span", *map(_mark, section.claims), class_="marks"),
-        )
-        for section in sections
-    ]
-    rows += [
-        tag("li", f"{EXHIBITS[name].title} ({EXHIBITS[name].where})", tag("span", "not measured", class_="not-tried"))
-        for name in found.missing
-    ]
-    return tag("ul", *rows, class_="overview")
-
-
-def _failing(sections: Sequence[Section]) -> list[Html]:
-    """In words, what does not hold, or in part: that is not to be searched for."""
-    said = [
-        tag(
-            "li",
-            tag("span", _said(claim), class_=f"verdict {_class(claim.get('verdict'))}"),
-            " ",
-            tag("a", str(claim.get("text", "")), href=f"#{section.id}"),
-            *([" ", tag("span", str(claim["on"]), class_="on")] if claim.get("on") else []),
-        )
-        for verdict in ("fails", "partly")
-        for section in sections
-        for claim in section.claims
-        if claim.get("verdict") == verdict
-    ]
-    if not said:
-        return []
-    return [
-        tag(
-            "details",
-            tag("summary", f"What does not hold here, or in part ({len(said)})"),
-            tag("ul", *said),
-            class_="failing",
-        )
-    ]
-
-
-def _mark(claim: Mapping[str, Any]) -> Html:
-    sign = SIGNS.get(str(claim.get("verdict")), SIGNS["not tried"])
-    said = " ".join(str(part) for part in (f"{_said(claim)}:", claim.get("text"), claim.get("on")) if part)
-    return tag("span", sign, class_=f"mark {_class(claim.get('verdict'))}", title=said, role="img", aria_label=said)
-
-
-def _said(claim: Mapping[str, Any]) -> str:
-    return VERDICTS.get(str(claim.get("verdict")), "not tried")
-
-
-def _class(verdict: Any) -> str:
-    return str(verdict).replace(" ", "-") if verdict in VERDICTS else "not-tried"
-
-
-def _section(number: int, section: Section, explorer: int | None) -> Html:
-    """What there is to look at first, then what it says."""
-    parts = [tag("h2", section.title), tag("p", section.where, class_="where")]
-    if explorer is not None and section.explorer is not None:
-        parts.append(_explorer(explorer, section.explorer))
-    for place, figure in enumerate(section.figures):
-        label = f"{figure['title']}: {figure['y']['label']} over {figure['x']['label']}"
-        parts += [tag("h3", figure["title"]), _figure(label, data_figure=f"{number}/{place}")]
-        if figure["note"]:
-            parts.append(tag("p", figure["note"], class_="note"))
+def _section(number: int, section: Section, explorers: int, ids: Mapping[str, str]) -> Html:
+    """What there is to look at first, then what it says. `explorers` are those of the sections before."""
+    head = [tag("h2", section.title), tag("p", section.where, class_="where")]
+    if section.claims:
+        head.append(verdicts.marks(section.claims, section.id))
+    parts = [tag("div", *head, class_="head")]
+    parts += [_explorer(explorers + place, network) for place, network in enumerate(section.explorers)]
+    parts += [_shown(f"{number}/{place}", figure, ids) for place, figure in enumerate(section.figures)]
     if section.tables:
-        parts.append(tag("div", *map(_table, section.tables), class_="tables"))
-    parts += _claims(section.claims)
+        parts.append(tag("div", *(_table(table, ids) for table in section.tables), class_="tables"))
+    parts += _claims(section, ids)
     if section.remarks:
-        said = (tag("p", remark) for remark in section.remarks)
+        said = (tag("p", verdicts.linked(remark, ids)) for remark in section.remarks)
         parts.append(tag("div", tag("b", "Why, and what was tried"), *said, class_="remarks"))
-    parts += [tag("p", note, class_="note") for note in section.notes]
-    origin = (each for key, value in section.origin.items() for each in (tag("dt", key), tag("dd", tag("code", value))))
-    runs = [] if section.runs is None else [_table(section.runs)]
-    parts.append(tag("details", tag("summary", "Where this comes from"), tag("dl", *origin), *runs, class_="from"))
+    parts += [_note(note, ids) for note in section.notes]
+    parts.append(_from(section))
     return tag("section", *parts, id=section.id)
+
+
+def _note(text: str, ids: Mapping[str, str]) -> Html:
+    return tag("p", verdicts.linked(text, ids), class_="note")
+
+
+def _shown(place: str, figure: Mapping[str, Any], ids: Mapping[str, str]) -> Html:
+    """A figure with its heading and note, which paper keeps together."""
+    over = " over ".join(label for label in (figure["y"]["label"], figure["x"]["label"]) if label)
+    parts = [tag("h3", figure["title"]), _figure(f"{figure['title']}: {over}", data_figure=place)]
+    if figure["note"]:
+        parts.append(_note(figure["note"], ids))
+    return tag("div", *parts, class_="shown")
 
 
 def _figure(label: str, **attributes: str) -> Html:
     return tag("div", class_="figure", role="img", aria_label=label, **attributes)
 
 
-def _claims(claims: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
+def _claims(section: Section, ids: Mapping[str, str]) -> Iterator[Html]:
     """A list of them, for each network and data set that they are about."""
-    for network in dict.fromkeys(str(claim.get("on", "")) for claim in claims):
-        of_network = [claim for claim in claims if str(claim.get("on", "")) == network]
-        yield tag("h3", f"Claims: {network}" if network else "Claims")
-        yield tag("ul", *map(_claim, of_network), class_="claims")
+    places = {id(claim): verdicts.place_of(section.id, number) for number, claim in enumerate(section.claims)}
+    name = "This project's own goals" if section.is_ours else "Claims"
+    for network, claims in verdicts.by_network(section.claims).items():
+        yield tag("h3", f"{name}: {network}" if network else name)
+        yield tag("ul", *(_claim(claim, places[id(claim)], ids) for claim in claims), class_="claims")
 
 
-def _claim(claim: Mapping[str, Any]) -> Html:
-    text = tag("span", str(claim.get("text", "")), Html("<br>"), tag("span", str(claim.get("seen", "")), class_="seen"))
-    return tag("li", tag("span", _said(claim), class_=f"verdict {_class(claim.get('verdict'))}"), text)
+def _claim(claim: Mapping[str, Any], place: str, ids: Mapping[str, str]) -> Html:
+    seen = tag("span", verdicts.linked(str(claim.get("seen", "")), ids), class_="seen")
+    text = tag("span", str(claim.get("text", "")), Html("<br>"), seen)
+    return tag("li", verdicts.verdict(claim), text, id=place)
 
 
-def _table(table: Mapping[str, Any]) -> Html:
-    head = tag("tr", *(tag("th", str(column)) for column in table["columns"]))
-    rows = (tag("tr", *(tag("td", str(cell)) for cell in row)) for row in table["rows"])
-    note = [tag("p", str(table["note"]), class_="note")] if table.get("note") else []
-    whole = tag("table", tag("caption", str(table["title"])), tag("thead", head), tag("tbody", *rows))
-    return tag("div", whole, *note, class_="scroll")
+def _from(section: Section) -> Html:
+    """Folded away: command, commit and machine, and all trainings by network."""
+    origin = (each for key, value in section.origin.items() for each in (tag("dt", key), tag("dd", tag("code", value))))
+    parts = [tag("summary", "Where this comes from"), tag("dl", *origin)]
+    if section.trained:
+        parts.append(tag("div", *map(_trained, section.trained), class_="tables"))
+    return tag("details", *parts, class_="from")
+
+
+def _trained(trained: Trained) -> Html:
+    commands = (tag("li", f"{methods}: ", tag("code", command)) for command, methods in trained.commands.items())
+    return tag("div", _table(trained.table, {}), tag("ul", *commands, class_="commands"))
+
+
+def _table(table: Mapping[str, Any], ids: Mapping[str, str]) -> Html:
+    """Columns of numbers stand to the right, and their numbers are not broken."""
+    rows = [[str(cell) for cell in row] for row in table["rows"]]
+    width = max(map(len, [table["columns"], *rows]))
+    kinds = [
+        {"class_": "number"} if place and _is_numeric([row[place] for row in rows if len(row) > place]) else {}
+        for place in range(width)
+    ]
+    head = tag("tr", *(tag("th", str(name), **kind) for name, kind in zip(table["columns"], kinds, strict=False)))
+    body = (tag("tr", *(tag("td", cell, **kind) for cell, kind in zip(row, kinds, strict=False))) for row in rows)
+    title = str(table["title"])
+    whole = tag("table", tag("caption", title), tag("thead", head), tag("tbody", *body))
+    note = [_note(str(table["note"]), ids)] if table.get("note") else []
+    # What is wider than a phone is scrolled, by keyboard too.
+    return tag("div", tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=title), *note)
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    """Numbers, with what stands about them: signs, ranges, units."""
+    return bool(cells) and all(re.match(r"[-+−±<>≤≥~]?\s?\d|–$|$", cell) for cell in cells)
 
 
 def _explorer(number: int, network: Mapping[str, Any]) -> Html:
@@ -208,13 +196,16 @@ def _explorer(number: int, network: Mapping[str, Any]) -> Html:
         for key, name in READINGS.items()
     )
     choice = {"id": slider, "type": "range", "min": "0", "max": str(last), "value": str(last // 2), "step": "1"}
+    charts = (
+        _figure("accuracy over size, the chosen size marked"),
+        _figure("rank of every layer at the chosen size"),
+    )
     return tag(
         "div",
         tag("label", f"Choose a size: {network['title']}", for_=slider),
         tag("input", **choice),
         tag("div", *readings, class_="readings", aria_live="polite"),
-        _figure("accuracy over size, the chosen size marked", style="height:260px"),
-        _figure("rank of every layer at the chosen size", style="height:290px"),
+        tag("div", *charts, class_="charts"),
         tag("p", SLICES, class_="note"),
         class_="explorer",
         data_explorer=str(number),
