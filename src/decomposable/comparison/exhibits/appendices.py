@@ -18,6 +18,8 @@ from decomposable.comparison.exhibits.context import (
 )
 from decomposable.comparison.exhibits.scales import Group, Scale, labelled
 from decomposable.comparison.exhibits.shown import (
+    ACCURACY,
+    MACS,
     Axis,
     Figure,
     Series,
@@ -33,18 +35,9 @@ from decomposable.data.base import Batch, TrainBatches
 from decomposable.methods.decomposing import short_name
 from decomposable.training.loop import moved
 
-MACS = Axis(label="MACs, as a fraction of the original network's", is_log=True)
-ACCURACY = Axis(label="test accuracy (%)")
-RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
-CRITERIA = {"uniform": "uniform", "energy": "energy", "singular_value": "singular value"}
 GAPS = (1e-6, 1e-12)
 MOMENTS = {"fresh": "before the first step", "trained": "after training"}
 NORM_BATCHES = 20
-NEAR_UNIFORM = 0.1
-"""The standard deviation over the layers of the part of its bases that each keeps."""
-
-VANISHED = 1e-3
-"""Of a layer's largest singular value: what is below counts as zero."""
 
 
 def gap_groups(scale: Scale) -> dict[float, Group]:

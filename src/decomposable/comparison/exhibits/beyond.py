@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from decomposable.comparison.exhibits.ablations import MACS
 from decomposable.comparison.exhibits.comparisons import QUARTER, curve_figure, nearest
 from decomposable.comparison.exhibits.context import SIZES, Context, Points, Trained, at_size, label_of, series_of
-from decomposable.comparison.exhibits.shown import Axis, Claim, Figure, Series, Shown, judged, seen_on
+from decomposable.comparison.exhibits.shown import MACS, Axis, Claim, Figure, Series, Shown, judged, seen_on
 from decomposable.comparison.exhibits.verdicts import better, not_worse, tally
 from decomposable.comparison.explorer import explored, readable
 from decomposable.network.decompose import decompose

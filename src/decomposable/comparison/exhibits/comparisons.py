@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from decomposable.comparison.exhibits.ablations import ACCURACY, MACS
 from decomposable.comparison.exhibits.context import (
     Context,
     Points,
@@ -19,7 +18,19 @@ from decomposable.comparison.exhibits.context import (
     series_of,
     trp_label,
 )
-from decomposable.comparison.exhibits.shown import Axis, Claim, Figure, Series, Shown, Table, dots, judged, seen_on
+from decomposable.comparison.exhibits.shown import (
+    ACCURACY,
+    MACS,
+    Axis,
+    Claim,
+    Figure,
+    Series,
+    Shown,
+    Table,
+    dots,
+    judged,
+    seen_on,
+)
 from decomposable.comparison.exhibits.verdicts import (
     ALMOST_ALL,
     better,

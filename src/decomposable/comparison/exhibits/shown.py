@@ -55,6 +55,10 @@ class Axis:
     is_log: bool = False
 
 
+MACS = Axis(label="MACs, as a fraction of the original network's", is_log=True)
+ACCURACY = Axis(label="test accuracy (%)")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """Lines, or bars side by side for each of some categories (whose names `categories` holds, by x), or dots in a row
