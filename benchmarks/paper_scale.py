@@ -78,6 +78,7 @@ def shortened(group: Group) -> Group:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--exhibits", default=",".join(EXHIBITS), help="some of them (default: all)")
+    parser.add_argument("--only", help="of the recipes that methods are compared on, these (default: all)")
     parser.add_argument("--batches", type=int, default=2, help="the steps of each training (default: 2)")
     parser.add_argument("--out", type=Path, help="keep the trainings here, and go on with them (default: nowhere)")
     options = parser.parse_args()
@@ -86,9 +87,10 @@ def main() -> None:
         data = Path(temporary) / "data"
         make_up(data, options.batches)
         names = options.exhibits.split(",")
+        only = options.only and options.only.split(",")
         order = running.Order(
             exhibits=[EXHIBITS[name] for name in names],
-            scale=replace(PAPER.of_each(shortened), tuning_steps=options.batches),
+            scale=replace(PAPER.on(only).of_each(shortened), tuning_steps=options.batches),
             out=out,
             data=data,
             how={"device": "cpu"},
@@ -109,6 +111,7 @@ def main() -> None:
     figures = {
         "batches": options.batches,
         "exhibits": list(found),
+        "only": only,
         "trainings": trainings,
         "failures": failures,
         "seconds": round(seconds, 1),

@@ -21,10 +21,10 @@ from decomposable.data.base import Data
 from decomposable.errors import DataError
 from decomposable.files import write_atomically
 from decomposable.machine import timestamp
-from decomposable.methods import METHODS, find
+from decomposable.methods import METHODS, Training, find
 from decomposable.methods.decomposing import short_form
 from decomposable.methods.loading import load
-from decomposable.methods.settings import Settings
+from decomposable.methods.settings import Settings, with_overrides
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.sized import batch_statistics
 from decomposable.progress import Progress, Report
@@ -32,7 +32,7 @@ from decomposable.training import records
 from decomposable.training.evaluation import accuracy
 from decomposable.training.finishing import material_for
 
-BY_CHANNELS = ("slimmable", "us-net")
+BY_CHANNELS = ("slimmable", "us-net", "width")
 """Methods whose networks of a size are the same whatever was learnt, but for their weights."""
 
 SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1)
@@ -121,22 +121,28 @@ class Trained:
             raise DataError(f"{path}: it was not kept; remove {path.parent} to train it again")
         return load(path, model=self.task.build_model().to(self.device))
 
-    def network_of_curve(self, method: str, curve: str) -> Any:
-        """The network that a curve is of; of a method that cuts channels one with fresh weights where it was not kept,
-        whose structure is the same.
+    def network_of_point(self, method: str, point: Mapping[str, Any]) -> Any:
+        """The network that a point of a curve is of; of a method that cuts channels one with fresh weights where it was
+        not kept, whose structure is the same.
         """
-        of_curve = [
-            each.folder for each in find(method).trainings(self.settings) if curve in (each.curve, *each.variants)
-        ]
-        kept = [each for each in self.trainings(method) if not of_curve or each in of_curve]
-        if (self._place(method) / (kept or [""])[0] / "network.safetensors").is_file():
-            return self.network(method, training=kept[0])
-        if method not in BY_CHANNELS:
-            raise DataError(f"{self.folder / method}: the network of {curve} was not kept; remove it to train it again")
+        trainings = list(find(method).trainings(self.settings))
+        own = [each for each in trainings if point["curve"] in (each.curve, *each.variants)] or trainings
+        kept = [each for each in own if (self._place(method) / each.folder / "network.safetensors").is_file()]
+        if len(kept) < len(own) and method in BY_CHANNELS:
+            nets = [self._fresh(method, each) for each in own]
+        elif kept:
+            nets = [self.network(method, training=kept[0].folder)]
+        else:
+            where, curve = self.folder / method, point["curve"]
+            raise DataError(f"{where}: the network of {curve} was not kept; remove it to train it again")
+        return min(nets, key=lambda net: _distance(net, point["macs_fraction"]))
+
+    def _fresh(self, method: str, training: Training) -> Any:
+        settings = with_overrides(self.settings, training.settings)
         model = self.task.build_model().to(self.device)
-        network = find(method).network(model, self.example, self.settings, is_trained=False)
-        material = material_for(self.data, self.settings, self.task.loss, lambda line: None)
-        return find(method).sized(network.eval(), material, self.settings)
+        network = find(method).network(model, self.example, settings, is_trained=False)
+        material = material_for(self.data, settings, self.task.loss, lambda line: None)
+        return find(method).sized(network.eval(), material, settings)
 
     def model(self, method: str, seed: int | None = None, training: str = "") -> nn.Module:
         """The trained model itself, of a method that decomposes: the network at full size."""
@@ -215,6 +221,13 @@ class Context:
     def of(self, group: Group) -> Trained:
         """The trainings of a group."""
         return Trained(group, self.out / group.folder, self.data, self.report, self.device, self.measurements)
+
+
+def _distance(net: Any, size: float) -> float:
+    """How far the nearest size of a network is from this one; a decomposed one has them all."""
+    if isinstance(net, DecomposedNet):
+        return 0.0
+    return min(abs(float(np.log(each.macs_fraction / size))) for each in net.sizes)
 
 
 def _read(path: Path) -> dict[str, Any]:

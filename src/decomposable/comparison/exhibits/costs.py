@@ -152,7 +152,7 @@ def _of_times(found: Mapping[str, tuple[str, Any]], seconds: Mapping[str, Times]
 def _module_at(trained: Trained, method: str, point: Any) -> nn.Module:
     """The network of a point, as plain layers."""
     size = point["macs_fraction"]
-    net = trained.network_of_curve(method, point["curve"])
+    net = trained.network_of_point(method, point)
     if isinstance(net, DecomposedNet):
         return net.extract(net.choose(macs=min(1.0, size * 1.0001)))
     nearest = min(net.sizes, key=lambda each: abs(np.log(each.macs_fraction / size)))
