@@ -67,11 +67,11 @@ def _difference(title: str, ours: Points, others: Sequence[Series]) -> Figure:
     """The same as seen from elastic training: above 0 is who is better."""
     lines = []
     for each in others:
-        known = [
-            (x, y - at_size(ours, x)) for x, y in zip(each.x, each.y, strict=True) if np.isfinite(at_size(ours, x))
-        ]
-        x, y = zip(*known, strict=True) if known else ((), ())
-        lines.append(replace(each, x=x, y=y, low=(), high=()))
+        gaps = [(x, y - at_size(ours, x)) for x, y in zip(each.x, each.y, strict=True)]
+        near = [(x, gap) for x, gap in gaps if np.isfinite(gap) and gap >= -FAR_BELOW]
+        if near:
+            x, y = zip(*near, strict=True)
+            lines.append(replace(each, x=x, y=y, low=(), high=()))
     return Figure(
         title=f"Better or worse than elastic training: {title}",
         x=MACS,
