@@ -151,10 +151,9 @@ class _ByRank:
     def see(self, module: nn.Module, inputs: Tensor, outputs: Tensor) -> None:
         """One call: the coordinates of every position along every basis, and what they add up to."""
         first, second = self.layer.chain.stages
-        v_OK1 = self.bases.v[:, :, None]
         for x_BMP, rows in _per_image(inputs.detach().double(), module, first):
             along_BKP = (self.bases.u * self.bases.s).mT @ x_BMP
-            self.before.append(torch.stack([_errors(v_OK1, one_KP[:, None, None]) for one_KP in along_BKP]))
+            self.before.append(_errors_of_products(self.bases.v, along_BKP))
             if any(second):  # vertical taps
                 assert isinstance(module, nn.Conv2d)
                 self.output.append(torch.stack([self._behind_taps(one_KP, module, rows) for one_KP in along_BKP]))
@@ -191,9 +190,20 @@ class _ByRank:
         )
 
 
+def _errors_of_products(v_NK: Tensor, along_BKP: Tensor) -> Tensor:
+    """‖Σ_{i>r} v_i (σ_i u_iᵀ x)‖² of every image for r = 0 … K, added up as it stands: Σ_{i,j>r} (v_iᵀ v_j)(a_i · a_j),
+    with a_i what all positions have along basis i. That the v_i are orthonormal is not made use of: it is what
+    proposition 1 rests on.
+    """
+    products_BKK = (v_NK.mT @ v_NK) * (along_BKP @ along_BKP.mT)
+    sums_BKK = products_BKK.flip(1, 2).cumsum(dim=1).cumsum(dim=2)
+    sums_BK = sums_BKK.diagonal(dim1=1, dim2=2).flip(1)
+    return torch.cat([sums_BK, sums_BK.new_zeros(len(sums_BK), 1)], dim=1)
+
+
 def _errors(v_OKT: Tensor, taps_KTHW: Tensor) -> Tensor:
-    """‖Σ_{i>r} v_i (σ_i u_iᵀ x)‖² of one image for r = 0 … K: what is left of the output, from the last basis to the
-    first, added up as it stands. That the v_i are orthonormal is not made use of: it is what the proposition rests on.
+    """The same of one image where a pixel sums what the taps of several rows add to it: what is left of the output,
+    from the last basis to the first.
     """
     bases = len(taps_KTHW)
     left = taps_KTHW.new_zeros(len(v_OKT), *taps_KTHW.shape[2:])
