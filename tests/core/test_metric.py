@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decomposable.core.metric import Product, decompose_in_metric
+from decomposable.core.metric import DAMPING, Product, _root, decompose_in_metric
 from decomposable.core.moments import Moments
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -107,3 +107,18 @@ def test_a_matrix_of_less_than_full_rank():
     torch.testing.assert_close(p @ q, w)
     assert (losses[2:] < 1e-9 * losses[0]).all()
     assert torch.isfinite(p).all()
+
+
+def test_a_moment_that_rounding_has_left_indefinite_is_damped_until_it_has_a_root():
+    """As few images give a wide layer: low rank, and rounded in float32."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 40, generator=generator)
+    rounded = (x.mT @ x).double()
+    rounded.diagonal().sub_(5 * DAMPING * rounded.diagonal().mean())  # more than the damping
+    assert torch.linalg.eigvalsh(rounded).min() < 0
+    root = _root(rounded, torch.zeros(1), DAMPING)
+    assert torch.equal(root, root.tril())
+    lost = (root @ root.mT - rounded).abs().max() / rounded.diagonal().mean()
+    assert lost == pytest.approx(10 * DAMPING, rel=1e-3)
+    definite = torch.eye(4, dtype=torch.float64)
+    assert _root(definite, torch.zeros(1), DAMPING).diagonal().tolist() == pytest.approx([(1 + DAMPING) ** 0.5] * 4)

@@ -19,6 +19,7 @@ from torch import Tensor
 from decomposable.core.moments import Moments
 from decomposable.core.svd import svd
 
+MOST_DAMPINGS = 5
 DAMPING = 1e-3
 """Of the mean of a moment's diagonal, added to the diagonal: directions that the data never used are not free."""
 
@@ -107,10 +108,19 @@ def _roots(moments: Moments, like: Tensor, damping: float) -> tuple[Tensor, Tens
 
 
 def _root(moment: Tensor, like: Tensor, damping: float) -> Tensor:
-    """A lower triangle L with L Lᵀ = the damped moment, where the matrix is; of a moment of zeros, the identity."""
+    """A lower triangle L with L Lᵀ = the damped moment, where the matrix is; of a moment of zeros, the identity.
+
+    Few images leave a moment of low rank, whose rounding can be more than the damping: then that grows until L exists.
+    """
     matrix = moment.to(like.device, torch.float64, copy=True)
     mean = matrix.diagonal().mean()
     if not mean > 0:
         return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    matrix.diagonal().add_(damping * mean)
-    return torch.linalg.cholesky(matrix)
+    for tried in range(MOST_DAMPINGS):
+        matrix.diagonal().add_(
+            damping * mean * (1 if tried == 0 else 9 * 10 ** (tried - 1))
+        )  # ten times as much in all
+        root, fails = torch.linalg.cholesky_ex(matrix)
+        if not fails:
+            return root
+    return torch.linalg.cholesky(matrix)  # says what is wrong
