@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from decomposable import analysis
 from decomposable.analysis.layer_errors import ROUNDING
 from decomposable.comparison.exhibits.context import Context
-from decomposable.comparison.exhibits.shown import Axis, Figure, Series, Shown, Table, judged
+from decomposable.comparison.exhibits.shown import Axis, Claim, Figure, Series, Shown, Table, judged
 from decomposable.comparison.explorer import readable
 from decomposable.network.decomposed import DecomposedNet
 
@@ -146,6 +148,26 @@ def _range(found: dict[float, analysis.Divergence]) -> str:
     return f"{min(values):.1e} to {max(values):.1e}"
 
 
+@dataclass(frozen=True)
+class _Constants:
+    """Lipschitz constants of all layers at each rank ratio Z."""
+
+    found: dict[float, analysis.Lipschitz]
+
+    @cached_property
+    def known(self) -> NDArray[np.bool_]:
+        """The layers that an error reaches at every Z: products of others would not be comparable."""
+        return np.all([np.isfinite(each.empirical) for each in self.found.values()], axis=0)
+
+    @cached_property
+    def products(self) -> dict[float, NDArray[np.float64]]:
+        """Ω̂ of the layers before the known ones: the products of those from each known one to the last."""
+        return {
+            ratio: np.asarray(np.cumprod(each.empirical[self.known][::-1])[::-1], dtype=np.float64)
+            for ratio, each in self.found.items()
+        }
+
+
 def appendix_e(context: Context) -> Shown:
     """Lipschitz constants of layers and their products, in theory and measured."""
     trained = context.of(context.scale.chained("decomposable"))
@@ -157,83 +179,78 @@ def appendix_e(context: Context) -> Shown:
     for ratio in LIPSCHITZ_RATIOS:
         net.set_plan_(net.choose(ratio=ratio))
         found[ratio] = analysis.lipschitz(net, inputs, images=count)
-    half = found[0.5]
-    names, places = readable(trained.task.build_model(), half.names), list(range(1, len(half.names) + 1))
+    constants = _Constants(found)
+    names = readable(trained.task.build_model(), found[0.5].names)
+    return Shown(figures=_lipschitz_figures(constants, names, count), claims=_lipschitz_claims(constants))
+
+
+def _lipschitz_figures(constants: _Constants, names: Sequence[str], images: int) -> list[Figure]:
+    half = constants.found[0.5]
+    places = list(range(1, len(names) + 1))
+    # Ω of a layer is the product of those behind it.
+    before = [place - 1 for place, is_known in zip(places, constants.known, strict=True) if is_known]
     layers = Axis(label="layer, from the first to the last")
-    later = places[:-1]
+    return [
+        Figure(
+            title="ω of each layer, Z = 0.5",
+            x=layers,
+            y=Axis(label="ω", is_log=True),
+            series=[
+                Series(name="theoretical", x=places, y=half.theoretical, is_dashed=True),
+                Series(name="empirical", x=places, y=half.empirical),
+            ],
+            note=f"{images} training images. Layers: "
+            + ", ".join(f"{place} {name}" for place, name in zip(places, names, strict=True))
+            + ". Where a line has no point, no error arrives.",
+        ),
+        Figure(
+            title="Ω, the product over all later layers, Z = 0.5",
+            x=layers,
+            y=Axis(label="Ω", is_log=True),
+            series=[
+                Series(name="theoretical", x=places[:-1], y=half.theoretical_products, is_dashed=True),
+                Series(name="empirical", x=before, y=constants.products[0.5]),
+            ],
+        ),
+        Figure(
+            title="Empirical Ω at four rank ratios",
+            x=layers,
+            y=Axis(label="Ω", is_log=True),
+            series=[Series(name=f"Z = {ratio:g}", x=before, y=each) for ratio, each in constants.products.items()],
+        ),
+    ]
+
+
+def _lipschitz_claims(constants: _Constants) -> list[Claim]:
+    found, products = constants.found, constants.products
     quotients = {ratio: each.empirical / each.theoretical for ratio, each in found.items()}
-    # Layers that an error reaches at every Z: products of others would not be comparable.
-    known = np.all([np.isfinite(each.empirical) for each in found.values()], axis=0)
-    products = {ratio: _later_products(each.empirical, known) for ratio, each in found.items()}
     growth = {ratio: float(each[-1] / each[0]) for ratio, each in products.items()}
-    below_one = {ratio: int((each.empirical[known] < 1).sum()) for ratio, each in found.items()}
+    below_one = {ratio: int((each.empirical[constants.known] < 1).sum()) for ratio, each in found.items()}
     order = [float(np.mean(np.log(each))) for each in products.values()]
-    reached = [place for place, is_known in zip(places, known, strict=True) if is_known]
-    return Shown(
-        figures=[
-            Figure(
-                title="ω of each layer, Z = 0.5",
-                x=layers,
-                y=Axis(label="ω", is_log=True),
-                series=[
-                    Series(name="theoretical", x=places, y=half.theoretical, is_dashed=True),
-                    Series(name="empirical", x=places, y=half.empirical),
-                ],
-                note=f"{count} training images. Layers: "
-                + ", ".join(f"{place} {name}" for place, name in zip(places, names, strict=True))
-                + ". Where a line has no point, no error arrives.",
+    return [
+        judged(
+            "The empirical constants are much smaller than the theoretical ones (half of them, or less).",
+            [bool(np.nanmedian(each) <= 0.5 and np.nanmax(each) < 1) for each in quotients.values()],
+            "empirical as a part of theoretical, the median and the largest of all layers: "
+            + ", ".join(f"{np.nanmedian(q):.2f} and {np.nanmax(q):.2f} at Z = {z:g}" for z, q in quotients.items()),
+        ),
+        judged(
+            "The theoretical constants are above 1 in all layers.",
+            [bool((each.theoretical > 1).all()) for each in found.values()],
+            f"the smallest at Z = 0.5 is {found[0.5].theoretical.min():.2f}",
+        ),
+        judged(
+            "Some layers have empirical constants below 1, so that Ω̂ does not grow towards earlier layers.",
+            [below_one[ratio] > 0 and growth[ratio] >= 1 for ratio in found],
+            "; ".join(
+                f"Z = {ratio:g}: below 1 in {below_one[ratio]} of {constants.known.sum()} layers that an error "
+                f"reaches, Ω̂ {products[ratio][0]:.2g} at the first and {products[ratio][-1]:.2g} at the last"
+                for ratio in found
             ),
-            Figure(
-                title="Ω, the product over all later layers, Z = 0.5",
-                x=layers,
-                y=Axis(label="Ω", is_log=True),
-                series=[
-                    Series(name="theoretical", x=later, y=half.theoretical_products, is_dashed=True),
-                    Series(name="empirical", x=_before(reached), y=products[0.5]),
-                ],
-            ),
-            Figure(
-                title="Empirical Ω at four rank ratios",
-                x=layers,
-                y=Axis(label="Ω", is_log=True),
-                series=[Series(name=f"Z = {ratio:g}", x=_before(reached), y=each) for ratio, each in products.items()],
-            ),
-        ],
-        claims=[
-            judged(
-                "The empirical constants are much smaller than the theoretical ones (half of them, or less).",
-                [bool(np.nanmedian(each) <= 0.5 and np.nanmax(each) < 1) for each in quotients.values()],
-                "empirical as a part of theoretical, the median and the largest of all layers: "
-                + ", ".join(f"{np.nanmedian(q):.2f} and {np.nanmax(q):.2f} at Z = {z:g}" for z, q in quotients.items()),
-            ),
-            judged(
-                "The theoretical constants are above 1 in all layers.",
-                [bool((each.theoretical > 1).all()) for each in found.values()],
-                f"the smallest at Z = 0.5 is {half.theoretical.min():.2f}",
-            ),
-            judged(
-                "Some layers have empirical constants below 1, so that Ω̂ does not grow towards earlier layers.",
-                [below_one[ratio] > 0 and growth[ratio] >= 1 for ratio in found],
-                "; ".join(
-                    f"Z = {ratio:g}: below 1 in {below_one[ratio]} of {len(reached)} layers that an error reaches, Ω̂ "
-                    f"{products[ratio][0]:.2g} at the first and {products[ratio][-1]:.2g} at the last"
-                    for ratio in found
-                ),
-            ),
-            judged(
-                "Networks with a smaller Z tend to have a smaller Ω̂.",
-                [a <= b + 1e-9 for a, b in pairwise(order)],
-                "mean of log Ω̂: " + ", ".join(f"{v:.2f} at Z = {z:g}" for z, v in zip(found, order, strict=True)),
-            ),
-        ],
-    )
-
-
-def _later_products(values: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """For every known layer, the product from it to the last."""
-    return np.asarray(np.cumprod(values[known][::-1])[::-1], dtype=np.float64)
-
-
-def _before(places: Sequence[int]) -> list[int]:
-    """The layer before each: Ω of a layer is the product of those behind it."""
-    return [place - 1 for place in places]
+        ),
+        judged(
+            "Networks with a smaller Z tend to have a smaller Ω̂.",
+            [a <= b + 1e-9 for a, b in pairwise(order)],
+            "mean of log Ω̂: " + ", ".join(f"{v:.2f} at Z = {z:g}" for z, v in zip(found, order, strict=True)),
+        ),
+    ]
