@@ -59,8 +59,8 @@ class Scale:
     curves: tuple[Group, ...]
     ablation: Group
     connected: Group  # a fully connected network, for proposition 2
-    balances: tuple[float, ...]  # λ above 0, of figure 2a
     chain: Group | None = None
+    balances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # λ above 0, of figure 2a
     tuning_steps: int = STEPS  # for each size, of `tune_`
 
     @property
@@ -133,7 +133,6 @@ PAPER = Scale(
     ),
     ablation=_group("cifar100-resnet34", "ResNet-34 on CIFAR-100", range(5), **_ON_CIFAR),
     connected=_group(CONNECTED, "a fully connected network on Fashion-MNIST", range(5), folder="connected", epochs=20),
-    balances=(0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
     chain=_VGG,
 )
 LAPTOP = Scale(
@@ -162,7 +161,6 @@ LAPTOP = Scale(
         compare_energies=(0.99,),
     ),
     connected=_group(CONNECTED, "a fully connected network on Fashion-MNIST", range(1), folder="connected", epochs=4),
-    balances=(0.3, 0.5, 0.7, 1.0),
 )
 SCALES = {scale.name: scale for scale in (PAPER, LAPTOP)}
 
