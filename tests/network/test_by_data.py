@@ -255,6 +255,22 @@ def test_a_network_that_is_sure_to_the_last_bit_has_no_gradient_and_no_nan():
     assert logits.grad[1].abs().sum() > 0
 
 
+def test_a_network_that_is_certain_of_every_image_is_ordered_by_its_outputs(trained):
+    """Its loss has no gradient, which would leave the order to chance."""
+    certain = copy.deepcopy(trained)
+    with torch.no_grad():
+        certain[-1].weight.mul_(1e6)
+        certain[-1].bias.mul_(1e6)
+    with pytest.warns(UserWarning, match="certain of every image.*ordered by what their layers' outputs lose"):
+        net = dn.decompose(certain, data=batches())
+    net.calibrate_(batches())
+    x = images(256, seed=3)
+    for size in SIZES:
+        net.resize_(macs=size)
+        with torch.no_grad():
+            assert (net(x).argmax(1) == trained(x).argmax(1)).float().mean() > 0.95, size
+
+
 def test_a_head_that_the_logits_do_not_depend_on_is_cut_first():
     class WithHead(nn.Module):
         def __init__(self):

@@ -23,6 +23,9 @@ MOST_DAMPINGS = 5
 DAMPING = 1e-3
 """Of the mean of a moment's diagonal, added to the diagonal: directions that the data never used are not free."""
 
+SMALLEST = torch.finfo(torch.float32).tiny
+"""Moments are float32: one whose diagonal is below this everywhere has lost its digits, and counts as zero. So it is
+with the gradients of a network that is certain of every image."""
 
 MOST_ROOTS = 1 << 29
 """Bytes of roots that are held at a time: 512 MiB, besides the moments."""
@@ -99,7 +102,11 @@ def _decompose(products: Mapping[str, Product], moments: Mapping[str, Moments], 
 def _is_felt(moments: Moments) -> bool:
     """Whether data reached the layer, and gradients its output."""
     sides = [moments.inputs] if moments.gradients is None else [moments.inputs, moments.gradients]
-    return all(bool(side.diagonal().sum() > 0) for side in sides)
+    return not any(map(_is_zero, sides))
+
+
+def _is_zero(moment: Tensor) -> bool:
+    return bool(moment.diagonal().max() < SMALLEST)
 
 
 def _roots(moments: Moments, like: Tensor, damping: float) -> tuple[Tensor, Tensor | None]:
@@ -114,7 +121,7 @@ def _root(moment: Tensor, like: Tensor, damping: float) -> Tensor:
     """
     matrix = moment.to(like.device, torch.float64, copy=True)
     mean = matrix.diagonal().mean()
-    if not mean > 0:
+    if _is_zero(matrix):
         return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     for tried in range(MOST_DAMPINGS):
         matrix.diagonal().add_(

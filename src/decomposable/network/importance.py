@@ -14,6 +14,7 @@ every smaller one, as ever.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from decomposable.core.factors import Factors, like_weight
 from decomposable.core.forms import MATRIX_FORMS, matrix_form, to_matrix, to_weight
 from decomposable.core.layers import Layer
 from decomposable.core.metric import InMetric, Product, decompose_in_metric
-from decomposable.core.moments import passes, second_moments
+from decomposable.core.moments import Loss, passes, second_moments
 from decomposable.core.svd import most_precise
 from decomposable.core.tracing import Forward
 from decomposable.errors import InvalidArgumentError
@@ -42,6 +43,11 @@ from decomposable.sizing.worth import worth
 
 BY_DATA = ("loss", "output")
 """Criteria that need data: what is lost of the network's loss, or of every layer's output."""
+
+CERTAIN = (
+    "criterion='loss': the network is certain of every image, so that no gradient comes back to any layer; its bases "
+    "are ordered by what their layers' outputs lose"
+)
 
 SIZES = (0.5, 0.25, 0.12)
 """Parts of the network at which it is measured again."""
@@ -79,11 +85,10 @@ def order_by_data(
     exponent = 0.0 if by_loss else 1.0
     with _restored(base, layers):
         for goal in (*goals, None):
-            losses: dict[str, Numbers] = {}
-            for moments in second_moments(base, layers, batches, forward, drawn_loss if by_loss else None, seen=seen):
-                found = decompose_in_metric({name: cuts[name].what_is_kept for name in moments}, moments)
-                losses |= {name: cuts[name].turn(bases) for name, bases in found.items()}
-                del moments, found  # before the next pass needs the memory
+            losses = _measured(base, layers, cuts, batches, forward, drawn_loss if by_loss else None, seen)
+            if by_loss and not any(each.any() for each in losses.values()):
+                warnings.warn(CERTAIN, stacklevel=5)  # at who called decompose
+                losses = _measured(base, layers, cuts, batches, forward, None, seen)
             for size in _on_the_way(goal, goals, selector.smallest_size):
                 if judge is not None:
                     report(Progress("measuring", f"sharing out a cut to {size:.2g} of the MACs among the layers"))
@@ -97,6 +102,24 @@ def order_by_data(
                     report(Progress("measuring", f"statistics of the network at {goal:.2g} of the MACs"))
                     averaged([lambda: base], forward, batches, asker="decompose")  # which leaves them in the network
     return Order({layer.name: cuts[layer.name].factors(layer) for layer in layers}, selector)
+
+
+def _measured(
+    base: nn.Module,
+    layers: Sequence[Layer],
+    cuts: Mapping[str, _Cut],
+    batches: Iterable[Any],
+    forward: Forward,
+    loss: Loss | None,
+    seen: Callable[[], None],
+) -> dict[str, Numbers]:
+    """Turn every layer's bases into those of its metric; what leaving out each of them loses."""
+    losses: dict[str, Numbers] = {}
+    for moments in second_moments(base, layers, batches, forward, loss, seen=seen):
+        found = decompose_in_metric({name: cuts[name].what_is_kept for name in moments}, moments)
+        losses |= {name: cuts[name].turn(bases) for name, bases in found.items()}
+        del moments, found  # before the next pass needs the memory
+    return losses
 
 
 def require_one_cut(layers: Sequence[Layer]) -> None:
