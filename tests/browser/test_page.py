@@ -164,6 +164,18 @@ def assert_all_apart(browser):
             assert math.dist(one, other) > APART, (figure, found)
 
 
+def assert_a_name_has_one_colour(browser):
+    """In all figures of an exhibit: Z = 0.5, for instance, in both of 2a's."""
+    found = browser.execute_script("""
+        return [...document.querySelectorAll('[data-figure]')].flatMap((place) => place.data
+            .filter((trace) => trace.meta !== 'band')
+            .map((trace) => [place.dataset.figure.split('/')[0] + ' ' + trace.name, trace.marker.color]));
+    """)
+    by_name = {}
+    for name, colour in found:
+        assert by_name.setdefault(name, colour) == colour, name
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_two_series_of_a_figure_have_the_same_colour(browser, address, scheme):
     opened(browser, address, scheme)
@@ -178,6 +190,7 @@ def test_the_records_of_this_project_are_drawn(browser, records, scheme):
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
     assert_nothing_is_wider(browser)
     assert_all_apart(browser)
+    assert_a_name_has_one_colour(browser)
     drawn = browser.execute_script("""
         return [...document.querySelectorAll('.figure')].map((place) => [
             place.querySelectorAll('.scatterlayer .trace, .barlayer .trace').length, (place.data || []).length,

@@ -74,6 +74,15 @@ function distance(one, other) {
 
 function tinted(colour, alpha) { return `rgba(${channels(colour).join(", ")}, ${alpha})`; }
 
+// What is no method is numbered by the name, so that it looks the same in all figures of an exhibit.
+content.sections.forEach(({ figures }) => {
+  const numbers = new Map();
+  figures.flatMap((figure) => figure.series).filter((one) => !content.styles[one.method]).forEach((one) => {
+    if (!numbers.has(one.name)) numbers.set(one.name, numbers.size);
+    one.number = numbers.get(one.name);
+  });
+});
+
 // How every series of a figure is drawn. The first of a method has the method's colour, further ones a shade of it.
 function stylesOf(figure, colours) {
   const firsts = new Map(), counts = new Map(), taken = [];
@@ -81,10 +90,9 @@ function stylesOf(figure, colours) {
     const own = content.styles[one.method];
     if (own && !firsts.has(one.method)) { firsts.set(one.method, readable(own.colour, colours)); taken.push(firsts.get(one.method)); }
   });
-  let unnamed = 0;
   return figure.series.map((one) => {
-    const own = content.styles[one.method], number = own ? counts.get(one.method) || 0 : unnamed;
-    if (own) counts.set(one.method, number + 1); else unnamed += 1;
+    const own = content.styles[one.method], number = own ? counts.get(one.method) || 0 : one.number || 0;
+    if (own) counts.set(one.method, number + 1);
     const base = own ? firsts.get(one.method) : readable(others[number % others.length], colours);
     let colour = base;
     if (!own || number > 0) {
