@@ -112,9 +112,10 @@ def browser(request, tmp_path):
 
 
 def opened(browser, address, scheme="light"):
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    )
+    # Without motion: a click comes where the page is going to, not where it is on its way.
+    wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+    features = [{"name": name, "value": value} for name, value in wanted.items()]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     browser.get(address)
     ready = "return document.documentElement.dataset.ready"
     WebDriverWait(browser, 30).until(lambda driver: driver.execute_script(ready) == "yes")
