@@ -1,10 +1,14 @@
 """How long a step takes, told by a clock that the tests set themselves."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from decomposable.comparison import estimate as estimating
 from decomposable.comparison.estimate import StepClock, estimate, timed
 from decomposable.comparison.parts import prepare
+from decomposable.comparison.stepping import Stepper
 
 
 class Clock:
@@ -43,16 +47,21 @@ def test_long_calls_are_few(clock):
     assert len(clock.calls) == 3
 
 
-def fake_stepper(clock, seconds_of, sizes, *, is_paced=False):
-    """In place of a method's step: `seconds_of(images, done)`; `sizes` are the batches that it was given."""
+def fake_stepper(clock, seconds_of, sizes, *, is_paced=False, refresh=1, shared=0.0):
+    """In place of a method's step: `seconds_of(images, done)`; `sizes` are the batches that it was given. What late
+    steps share, each `refresh` of them, takes `shared` seconds.
+    """
 
     class Fake:
         def __init__(self, task, settings, example_input, device):
-            self.is_paced = is_paced
+            self.is_paced, self.refresh, self.late = is_paced, refresh, 0
 
         def __call__(self, batch, done):
             sizes.append(len(batch[0]))
             clock.now += seconds_of(len(batch[0]), done)
+            if shared and done >= 0.5:
+                clock.now += shared if self.late % refresh == 0 else 0.0
+                self.late += 1
 
     return Fake
 
@@ -83,6 +92,34 @@ def test_steps_that_change_in_a_training_are_timed_early_and_late(clock, digits,
     monkeypatch.setattr(estimating, "Stepper", fake)
     steps = StepClock(digits[0].settings, digits[1])
     assert steps._of_a_step(digits[0].parts[0].settings) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("refresh", [2, 8])
+def test_what_steps_share_is_counted_by_their_share(clock, digits, monkeypatch, refresh):
+    """As the SVD of every eighth low-rank step of elastic training, which is long where the others are not."""
+    fake = fake_stepper(
+        clock,
+        lambda images, done: images * (0.1 if done < 0.5 else 0.2),
+        [],
+        is_paced=True,
+        refresh=refresh,
+        shared=16.0,
+    )
+    monkeypatch.setattr(estimating, "Stepper", fake)
+    steps = StepClock(digits[0].settings, digits[1])
+    assert steps._of_a_step(digits[0].parts[0].settings) == pytest.approx((6.4 + 12.8 + 16.0 / refresh) / 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "refresh"),
+    [({"method": "decomposable", "refresh": 4}, 4), ({"method": "elastic"}, 8), ({"method": "plain"}, 1)],
+)
+def test_how_many_steps_share_their_bases(digits, changed, refresh):
+    comparison, circumstances = digits
+    task = circumstances.task(comparison.settings)
+    example = task.load_data().test_batch(torch.arange(1))[0]
+    stepper = Stepper(task, replace(comparison.settings, **changed), example, torch.device("cpu"))
+    assert stepper.refresh == refresh
 
 
 def test_comparisons_with_one_clock_time_a_step_once(clock, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from decomposable import methods
 from decomposable.methods.base import Paced
+from decomposable.methods.decomposable import JointStep
 from decomposable.methods.settings import Settings
 from decomposable.recipes import Task
 from decomposable.training.devices import seed_everything
@@ -40,6 +41,11 @@ class Stepper:
     def is_paced(self) -> bool:
         """Whether a step early in a training is another one than late."""
         return isinstance(self._step, Paced)
+
+    @property
+    def refresh(self) -> int:
+        """So many steps share the bases that the first of them computes."""
+        return self._step.joint.refresh if isinstance(self._step, JointStep) else 1
 
     def __call__(self, batch: Any, done: float) -> None:
         """A step when this part of the training is done."""
