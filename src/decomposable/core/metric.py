@@ -19,9 +19,11 @@ from torch import Tensor
 from decomposable.core.moments import Moments
 from decomposable.core.svd import svd
 
-MOST_DAMPINGS = 5
 DAMPING = 1e-3
 """Of the mean of a moment's diagonal, added to the diagonal: directions that the data never used are not free."""
+
+GROWTH = (1, 10, 100, 1_000, 10_000)
+"""Times the damping: the first with which a moment has a root is taken."""
 
 SMALLEST = torch.finfo(torch.float32).tiny
 """Moments are float32: one whose diagonal is below this everywhere has lost its digits, and counts as zero. So it is
@@ -123,10 +125,9 @@ def _root(moment: Tensor, like: Tensor, damping: float) -> Tensor:
     mean = matrix.diagonal().mean()
     if _is_zero(matrix):
         return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    for tried in range(MOST_DAMPINGS):
-        matrix.diagonal().add_(
-            damping * mean * (1 if tried == 0 else 9 * 10 ** (tried - 1))
-        )  # ten times as much in all
+    diagonal = matrix.diagonal().clone()
+    for times in GROWTH:
+        matrix.diagonal().copy_(diagonal + times * damping * mean)
         root, fails = torch.linalg.cholesky_ex(matrix)
         if not fails:
             return root
