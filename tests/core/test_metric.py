@@ -110,7 +110,7 @@ def test_a_matrix_of_less_than_full_rank():
 
 
 def test_a_moment_that_rounding_has_left_indefinite_is_damped_until_it_has_a_root():
-    """As few images give a wide layer: low rank, and rounded in float32."""
+    """As it can be near the smallest numbers of float32; elsewhere rounding is far below the damping."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 40, generator=generator)
     rounded = (x.mT @ x).double()

@@ -119,7 +119,7 @@ def _roots(moments: Moments, like: Tensor, damping: float) -> tuple[Tensor, Tens
 def _root(moment: Tensor, like: Tensor, damping: float) -> Tensor:
     """A lower triangle L with L Lᵀ = the damped moment, where the matrix is; of a moment of zeros, the identity.
 
-    Few images leave a moment of low rank, whose rounding can be more than the damping: then that grows until L exists.
+    Near the smallest numbers of float32 its rounding can be more than the damping: then that grows until L exists.
     """
     matrix = moment.to(like.device, torch.float64, copy=True)
     mean = matrix.diagonal().mean()
