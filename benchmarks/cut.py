@@ -1,22 +1,20 @@
-"""What a cut without training keeps: a ResNet of CIFAR-10 by several criteria; and what a ResNet-50 costs.
+"""What a cut without training keeps: a ResNet of CIFAR-10 by several criteria.
 
     python benchmarks/cut.py --data cifar-10-batches-bin --weights resnet20.th --criteria loss singular_value
-    python benchmarks/cut.py --resnet50
 
 Bases are found and statistics computed with the same training images, augmented. Accuracy is that of 5,000 other
-training images, or with --test of the test set. The ResNet-50 has random weights and images of 224 × 224.
+training images, or with --test of the test set. `cut_resnet50.py` does the same with a network of ImageNet.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 from pathlib import Path
 
 import torch
 from _cifar import accuracy, add_options, augment, load_cifar10, pretrained_resnet20
-from _common import record, verdict
+from _common import record
 
 import decomposable as dn
 from decomposable import models
@@ -36,13 +34,9 @@ def main() -> None:
     parser.add_argument("--resnet56", type=Path, help="the weights of a ResNet-56 in place of --weights")
     parser.add_argument("--measured-with", type=int, nargs="+", metavar="N", help="images that bases are found with")
     parser.add_argument("--test", action="store_true", help="measure on the test set")
-    parser.add_argument("--resnet50", action="store_true", help="time and memory of a ResNet-50, 256 images")
     parser.add_argument("--tune", action="store_true", help="then tune scales, shifts and biases, and measure again")
     parser.add_argument("--seed", type=int, default=0, help="of which images, and how augmented")
     args = parser.parse_args()
-    if args.resnet50:
-        resnet50()
-        return
     images, labels = load_cifar10(args.data, "train")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(12345))
     held, kept = order[:HELD_OUT], order[HELD_OUT:]
@@ -98,22 +92,6 @@ def reached(net: dn.DecomposedNet, judged: tuple[torch.Tensor, torch.Tensor]) ->
 
 def _first(batches: list[torch.Tensor], count: int) -> list[torch.Tensor]:
     return list(torch.cat(batches)[:count].split(min(250, count)))
-
-
-def resnet50() -> None:
-    """Random weights: neither time nor memory depends on what they are."""
-    torch.manual_seed(0)
-    model = models.resnet50().eval()
-    loader = [torch.randn(16, 3, 224, 224, generator=torch.Generator().manual_seed(i)) for i in range(16)]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    start = time.perf_counter()
-    net = dn.decompose(model, data=loader, progress=lambda line: print(line, flush=True))
-    seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    verdict("decompose(data=…) of a ResNet-50, minutes", seconds / 60, "at most 15", seconds <= 900)
-    verdict("its peak memory, GiB, all of the process", peak, "at most 6", peak <= 6)
-    record("cut", {"network": "ResNet-50", "seconds": seconds, "peak_gib": peak, "before_gib": before, "images": 256})
-    print(net.resize_(macs=0.25))
 
 
 if __name__ == "__main__":

@@ -112,8 +112,8 @@ def test_few_bytes_mean_many_passes_and_the_same_moments(monkeypatch):
 def test_layers_share_a_pass_while_they_fit():
     model = nn.Sequential(*(nn.Linear(10, 20) for _ in range(5)))
     layers, _ = find_layers(model, "spatial")
-    assert [len(group) for group in passes(layers, with_gradients=False, memory=800)] == [2, 2, 1]
-    assert [len(group) for group in passes(layers, with_gradients=True, memory=6000)] == [3, 2]
+    assert [len(group) for group in passes(layers, with_gradients=False, memory=1600)] == [2, 2, 1]
+    assert [len(group) for group in passes(layers, with_gradients=True, memory=12000)] == [3, 2]
     assert [len(group) for group in passes(layers, with_gradients=True, memory=1)] == [1] * 5
 
 
@@ -167,7 +167,7 @@ def test_moments_of_a_pass_are_gone_when_the_next_ones_come():
     def seen():
         held.append(sum(each() is not None for each in known))
 
-    for part in second_moments(model, layers, [torch.randn(8, 20)], run, cubes, memory=2 * 2 * 4 * 400, seen=seen):
+    for part in second_moments(model, layers, [torch.randn(8, 20)], run, cubes, memory=2 * 2 * 2 * 4 * 400, seen=seen):
         assert len(part) == 2
         known += [weakref.ref(each.inputs) for each in part.values()]
         del part

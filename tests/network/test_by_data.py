@@ -11,8 +11,8 @@ from torch import nn
 import decomposable as dn
 from decomposable.core.forms import to_factors, to_matrix
 from decomposable.errors import InvalidArgumentError
-from decomposable.network import importance
-from decomposable.network.importance import drawing, drawn_loss
+from decomposable.network import descent, work
+from decomposable.network.goals import drawing, drawn_loss
 
 SIZES = (0.8, 0.6, 0.4, 0.3)
 
@@ -178,10 +178,13 @@ def test_a_file_of_a_size_keeps_both_orders(by_loss, tmp_path):
 
 
 def test_other_outputs_than_logits_are_refused_for_the_loss_only():
+    """Without a criterion, what the network gives says by which it goes."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
     with pytest.raises(InvalidArgumentError, match=r"the network gives a tensor of shape \(16, 4, 8, 8\)"):
-        dn.decompose(model, data=batches())
-    assert dn.decompose(model, data=batches(), criterion="output").resize_(macs=0.5)
+        dn.decompose(model, data=batches(), criterion="loss")
+    net = dn.decompose(model, data=batches())
+    assert net.cut_report.criterion == "output"
+    assert net.resize_(macs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -213,19 +216,24 @@ def test_labels_are_drawn_by_the_softmax_and_the_same_in_every_pass():
 
 def test_the_network_is_measured_again_on_the_way_down(trained, monkeypatch):
     measured = []
-    original = importance.second_moments
+    original = descent.second_moments
 
     def noting(base, *args, **kwargs):
         measured.append(base[0].weight.detach().clone())
         return original(base, *args, **kwargs)
 
-    monkeypatch.setattr(importance, "second_moments", noting)
+    monkeypatch.setattr(descent, "second_moments", noting)
     net = dn.decompose(trained, data=batches())
-    goals = [size for size in importance.SIZES if size > net.selector.smallest_size]
-    assert len(measured) == 1 + len(goals) > 2
-    assert torch.equal(measured[0], trained[0].weight)
+    assert net.cut_report.kept == "data"
+    goals = [size for size in work.SIZES if size > net.selector.smallest_size]
+    # Each half, whose full network the other half sees, too; then both together.
+    once = 1 + len(goals)
+    assert len(measured) == 2 * (once + 1) + once
+    assert once > 2
+    last = measured[-once:]
+    assert torch.equal(last[0], trained[0].weight)
     # A network that is measured has lost as many bases of its first layer as its size has.
-    for size, weight in zip(goals, measured[1:], strict=True):
+    for size, weight in zip(goals, last[1:], strict=True):
         rank = int(torch.linalg.matrix_rank(to_matrix(weight, "spatial"), rtol=1e-4))
         assert rank == net.selector.choose(macs=size).ranks["0"]
 
@@ -261,7 +269,7 @@ def test_a_network_that_is_certain_of_every_image_is_ordered_by_its_outputs(trai
     with torch.no_grad():
         certain[-1].weight.mul_(1e6)
         certain[-1].bias.mul_(1e6)
-    with pytest.warns(UserWarning, match="certain of every image.*ordered by what their layers' outputs lose"):
+    with pytest.warns(UserWarning, match="certain of every image.*ordered by what its outputs lose"):
         net = dn.decompose(certain, data=batches())
     net.calibrate_(batches())
     x = images(256, seed=3)

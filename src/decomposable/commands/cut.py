@@ -109,7 +109,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _bases(made: Cut) -> str:
     """Where the bases come from, and the statistics."""
-    from decomposable.network.importance import BY_DATA
+    from decomposable.network.goals import BY_DATA
 
     criterion, images = made.info["cut"]["criterion"], f"{made.images:,} images without labels"
     return f"bases by {criterion}{', from' if criterion in BY_DATA else '; statistics from'} {images}"

@@ -12,13 +12,19 @@ above, at and below it. In both Σ x gᵀ over positions is ∂L/∂W.
 
 Only layers with one cut have such a matrix.
 
-Shape suffixes: B images; P positions; O, I, M, N as in `forms`; X the axes of the kernel.
+A side of more than `WIDEST` entries, such as the outputs of a language model, has a moment of blocks along its
+diagonal: what is outside of them is left out, so that memory and time grow with the width, not with its square.
+
+Each moment comes with its expected error, which the batches tell by how much they differ: `shrinkage.py` says how far a
+moment can be believed.
+
+Shape suffixes: B images; P positions; O, I, M, N as in `forms`; X the axes of the kernel; D blocks, of W entries each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,18 +44,41 @@ from decomposable.sizing.chain import Axes
 MOST_MOMENTS = 1 << 30
 """Bytes of second moments that are held at a time: 1 GiB. What does not fit is measured in a pass of its own."""
 
+WIDEST = 4096
+"""Entries of a side whose moment is kept whole."""
+
+BLOCK = 512
+"""Entries of a block, where a side is wider than that."""
+
+MOST_POSITIONS = 196
+"""Positions of an image that a moment is taken from, those of a map of 14 × 14; of a larger map, so many by chance.
+Neighbours are alike, and hundreds of images bring more positions than a layer is wide."""
+
 _MOST_PATCHES = 1 << 26  # bytes of patches that are laid out at a time: 64 MiB
 
 Loss = Callable[[Any, int], Tensor]
 """``loss(outputs, number)`` of a batch by its number in the pass: the *sum* over its images."""
 
 
+class NoGradientError(InvalidArgumentError):
+    """A network, or a layer of it, runs where no gradient can be had; `what` says which."""
+
+    what: str
+
+
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """A (M × M), and G (N × N) where a loss was given, of one layer's matrix; float32."""
+    """A (M × M), and G (N × N) where a loss was given, of one layer's matrix; float32. Of a wide side, its blocks
+    (D × W × W), the last one filled up with zeros.
+
+    The errors are the expected squared Frobenius distances to the moments of endless data; infinite where one batch
+    says nothing about that.
+    """
 
     inputs: Tensor
     gradients: Tensor | None = None
+    inputs_error: float = 0.0
+    gradients_error: float = 0.0
 
 
 def second_moments(
@@ -59,6 +88,7 @@ def second_moments(
     forward: Forward,
     loss: Loss | None = None,
     *,
+    centred: Collection[str] = (),
     memory: int = MOST_MOMENTS,
     seen: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Moments]]:
@@ -66,23 +96,31 @@ def second_moments(
     come together, and are gone when the next ones are asked for.
 
     The model runs in eval mode and is as before afterwards. The loss is a sum, so that what reaches a layer for one
-    image is that image's own gradient. `seen` is called after every batch. A layer that no batch reaches has moments
-    of zero.
+    image is that image's own gradient. Of the `centred` layers A is the covariance inside the batches: batch
+    normalisation behind them takes the mean away. `seen` is called after every batch. A layer that no batch reaches has
+    moments of zero.
     """
     for group in passes(layers, with_gradients=loss is not None, memory=memory):
-        sums = {layer.name: _Sums(layer, with_gradients=loss is not None) for layer in group}
+        sums = {
+            layer.name: _Sums(layer, with_gradients=loss is not None, is_centred=layer.name in centred)
+            for layer in group
+        }
         images = 0
         with evaluating(model), _frozen(model), _watched(sums.values()):
             for number, batch in enumerate(batches):
-                images += _images(batch)
+                count = samples_in(batch)
+                images += count
                 with torch.set_grad_enabled(loss is not None):
                     outputs = forward(model, batch)
                     if loss is not None:
                         _lead_back(loss(outputs, number), sums.values())
+                del outputs
+                for each in sums.values():
+                    each.end_batch(count)
                 seen()
         if not images:
             raise InvalidArgumentError("data: it yielded no batch; allowed: a loader that can be gone through again")
-        found = {name: each.means(images) for name, each in sums.items()}
+        found = {name: each.means() for name, each in sums.items()}
         for name, one in found.items():
             if not _is_finite(one):
                 raise InvalidArgumentError(
@@ -103,10 +141,12 @@ def _lead_back(loss: Tensor, all_sums: Iterable[_Sums]) -> None:
     blind = next((sums.layer.name for sums in all_sums if sums.is_blind), None)
     if blind is not None or not loss.requires_grad:
         what = f"layer '{blind}' runs" if blind is not None else "the outputs were computed"
-        raise InvalidArgumentError(
+        error = NoGradientError(
             f"criterion='loss': {what} without gradients (torch.no_grad in the model or in forward=, a detach); "
             "allowed: criterion='output'"
         )
+        error.what = f"{what} without gradients"
+        raise error
     loss.backward()
 
 
@@ -115,8 +155,7 @@ def passes(layers: Sequence[Layer], *, with_gradients: bool, memory: int = MOST_
     groups: list[list[Layer]] = []
     left = 0
     for layer in layers:
-        rows, columns = matrix_shape(layer.shape, layer.form)
-        size = 4 * (rows**2 + (columns**2 if with_gradients else 0))
+        size = _size(layer, with_gradients)
         if not groups or size > left:
             groups.append([])
             left = memory
@@ -125,7 +164,39 @@ def passes(layers: Sequence[Layer], *, with_gradients: bool, memory: int = MOST_
     return groups
 
 
-def _images(batch: Any) -> int:
+def moments_bytes(layers: Sequence[Layer], *, with_gradients: bool) -> int:
+    """What the moments take that are held at a time."""
+    return max(
+        (
+            sum(_size(layer, with_gradients) for layer in group)
+            for group in passes(layers, with_gradients=with_gradients)
+        ),
+        default=0,
+    )
+
+
+def _size(layer: Layer, with_gradients: bool) -> int:
+    rows, columns = matrix_shape(layer.shape, layer.form)
+    return _bytes_of(rows) + (_bytes_of(columns) if with_gradients else 0)
+
+
+def _bytes_of(width: int) -> int:
+    """What the moment of a side takes while it is measured: the sum, and that of the batch under way."""
+    count, block = blocks_of(width)
+    return 2 * 4 * count * block**2
+
+
+def blocks_of(width: int) -> tuple[int, int]:
+    """How many blocks the moment of a side has, and how wide they are.
+
+    >>> blocks_of(1000), blocks_of(50_000)
+    ((1, 1000), (98, 512))
+    """
+    return (1, width) if width <= WIDEST else (-(-width // BLOCK), BLOCK)
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch has, by its first entry."""
     inputs = first_entry(batch)
     return len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 1
 
@@ -153,28 +224,92 @@ def _watched(all_sums: Iterable[_Sums]) -> Iterator[None]:
         yield
 
 
+class _Sum:
+    """Σ x xᵀ of one side of a layer, and how much its batches differ."""
+
+    def __init__(self, width: int, device: torch.device, *, is_centred: bool = False) -> None:
+        self.width = width
+        count, block = blocks_of(width)
+        self.total = torch.zeros(count, block, block, device=device)
+        self.part = torch.zeros_like(self.total)  # of the batch under way
+        self.mean = torch.zeros(count * block, device=device) if is_centred else None  # the sum of its x
+        self.weight, self.part_weight = 0.0, 0.0
+        self.squares, self.squared_weights = 0.0, 0.0
+        self._generator = torch.Generator().manual_seed(0)
+
+    def add(self, x_BMP: Tensor) -> None:
+        """Add what some images have; of many positions, some that stand for all."""
+        positions = x_BMP.shape[2]
+        if x_BMP.shape[0] * positions > MOST_POSITIONS < positions:
+            chosen = torch.randperm(positions, generator=self._generator)[:MOST_POSITIONS]
+            x_BMP = x_BMP[:, :, chosen.to(x_BMP.device)] * (positions / MOST_POSITIONS) ** 0.5
+        self.part_weight += x_BMP.shape[0] * positions
+        if self.mean is not None:
+            self.mean[: self.width] += x_BMP.sum(dim=(0, 2)) * (positions / x_BMP.shape[2]) ** 0.5
+        count, block = blocks_of(self.width)
+        if count == 1:
+            self.part[0].addbmm_(x_BMP, x_BMP.mT)
+            return
+        x_DWP = F.pad(x_BMP, (0, 0, 0, count * block - self.width)).movedim(1, 0).reshape(count, block, -1)
+        self.part.baddbmm_(x_DWP, x_DWP.mT)
+
+    def end_batch(self, weight: float | None = None) -> None:
+        """The batch under way is over; it weighs as much as it has positions, or this."""
+        weight = self.part_weight if weight is None else weight
+        if self.mean is not None and self.part_weight:
+            mean_DW = self.mean.view(self.part.shape[:2])
+            self.part.baddbmm_(mean_DW[:, :, None], mean_DW[:, None, :], alpha=-1 / self.part_weight)
+            self.mean.zero_()
+        self.squares += float(self.part.square().sum())
+        self.total += self.part
+        self.part.zero_()
+        self.weight, self.squared_weights = self.weight + weight, self.squared_weights + weight**2
+        self.part_weight = 0.0
+
+    def mean_and_error(self) -> tuple[Tensor, float]:
+        """The moment, a matrix where it is whole, and its expected squared distance to that of endless data.
+
+        With batches of weight w_c, Σ w_c = 1, and moments S_c, that is Σ w_c² ‖S_c − S‖² / (1 − Σ w_c²): by how much
+        batches differ, over how many there are.
+        """
+        mean = self.total.div_(max(1.0, self.weight))
+        shares = self.squared_weights / max(1.0, self.weight) ** 2
+        spread = self.squares / max(1.0, self.weight) ** 2 - shares * float(mean.square().sum())
+        error = max(0.0, spread) / (1 - shares) if shares < 1 - 1e-9 else math.inf
+        return (mean[0] if len(mean) == 1 else mean), error
+
+
 class _Sums:
     """Σ x xᵀ and Σ g gᵀ of one layer, over all its calls."""
 
-    def __init__(self, layer: Layer, *, with_gradients: bool) -> None:
+    def __init__(self, layer: Layer, *, with_gradients: bool, is_centred: bool) -> None:
         self.layer = layer
         rows, columns = matrix_shape(layer.shape, layer.form)
         device = layer.weight.device
-        self.inputs, self.positions = torch.zeros(rows, rows, device=device), 0
-        self.gradients = torch.zeros(columns, columns, device=device) if with_gradients else None
+        self.inputs = _Sum(rows, device, is_centred=is_centred)
+        self.gradients = _Sum(columns, device) if with_gradients else None
         self.is_blind = False  # whether it ran where no gradient can be had
 
-    def means(self, images: int) -> Moments:
-        gradients = None if self.gradients is None else self.gradients.div_(images)
-        return Moments(self.inputs.div_(max(1, self.positions)), gradients)
+    def end_batch(self, images: int) -> None:
+        """The calls of a batch are over: A is a mean over positions, G one over images."""
+        self.inputs.end_batch()
+        if self.gradients is not None:
+            self.gradients.end_batch(images)
+
+    def means(self) -> Moments:
+        """Both moments, with their errors."""
+        inputs, inputs_error = self.inputs.mean_and_error()
+        if self.gradients is None:
+            return Moments(inputs, None, inputs_error)
+        gradients, gradients_error = self.gradients.mean_and_error()
+        return Moments(inputs, gradients, inputs_error, gradients_error)
 
     def see(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         """A forward hook."""
         inputs = args[0] if args else kwargs["input"]
         first, second = self.layer.chain.stages
         for x_BMP in _patches(partial(input_patches, axes=first), inputs.detach(), module):
-            self.inputs.addbmm_(x_BMP, x_BMP.mT)
-            self.positions += x_BMP.shape[0] * x_BMP.shape[2]
+            self.inputs.add(x_BMP)
         if self.gradients is not None and not torch.is_grad_enabled():
             self.is_blind = True
         elif self.gradients is not None:
@@ -188,7 +323,7 @@ class _Sums:
     def _see_gradient(self, module: nn.Module, gradient: Tensor, cut: Callable[..., Tensor]) -> None:
         assert self.gradients is not None
         for g_BNP in _patches(cut, gradient, module):
-            self.gradients.addbmm_(g_BNP, g_BNP.mT)
+            self.gradients.add(g_BNP)
 
 
 def _patches(cut: Callable[..., Tensor], maps: Tensor, module: nn.Module) -> Iterator[Tensor]:

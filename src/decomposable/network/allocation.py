@@ -6,31 +6,23 @@ of their own sum,
 
     loss_k / (Σ_k loss_k)^e      e = 0: as they are      e = 1: relative to what the layer has,
 
-and e is the one of a few, reached by steps up or down, whose network of the wanted size is nearest to the full one, by
-KL(full ‖ cut) on images.
+and beside these ways of sharing there is that of the singular values: every layer keeps as many bases as its singular
+values say, whichever these bases are. The way that is taken is the one of a few, reached by steps up or down, whose
+network of the wanted size is nearest to the full one, on images that the losses were not measured with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-
-from decomposable.core.distillation import kl_divergence, logits_of
-from decomposable.core.tracing import Forward
-from decomposable.errors import InvalidArgumentError
-from decomposable.network.calibration.statistics import run_normalising, tracked_batch_norms
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-IMAGES = 128
-"""So many, in whole batches, tell how near a network is to the full one."""
+AS_WEIGHTS = "weights"
+"""The way of the singular values."""
 
+Way = float | str
 Numbers = NDArray[np.float64]
 
 
@@ -41,6 +33,17 @@ def shared_out(losses: Mapping[str, Numbers], exponent: float) -> dict[str, Numb
     [1.5, 0.5]
     """
     return {name: each / max(each.sum(), np.finfo(np.float64).tiny) ** exponent for name, each in losses.items()}
+
+
+def best_way(distance: Callable[[Way], float], start: Way) -> Way:
+    """The way of the smallest distance: that of the singular values, or the exponent that is found uphill and downhill
+    from `start` as long as the distance falls.
+
+    >>> best_way(lambda way: 9.0 if way == AS_WEIGHTS else abs(way - 0.6), 0.0)
+    0.5
+    """
+    exponent = best_exponent(distance, start if isinstance(start, float) else 0.25)
+    return AS_WEIGHTS if distance(AS_WEIGHTS) < distance(exponent) else exponent
 
 
 def best_exponent(distance: Callable[[float], float], start: float) -> float:
@@ -63,63 +66,3 @@ def best_exponent(distance: Callable[[float], float], start: float) -> float:
         while of(best + step) < of(best):
             best += step
     return EXPONENTS[best]
-
-
-@dataclass(frozen=True, eq=False)
-class Judge:
-    """Some images, and what the full network says of them."""
-
-    batches: tuple[Any, ...]
-    outputs: tuple[Tensor, ...]
-    forward: Forward
-
-    @classmethod
-    def of(cls, network: nn.Module, batches: Iterable[Any], forward: Forward) -> Judge:
-        """One for this network as it is."""
-        seen, kept, outputs = 0, [], []
-        for batch in batches:
-            if seen >= IMAGES:
-                break
-            with torch.no_grad():
-                found = logits_in(forward(network, batch))
-            seen += len(found)
-            kept.append(batch)
-            outputs.append(found)
-        return cls(tuple(kept), tuple(outputs), forward)
-
-    def distance(self, network: nn.Module) -> float:
-        """KL(full ‖ network), the mean over the images, with the network's normalisation by their own statistics."""
-        with torch.no_grad(), _by_batch(network):
-            answers = (run_normalising(self.forward, network, batch, asker="decompose") for batch in self.batches)
-            pairs = zip(answers, self.outputs, strict=True)
-            found = [float(kl_divergence(logits_in(answer), full)) * len(full) for answer, full in pairs]
-        return sum(found) / max(1, sum(map(len, self.outputs)))
-
-
-def logits_in(outputs: Any) -> Tensor:
-    """The logits in what a network returns, a row for each position; what has none is refused, in the name of the
-    criterion that needs them.
-    """
-    try:
-        return logits_of(outputs).flatten(0, -2)
-    except InvalidArgumentError:
-        came = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise InvalidArgumentError(
-            f"criterion='loss': the network gives {came}; allowed: a matrix of logits, an output that has logits, or "
-            "criterion='output'"
-        ) from None
-
-
-@contextmanager
-def _by_batch(network: nn.Module) -> Iterator[None]:
-    """Inside, batch normalisation goes by the statistics of each batch; those that it keeps stay as they are."""
-    norms = [norm for norm in tracked_batch_norms(network).values() if not norm.training]
-    kept = [norm._buffers for norm in norms]
-    for norm in norms:
-        norm._buffers = {name: None if each is None else each.clone() for name, each in norm._buffers.items()}
-        norm.training = True
-    try:
-        yield
-    finally:
-        for norm, buffers in zip(norms, kept, strict=True):
-            norm._buffers, norm.training = buffers, False

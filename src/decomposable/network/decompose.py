@@ -36,9 +36,12 @@ from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.importance import BY_DATA, order_by_data, require_one_cut
+from decomposable.network.goals import BY_DATA, goal_for
+from decomposable.network.importance import Order, order_by_data, require_one_cut
+from decomposable.network.judging import CutReport
 from decomposable.network.parts import Parts
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
+from decomposable.network.samples import dealt
 from decomposable.progress import Report, shown
 from decomposable.sizing.cost import LeftAlone
 from decomposable.sizing.order import Limits
@@ -92,7 +95,7 @@ def decompose(
         (True, torch.Size([2, 8, 6, 6]))
     """
     checked_form, call = check_form(form), forward or call_with_first
-    by, from_weights = _check_criterion(criterion, data)
+    from_weights = _check_criterion(criterion, data)
     batches = () if data is None else renewable(data, call, "decompose")
     if example_input is None:
         example_input = next(iter(batches), None)
@@ -102,7 +105,7 @@ def decompose(
     base, filter_fn, stay_closed = opened_where_it_runs(closed, checked_form, filter_fn, batch, call)
     layers, skipped = layers_of(base, checked_form, filter_fn)
     chosen = _Chosen(base, layers, skipped | stay_closed)
-    if by is not None:
+    if data is not None:
         require_one_cut(chosen.layers)
     bounds = _bounds(chosen.layers, min_rank, limits)
     seen, captured = None, Captured()
@@ -117,28 +120,30 @@ def decompose(
         factors, unfit = trial.judge(seen.outputs)
         chosen = chosen.without(unfit)
     parts = _parts(chosen, factors, scores, bounds, seen, captured)
-    if by is not None:
+    report = None
+    if data is not None:
+        assert criterion is None or isinstance(criterion, str)
         with shown(progress) as line, undisturbed(base):
-            parts = _ordered_by_data(parts, base, chosen.layers, batches, call, by, line)
+            parts, report = _ordered_by_data(parts, base, chosen.layers, batches, call, criterion, line)
     net = DecomposedNet(base=base, layers=chosen.layers, parts=parts, forward=call)
+    net.cut_report = report
     net._rows = captured.kept()
     return net
 
 
 def _check_criterion(
     criterion: str | Criterion | ScoresByLayer | Taylor | None, data: Iterable[Any] | None
-) -> tuple[str | None, Criterion | ScoresByLayer | Taylor]:
-    """By what data say, "loss" or "output", where there are any; and an order by what the weights say."""
-    names = ", ".join(map(repr, BY_DATA))
+) -> Criterion | ScoresByLayer | Taylor:
+    """The order by what the weights say, with which an order by data is compared."""
     if data is None:
         if isinstance(criterion, str) and criterion in BY_DATA:
             raise InvalidArgumentError(f"criterion={criterion!r}: there is no data; allowed: with data=loader")
         criterion = "singular_value" if criterion is None else criterion
-        return None, criterion if isinstance(criterion, Taylor) else find_criterion(criterion)
-    by = BY_DATA[0] if criterion is None else criterion
-    if not isinstance(by, str) or by not in BY_DATA:
+        return criterion if isinstance(criterion, Taylor) else find_criterion(criterion)
+    if criterion is not None and (not isinstance(criterion, str) or criterion not in BY_DATA):
+        names = ", ".join(map(repr, BY_DATA))
         raise InvalidArgumentError(f"criterion={criterion!r:.60} and data=; allowed with data: {names}")
-    return by, find_criterion("singular_value")
+    return find_criterion("singular_value")
 
 
 def _ordered_by_data(
@@ -147,21 +152,29 @@ def _ordered_by_data(
     layers: Sequence[Layer],
     batches: Iterable[Any],
     forward: Forward,
-    by: str,
+    criterion: str | None,
     report: Report,
-) -> Parts:
-    """The same network with the bases, and the order of them, that lose the least on data."""
+) -> tuple[Parts, CutReport | None]:
+    """The same network with the bases, and the order of them, that lose the least on data; and how they were judged."""
+
+    def run(net: nn.Module, batch: Any) -> Any:
+        return forward(net, on_device_of(net, batch))
+
+    samples = dealt(batches)
+    with torch.no_grad():
+        goal = goal_for(criterion, run(base, next(iter(samples.measure))))
     order = order_by_data(
         base,
         layers,
-        parts.selector,
-        batches,
-        lambda net, batch: forward(net, on_device_of(net, batch)),
-        by_loss=by == "loss",
+        Order(parts.factors, parts.selector),
+        samples,
+        run,
+        goal=goal,
+        centred=set(parts.feeders.values()),
         report=report,
     )
     factors = {name: _laid_out_like(parts.factors[name], found) for name, found in order.factors.items()}
-    return replace(parts, factors=factors, selector=order.selector)
+    return replace(parts, factors=factors, selector=order.selector), order.report
 
 
 def _laid_out_like(before: Factors, after: Factors) -> Factors:

@@ -34,6 +34,7 @@ from decomposable.network.calls import Call, InputSpec
 from decomposable.network.file.container import FilePath
 from decomposable.network.file.contents import Artifact
 from decomposable.network.file.skeleton import skeleton_of, state_of
+from decomposable.network.judging import CutReport
 from decomposable.network.original import Original
 from decomposable.network.parts import Parts
 from decomposable.network.tuned import Tuned
@@ -99,6 +100,7 @@ class DecomposedNet(nn.Module):
         call: how it is called, where an example input has told; `inputs` are what it takes, by name.
         unclear: why an export cannot know what it takes, where that is so.
         info: what a file that it was loaded from says besides, such as measured accuracies; empty otherwise.
+        cut_report: how a cut by data was judged on samples that were kept out, and what was kept; None without data.
         latency_beside: the file whose latency profile `latency` reads, where it was loaded from one.
     """
 
@@ -118,6 +120,7 @@ class DecomposedNet(nn.Module):
         self._original, self._forward = Original(base, layers), forward
         self._has_warned = False
         self.latency_beside: Path | None = None
+        self.cut_report: CutReport | None = None
         self._latency: LatencyProfile | None = None
         self._lock = ForkLock()  # one change at a time; forward passes take no lock
         self.training = base.training

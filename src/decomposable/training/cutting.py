@@ -15,7 +15,7 @@ from decomposable.methods import decomposing
 from decomposable.methods.settings import Settings
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.importance import BY_DATA
+from decomposable.network.goals import BY_DATA
 from decomposable.progress import Progress, Report
 from decomposable.recipes import Task
 from decomposable.training import records

@@ -1,0 +1,148 @@
+"""Judged by what it did not see: a cut by data beside one by singular values, on images that were kept out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decomposable.core.moments import samples_in
+from decomposable.core.tracing import Forward
+from decomposable.network.calibration.statistics import run_normalising, tracked_batch_norms
+from decomposable.network.goals import Goal, Readings
+
+SEARCHED_WITH = 128
+"""Samples, in whole batches, that a way of sharing out is chosen by."""
+
+JUDGED_WITH = 512
+"""Samples at most, in whole batches, that the two cuts are compared by."""
+
+SIZES = (0.9, 0.75, 0.5, 0.35, 0.25, 0.12)
+"""Sizes at which they are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedSize:
+    """How far two networks of one size are from the full one: cut by data, and by singular values."""
+
+    size: float
+    by_data: float
+    by_weights: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutReport:
+    """What a cut by data was measured and judged with, and what was kept of it.
+
+    Attributes:
+        criterion: "loss" or "output".
+        unit: what the distances are.
+        measured_with: samples that bases and losses come from.
+        judged_with: other samples, which told the two cuts apart.
+        sizes: the distances of both to the full network there.
+        kept: "data", or "weights" where data were no better: then bases and order are those of the singular values.
+        is_crossed: whether the samples were so few that two halves of them have judged each other.
+        layers_by_weights: layers whose bases are those of their singular values, since data would have cut them worse.
+    """
+
+    criterion: str
+    unit: str
+    measured_with: int
+    judged_with: int
+    sizes: tuple[JudgedSize, ...]
+    kept: str
+    is_crossed: bool = False
+    layers_by_weights: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON knows it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        judged = "two halves judged each other" if self.is_crossed else f"{self.judged_with} others judged"
+        lines = [
+            f"bases by {self.kept}, criterion {self.criterion}: {self.measured_with} samples measured, {judged}",
+            f"{self.unit} to the full network:",
+            f"{'size':>6} {'by data':>10} {'by weights':>10}",
+            *(f"{each.size:>6g} {each.by_data:>10.4g} {each.by_weights:>10.4g}" for each in self.sizes),
+        ]
+        if self.layers_by_weights:
+            lines.append(f"layers that are cut by their weights: {', '.join(self.layers_by_weights)}")
+        return "\n".join(lines)
+
+
+def prefers_weights(sizes: Sequence[JudgedSize]) -> bool:
+    """Whether the singular values do better, over all sizes: by the mean of the logarithm of the distances' ratio.
+
+    A distance that is no number is infinite.
+    """
+    ratios = [math.log(_positive(each.by_data) / _positive(each.by_weights)) for each in sizes]
+    return sum(ratios) > 0
+
+
+def _positive(distance: float) -> float:
+    return min(max(distance, 1e-12), 1e12) if distance == distance else 1e12
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Some batches, and what the full network says of them."""
+
+    batches: tuple[Any, ...]
+    full: tuple[Readings, ...]
+    forward: Forward
+    goal: Goal
+
+    @classmethod
+    def of(cls, network: nn.Module, batches: Sequence[Any], forward: Forward, goal: Goal, most: int) -> Judge:
+        """One for this network as it is, with so many samples at most, or one batch."""
+        kept: list[Any] = []
+        for batch in batches:
+            if kept and sum(map(samples_in, kept)) >= most:
+                break
+            kept.append(batch)
+        with torch.no_grad():
+            full = tuple(goal.read(forward(network, batch)) for batch in kept)
+        return cls(tuple(kept), full, forward, goal)
+
+    @property
+    def samples(self) -> int:
+        """How many samples it goes by."""
+        return sum(map(samples_in, self.batches))
+
+    def first(self, most: int) -> Judge:
+        """One that goes by fewer of them."""
+        count = next((i for i in range(1, len(self.batches)) if sum(map(samples_in, self.batches[:i])) >= most), None)
+        return Judge(self.batches[:count], self.full[:count], self.forward, self.goal)
+
+    def distance(self, network: nn.Module) -> float:
+        """How far a network is from the full one, the mean over all rows, with the network's normalisation by the
+        batches' own statistics.
+        """
+        with torch.no_grad(), _by_batch(network):
+            answers = (run_normalising(self.forward, network, batch, asker="decompose") for batch in self.batches)
+            found: list[Tensor] = [
+                self.goal.distances(self.goal.read(answer), full)
+                for answer, full in zip(answers, self.full, strict=True)
+            ]
+        return float(torch.cat(found).double().mean()) if found else math.nan
+
+
+@contextmanager
+def _by_batch(network: nn.Module) -> Iterator[None]:
+    """Inside, batch normalisation goes by the statistics of each batch; those that it keeps stay as they are."""
+    norms = [norm for norm in tracked_batch_norms(network).values() if not norm.training]
+    kept = [norm._buffers for norm in norms]
+    for norm in norms:
+        norm._buffers = {name: None if each is None else each.clone() for name, each in norm._buffers.items()}
+        norm.training = True
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm._buffers, norm.training = buffers, False

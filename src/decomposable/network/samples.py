@@ -1,0 +1,167 @@
+"""The data of a cut in two parts: batches that a metric is measured with, and others that judge it.
+
+What a metric was fitted to cannot show that it is wrong. So every fifth batch is kept out. Of few samples a fifth would
+say too little: then there are two halves, of which each judges what the other has measured.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decomposable.core.moments import samples_in
+from decomposable.core.tracing import first_entry, map_entries
+from decomposable.errors import InvalidArgumentError
+from decomposable.network.calibration.batches import MOST_KEPT, tensors_in
+
+FEW = 320
+"""Samples of which a fifth, 64, would be too few to judge by."""
+
+EVERY = 5
+"""One batch of so many is kept out."""
+
+_FEWEST_BATCHES, _FEWEST_OF_FEW = 10, 4  # so many can be dealt out, and tell by how much they differ
+
+CHANGES = (
+    "data: the loader gives other batches in every pass, so that some of the images that judge the cut have been seen "
+    "by it; a loader in a fixed order (shuffle=False), or of at most 512 MiB, keeps them apart"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What measures and what judges; of few samples these are two halves, which change places."""
+
+    measure: Iterable[Any]
+    judge: Sequence[Any]
+    count: int  # samples in all
+    judging: int  # samples that judge
+    batches: int  # that measure
+
+    @property
+    def are_few(self) -> bool:
+        """Whether the two parts are halves of all there is."""
+        return self.count < FEW
+
+    @property
+    def measuring(self) -> int:
+        """Samples that measure."""
+        return self.count - self.judging
+
+    def first(self, most: int) -> Samples:
+        """The same with so many samples to measure with, or a few more, in whole batches."""
+        if self.measuring <= most:
+            return self
+        batches = max(1, -(-most * self.batches // self.measuring))
+        measuring = round(batches * self.measuring / self.batches)
+        return Samples(_First(self.measure, batches), self.judge, measuring + self.judging, self.judging, batches)
+
+    def swapped(self) -> Samples:
+        """The two halves in each other's place."""
+        assert isinstance(self.measure, Sequence)
+        return Samples(self.judge, self.measure, self.count, self.measuring, len(self.judge))
+
+    def together(self) -> Samples:
+        """Both halves measure, and nothing judges."""
+        assert isinstance(self.measure, Sequence)
+        return Samples([*self.measure, *self.judge], (), self.count, 0, self.batches + len(self.judge))
+
+
+def dealt(loader: Iterable[Any]) -> Samples:
+    """The batches of a loader, dealt out; where they take at most `MOST_KEPT` bytes they are kept, and read once."""
+    kept, apart, counts = _read(loader)
+    if not counts:
+        raise InvalidArgumentError("data: it yielded no batch; allowed: a loader that can be gone through again")
+    if kept is None:
+        judging = sum(map(samples_in, apart))
+        return Samples(_Others(loader, apart), apart, sum(counts), judging, len(counts) - len(apart))
+    few = sum(counts) < FEW
+    pieces = _pieces(kept, _FEWEST_OF_FEW if few else _FEWEST_BATCHES)
+    every = 2 if few else EVERY
+    judge = pieces[every - 1 :: every]
+    measure = [batch for place, batch in enumerate(pieces) if place % every != every - 1]
+    return Samples(measure, judge, sum(counts), sum(map(samples_in, judge)), len(measure))
+
+
+def _read(loader: Iterable[Any]) -> tuple[list[Any] | None, list[Any], list[int]]:
+    """All batches, where memory allows; every fifth one in any case; and how many samples each has."""
+    is_there = isinstance(loader, list | tuple)  # in memory as it is
+    kept: list[Any] | None = []
+    apart: list[Any] = []
+    counts: list[int] = []
+    size = 0
+    for place, batch in enumerate(loader):
+        counts.append(samples_in(batch))
+        size += 0 if is_there else sum(t.numel() * t.element_size() for t in tensors_in(batch))
+        kept = [*kept, batch] if kept is not None and size <= MOST_KEPT else None
+        if place % EVERY == EVERY - 1:
+            apart.append(batch)
+    return kept, apart, counts
+
+
+class _First:
+    """The first batches of some that can be gone through again."""
+
+    def __init__(self, batches: Iterable[Any], count: int) -> None:
+        self._batches, self._count = batches, count
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._batches, self._count)
+
+
+class _Others:
+    """The batches of a loader without those that are kept apart, every fifth."""
+
+    def __init__(self, loader: Iterable[Any], apart: Sequence[Any]) -> None:
+        self._loader, self._apart, self._has_warned = loader, apart, False
+
+    def __iter__(self) -> Iterator[Any]:
+        for place, batch in enumerate(self._loader):
+            if place % EVERY != EVERY - 1:
+                yield batch
+            elif not self._has_warned and not _are_equal(batch, self._apart[place // EVERY]):
+                self._has_warned = True
+                warnings.warn(CHANGES, stacklevel=2)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    first, second = first_entry(one), first_entry(other)
+    return not isinstance(first, Tensor) or (isinstance(second, Tensor) and torch.equal(first, second))
+
+
+def _pieces(batches: Sequence[Any], wanted: int) -> list[Any]:
+    """The batches, each in parts where there are fewer than wanted; those that cannot be parted stay whole."""
+    parts = -(-wanted // len(batches))
+    return list(batches) if parts == 1 else [piece for batch in batches for piece in _parted(batch, parts)]
+
+
+def _parted(batch: Any, parts: int) -> list[Any]:
+    """A batch in so many parts of two samples or more; itself where it holds what has no rows.
+
+    >>> [len(piece[0]) for piece in _parted((torch.zeros(5, 3), torch.zeros(5)), 2)]
+    [2, 3]
+    """
+    count = samples_in(batch)
+    parts = min(parts, count // 2)
+    has_rows = all(isinstance(each, Tensor) and each.dim() and len(each) == count for each in _leaves(batch))
+    if parts < 2 or not has_rows:
+        return [batch]
+    ends = [i * count // parts for i in range(parts + 1)]
+    return [map_entries(partial(_rows, start, end), batch) for start, end in pairwise(ends)]
+
+
+def _rows(start: int, end: int, value: Any, _: Any) -> Any:
+    return value[start:end]
+
+
+def _leaves(batch: Any) -> list[Any]:
+    found: list[Any] = []
+    map_entries(lambda value, _: found.append(value), batch)
+    return found
