@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decomposable.core.metric import DAMPING, Product, _root, decompose_in_metric
+from decomposable.core.metric import DAMPING, Product, _root, decompose_in_metric, losses_in_metric
 from decomposable.core.moments import Moments
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -121,4 +121,39 @@ def test_a_moment_that_rounding_has_left_indefinite_is_damped_until_it_has_a_roo
     lost = (root @ root.mT - rounded).abs().max() / rounded.diagonal().mean()
     assert lost == pytest.approx(10 * DAMPING, rel=1e-3)
     definite = torch.eye(4, dtype=torch.float64)
-    assert _root(definite, torch.zeros(1), DAMPING).blocks[0].diagonal().tolist() == pytest.approx([(1 + DAMPING) ** 0.5] * 4)
+    assert _root(definite, torch.zeros(1), DAMPING).blocks[0].diagonal().tolist() == pytest.approx(
+        [(1 + DAMPING) ** 0.5] * 4
+    )
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_what_a_cut_loses_in_the_metric_of_other_data(has_gradients):
+    """tr(A E G Eᵀ) at every rank, of bases that come from other moments."""
+    w, a, g = normal(7, 5), moment(7), moment(5) if has_gradients else None
+    p, q, _ = decompose_in_metric({"w": whole(w)}, {"w": Moments(moment(7), moment(5))})["w"]
+    found = losses_in_metric(Product(p, q), Moments(a, g))
+    for rank in range(6):
+        e = w - p[:, :rank] @ q[:rank]
+        lost = torch.trace(a @ e @ (torch.eye(5, dtype=w.dtype) if g is None else g) @ e.mT)
+        torch.testing.assert_close(found[rank], lost, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(10, 6), (6, 10)])
+def test_blocks_are_a_moment_that_is_zero_outside_of_them(shape):
+    w = normal(*shape)
+    sides = []
+    for width in shape:
+        blocks = torch.stack([moment(4) for _ in range(-(-width // 4))])
+        matrix = torch.block_diag(*blocks)[:width, :width]
+        blocks[-1, width - 4 * (len(blocks) - 1) :] = blocks[-1, :, width - 4 * (len(blocks) - 1) :] = 0
+        sides.append((blocks, matrix))
+    (a_blocks, a), (g_blocks, g) = sides
+    in_blocks = decompose_in_metric({"w": whole(w)}, {"w": Moments(a_blocks, g_blocks)}, damping=1e-12)["w"]
+    in_whole = decompose_in_metric({"w": whole(w)}, {"w": Moments(a, g)}, damping=1e-12)["w"]
+    torch.testing.assert_close(in_blocks.losses, in_whole.losses)
+    torch.testing.assert_close(in_blocks.p @ in_blocks.q, w)
+    torch.testing.assert_close(in_blocks.p[:, :3] @ in_blocks.q[:3], in_whole.p[:, :3] @ in_whole.q[:3])
+    product = Product(in_whole.p, in_whole.q)
+    torch.testing.assert_close(
+        losses_in_metric(product, Moments(a_blocks, g_blocks)), losses_in_metric(product, Moments(a, g))
+    )

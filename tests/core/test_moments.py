@@ -194,3 +194,36 @@ def test_what_runs_without_gradients_is_refused_where_the_loss_counts(where):
     ):
         all_moments(model, layers, [torch.randn(4, 6)], call, cubes)
     assert all_moments(model, layers, [torch.randn(4, 6)], call)["trunk"].gradients is None
+
+
+def test_a_wide_side_has_the_blocks_of_the_whole_moment(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 11), nn.Tanh(), nn.Linear(11, 4))
+    layers, _ = find_layers(model, "channel")
+    batches = [torch.randn(6, 5) for _ in range(3)]
+    whole = all_moments(model, layers, batches, run, cubes)
+    monkeypatch.setattr("decomposable.core.moments.WIDEST", 6)
+    monkeypatch.setattr("decomposable.core.moments.BLOCK", 4)
+    parts = all_moments(model, layers, batches, run, cubes)
+    for side, name in (("gradients", "0"), ("inputs", "2")):
+        matrix, blocks = getattr(whole[name], side), getattr(parts[name], side)
+        assert blocks.shape == (3, 4, 4)
+        for number, block in enumerate(blocks):
+            rows = slice(4 * number, min(11, 4 * number + 4))
+            torch.testing.assert_close(block[: rows.stop - rows.start, : rows.stop - rows.start], matrix[rows, rows])
+        assert not blocks[2, 3].any()  # what fills up the last one
+    torch.testing.assert_close(parts["0"].inputs, whole["0"].inputs)
+
+
+def test_of_large_maps_some_positions_stand_for_all(monkeypatch):
+    """The expectation is the same: over many batches the two come together."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1))
+    layers, _ = find_layers(model, "spatial")
+    batches = [torch.randn(8, 2, 10, 10) for _ in range(60)]
+    whole = all_moments(model, layers, batches, run, cubes)["0"]
+    monkeypatch.setattr("decomposable.core.moments.MOST_POSITIONS", 25)
+    some = all_moments(model, layers, batches, run, cubes)["0"]
+    for one, other in ((some.inputs, whole.inputs), (some.gradients, whole.gradients)):
+        assert not torch.equal(one, other)
+        assert (one - other).norm() < 0.05 * other.norm()

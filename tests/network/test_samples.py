@@ -1,0 +1,95 @@
+"""Samples that measure, and others that judge."""
+
+import pytest
+import torch
+
+from decomposable.errors import InvalidArgumentError
+from decomposable.network import samples as module
+from decomposable.network.samples import FEW, dealt
+
+
+def batches(count, size):
+    """Batches whose rows are numbered."""
+    return list(torch.arange(count * size, dtype=torch.float32)[:, None].split(size))
+
+
+def rows(parts):
+    return sorted(int(row) for part in parts for row in (part[0] if isinstance(part, tuple) else part))
+
+
+@pytest.mark.parametrize(("count", "size"), [(20, 32), (10, 32), (2, 256), (1, 500), (7, 64)])
+def test_a_fifth_is_kept_out(count, size):
+    found = dealt([(each, each) for each in batches(count, size)])
+    measure, judge = rows(found.measure), rows(found.judge)
+    assert sorted(measure + judge) == list(range(count * size))
+    assert not {*measure} & {*judge}
+    assert (found.count, found.judging, found.measuring) == (count * size, len(judge), len(measure))
+    assert 0.1 <= len(judge) / found.count <= 0.25
+    assert not found.are_few
+
+
+@pytest.mark.parametrize(("count", "size"), [(4, 16), (1, 64), (2, 100), (5, 20), (3, 3)])
+def test_few_samples_are_two_halves_that_change_places(count, size):
+    found = dealt(batches(count, size))
+    assert found.are_few
+    measure, judge = rows(found.measure), rows(found.judge)
+    assert sorted(measure + judge) == list(range(count * size))
+    assert min(len(measure), len(judge)) >= 0.3 * found.count
+    swapped = found.swapped()
+    assert (rows(swapped.measure), rows(swapped.judge)) == (judge, measure)
+    assert (swapped.judging, swapped.batches) == (len(measure), len(found.judge))
+    both = found.together()
+    assert rows(both.measure) == list(range(count * size))
+    assert (both.measuring, both.judging) == (found.count, 0)
+
+
+def test_what_cannot_be_parted_stays_whole():
+    """One batch with a text beside its rows: nothing is left to judge by."""
+    found = dealt([{"x": torch.zeros(64, 3), "name": "a"}])
+    assert len(list(found.measure)) == 1
+    assert not found.judge
+
+
+def test_no_piece_has_a_single_row():
+    """Batch normalisation could not run it."""
+    found = dealt([torch.zeros(5, 3)])
+    assert sorted(len(part) for part in (*found.measure, *found.judge)) == [2, 3]
+
+
+def test_the_first_of_many():
+    found = dealt(batches(50, 20))
+    some = found.first(512)
+    assert 512 <= some.measuring == len(rows(some.measure)) < 560
+    assert rows(some.judge) == rows(found.judge)
+    assert rows(some.measure) == rows(some.measure)  # again and again
+    assert found.first(10_000) is found
+
+
+def test_a_loader_that_is_too_large_to_keep_is_read_again(monkeypatch):
+    monkeypatch.setattr(module, "MOST_KEPT", 100)
+    loader = torch.utils.data.DataLoader(torch.arange(FEW * 2.0)[:, None], batch_size=32)
+    found = dealt(loader)
+    measure, judge = rows(found.measure), rows(found.judge)
+    assert not {*measure} & {*judge}
+    assert sorted(measure + judge) == list(range(FEW * 2))
+    assert (found.batches, found.judging) == (len(list(found.measure)), len(judge))
+
+
+def test_a_large_loader_that_shuffles_is_said_to_mix_them(monkeypatch):
+    monkeypatch.setattr(module, "MOST_KEPT", 100)
+    loader = torch.utils.data.DataLoader(torch.arange(FEW * 2.0)[:, None], batch_size=32, shuffle=True)
+    with pytest.warns(UserWarning, match="the loader gives other batches in every pass"):
+        list(dealt(loader).measure)
+
+
+def test_a_small_loader_that_shuffles_is_read_once():
+    loader = torch.utils.data.DataLoader(torch.arange(FEW * 2.0)[:, None], batch_size=32, shuffle=True)
+    found = dealt(loader)
+    measure, judge = rows(found.measure), rows(found.judge)
+    assert not {*measure} & {*judge}
+    assert rows(found.measure) == measure
+
+
+def test_nothing_is_refused():
+    with pytest.raises(InvalidArgumentError, match="data: it yielded no batch"):
+        dealt([])
