@@ -170,3 +170,15 @@ def test_dropout_between_layers_is_that_of_the_module():
     assert not torch.equal(net(X)[0], net(X)[0])
     net.eval()
     assert torch.equal(net(X)[0], net(X)[0])
+
+
+def test_it_is_compiled_traced_and_exported():
+    small, plain = make("lstm")
+    expected = plain(X)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(small, backend="eager", fullgraph=True)(X)[0], expected)
+        torch.testing.assert_close(torch.jit.trace(small, (X,))(X)[0], expected)
+        program = torch.export.export(small, (X,), dynamic_shapes={"x": {0: torch.export.Dim("steps")}})
+        kinds = [str(node.target) for node in program.graph.nodes]
+        assert kinds.count("scan") == 4  # layers · directions
+        torch.testing.assert_close(program.module()(X[:4])[0], plain(X[:4])[0])

@@ -90,10 +90,12 @@ def _fused(mode: str, x_TBI: Tensor, start: State, weights: CellWeights, backwar
 
 def _can_be_fused(x_TBI: Tensor, start: State, weights: CellWeights) -> bool:
     """Whether PyTorch's kernel can take it, sees all that would be seen of a loop, and is faster."""
+    if _is_watched():
+        return False
     tensors = (x_TBI, *start, *weights.all)
     is_usual = all(type(each) in (Tensor, torch.nn.Parameter) and each.device.type == "cpu" for each in tensors)
     is_one_kind = {each.dtype for each in tensors} in ({torch.float32}, {torch.float64})
-    if not is_usual or not is_one_kind or not x_TBI.numel() or _is_watched():
+    if not is_usual or not is_one_kind or not x_TBI.numel():
         return False
     return sum(map(_product_macs, (weights.hh, weights.hr))) <= len(x_TBI) * _STEP
 
