@@ -5,6 +5,7 @@ wire          where in it the large tensors lie
 container     its outer shape: an ONNX model with a description, arrays and a checksum
 bundle        what it holds, every claim checked
 graph         where its graph has the decomposed layers
+recurrent     recurrent layers, as an operator or as a loop over the steps
 weights       factors, dense weights and batch normalisation at any size
 building      the ONNX model of one size
 feeding       what goes into it, checked

@@ -5,6 +5,7 @@
                                 that one takes the geometry of all
     batch normalisation ─────── part of the node before it, where it can be, with the statistics of this size
     tuned vectors ───────────── those of this size, before that
+    recurrent layers ────────── a Scan with these weights inside; one operator, where the plan says dense
 
 The model comes without its large weights: the runtime is given them as memory, and nothing is copied or serialised that
 need not be.
@@ -13,7 +14,7 @@ need not be.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from onnx import NodeProto, helper
 
 from decomposable.edge.bundle import Bundle
 from decomposable.edge.container import header_of, tensor_of
-from decomposable.edge.graph import attribute, merged_attributes
+from decomposable.edge.graph import attribute, captured, merged_attributes
+from decomposable.edge.recurrent import Found, as_operator, can_be_operator, in_steps
 from decomposable.edge.source import Array
 from decomposable.edge.weights import LayerWeights, folded
 from decomposable.edge.wire import SMALL
@@ -56,6 +58,8 @@ def build(bundle: Bundle, plan: RankPlan) -> SizeModel:
             draft.put_dense(layer, ranks, most[layer.name])
     for norm, maker in bundle.foldable.items():
         draft.fold(norm, maker)
+    for found in bundle.recurrences:
+        draft.put_recurrence(found)
     return draft.finished()
 
 
@@ -66,6 +70,8 @@ class _Draft:
         self._bundle = bundle
         self._nodes: dict[int, NodeProto] = dict(enumerate(bundle.wiring.nodes))
         self._own: set[int] = set()
+        self._dense: dict[tuple[str, ...], str] = {}  # the one weight in place of stages
+        self._instead: dict[int, list[NodeProto]] = {}
         self.tensors: dict[str, Array] = dict(bundle.tensors)
 
     def _node(self, index: int) -> NodeProto:
@@ -79,6 +85,7 @@ class _Draft:
         """One node where the layer has several, wherever it is used; W̃ of the most bases there can be is kept."""
         wiring = self._bundle.wiring
         *gone, last_name = layer.names
+        self._dense[layer.names] = last_name
         self.tensors[last_name] = layer.dense(ranks, keep=all(r >= m for r, m in zip(ranks, most, strict=True)))
         for index in (index for name in gone for index, _ in wiring.takers(name)):
             if wiring.nodes[index].op_type == "Transpose":
@@ -105,13 +112,29 @@ class _Draft:
         maker.input[:] = [maker.input[0], *names]
         maker.output[0] = norm.output[0]
 
+    def put_recurrence(self, found: Found) -> None:
+        """A recurrent layer with the weights of this size: as an operator, if it has dense ones, or step by step."""
+        hh, hr = (
+            (self._dense[chain],) if chain in self._dense else chain
+            for chain in (found.recurrence.hh, found.recurrence.hr)
+        )
+        one = replace(found.recurrence, x=self._nodes[found.product].input[0], hh=hh, hr=hr)
+        if can_be_operator(one, self.tensors):
+            made, weights = as_operator(one, self.tensors)
+            for index in found.before:
+                del self._nodes[index]
+            self.tensors.update(weights)
+            self._instead[found.scan] = made
+        else:
+            self._instead[found.scan] = in_steps(one, found.kind)[-1:]
+
     def finished(self) -> SizeModel:
         """The model with the weights that are left in use."""
         source = self._bundle.model
         ports: Any = {"input": source.graph.input, "output": source.graph.output}
-        graph = onnx.GraphProto(name=source.graph.name or "graph", node=self._nodes.values(), **ports)
-        taken = {name for node in self._nodes.values() for name in node.input}
-        taken |= {name for index in self._nodes for name in self._bundle.wiring.captured(index)}
+        nodes = [each for index, node in self._nodes.items() for each in self._instead.get(index, [node])]
+        graph = onnx.GraphProto(name=source.graph.name or "graph", node=nodes, **ports)
+        taken = {name for node in nodes for name in (*node.input, *captured(node))}
         weights = {}
         for name in sorted(taken & self.tensors.keys()):
             array = np.asarray(self.tensors[name], order="C")

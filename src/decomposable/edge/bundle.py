@@ -14,6 +14,7 @@ import onnx
 
 from decomposable.edge.container import Unsealed, type_name, unseal
 from decomposable.edge.graph import Use, Wiring, check_geometry, factor_names, find_foldable, find_uses
+from decomposable.edge.recurrent import Found, check_shapes, find_recurrences
 from decomposable.edge.source import Array, Stored, in_memory
 from decomposable.edge.weights import LayerWeights, Statistics, Tuned
 from decomposable.errors import ArtifactError
@@ -59,6 +60,7 @@ class Bundle:
     tensors: Mapping[str, Array]  # the weights that are no factors
     layers: tuple[LayerWeights, ...]
     uses: Mapping[str, tuple[Use, ...]]  # where the graph has each layer; nowhere if only training uses it
+    recurrences: tuple[Found, ...]  # where it has recurrent layers, which may use decomposed ones inside
     foldable: Mapping[int, int]  # for every batch normalisation that can be folded, the node that takes it in
     selector: RankSelector
     statistics: Statistics | None
@@ -87,12 +89,15 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
     names = [layer.name for layer in layers]
     require(bool(layers) and len(set(names)) == len(names), "there is no layer, or one is there twice")
     wiring = Wiring(model.graph)
+    recurrences = find_recurrences(wiring)
     selector, statistics, tuned = _read_sizes(top, layers, tensors, found.arrays)
     shapes = {name: array.shape for name, array in found.weights.items()}
     values = top.mapping("values") if top.has("values") else {}
     inputs = tuple(_port(value, values.get(value.name)) for value in model.graph.input)
     outputs = tuple(_port(value, None) for value in model.graph.output)
     require(bool(inputs) and bool(outputs), "it has no input or no output")
+    for found_one in recurrences:
+        check_shapes(found_one.recurrence, shapes)
     made = {*wiring.makers, *(port.name for port in inputs)}
     require(not shapes.keys() & made, "a weight is an input, or a node makes it")
     lengths = _read_lengths(top)
@@ -102,7 +107,8 @@ def _parse(path: Path, found: Unsealed) -> Bundle:
         wiring=wiring,
         tensors=tensors,
         layers=layers,
-        uses={layer.name: _uses(wiring, layer) for layer in layers},
+        uses={layer.name: _uses(wiring, layer, recurrences) for layer in layers},
+        recurrences=recurrences,
         foldable=find_foldable(wiring, shapes),
         selector=selector,
         statistics=statistics,
@@ -163,9 +169,16 @@ def _read_weights(layer: LayerShape, record: Fields, tensors: dict[str, Array | 
     return LayerWeights(**vars(layer), weights=weights)
 
 
-def _uses(wiring: Wiring, layer: LayerWeights) -> tuple[Use, ...]:
-    uses = find_uses(wiring, layer.name, len(layer.stages))
-    require(bool(uses) == layer.is_used, f"layer '{layer.name:.60}': its weights are not where they should be")
+def _uses(wiring: Wiring, layer: LayerWeights, recurrences: Sequence[Found]) -> tuple[Use, ...]:
+    """Where the main graph has a layer; inside of recurrent ones, all its stages have to be there in a row."""
+    uses = find_uses(wiring, layer.name, len(layer.stages), [found.scan for found in recurrences])
+    chains = [chain for found in recurrences for chain in (found.recurrence.hh, found.recurrence.hr)]
+    inside = [chain for chain in chains if set(chain) & set(layer.names)]
+    require(all(chain == layer.names for chain in inside), f"layer '{layer.name:.60}': its parts do not match")
+    require(
+        (bool(uses) or bool(inside)) == layer.is_used,
+        f"layer '{layer.name:.60}': its weights are not where they should be",
+    )
     kinds = ("Conv",) if len(layer.shape) > 2 else ("Gemm", "MatMul")
     for use in uses:
         for index, weight in zip(use.nodes, layer.weights, strict=True):

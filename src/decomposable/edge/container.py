@@ -170,7 +170,8 @@ def _check_plain(model: onnx.ModelProto) -> None:
         for node in graph.node:
             is_plain = node.domain in ("", "ai.onnx")
             require(is_plain, f"node '{node.name:.60}' is {node.domain:.40}::{node.op_type:.40}, not plain ONNX")
-            require(node.op_type not in ("Loop", "Scan"), f"node '{node.name:.60}' is a loop")  # it may have no end
+            is_loop = node.op_type == "Loop" or (node.op_type == "Scan" and graph is not model.graph)
+            require(not is_loop, f"node '{node.name:.60}' is a loop")  # it may have no end, nor one inside of another
             for attribute in node.attribute:
                 require(not attribute.ref_attr_name, f"node '{node.name:.60}' refers to a function's attribute")
                 is_sparse = attribute.HasField("sparse_tensor") or attribute.sparse_tensors

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,6 +41,13 @@ def factor_names(layer: str, count: int) -> tuple[str, ...]:
     return tuple(f"{layer}/{ordinal}" for ordinal in ORDINALS[:count])
 
 
+def captured(node: NodeProto) -> set[str]:
+    """The values from around it that a node's inner graphs use."""
+    graphs = [graph for inner in inner_graphs(node) for graph in graphs_of(inner)]
+    taken = {name for graph in graphs for node in graph.node for name in node.input}
+    return taken | {value.name for graph in graphs for value in graph.output}
+
+
 class Wiring:
     """Who takes which value, and who makes it, by index of the nodes."""
 
@@ -53,17 +60,11 @@ class Wiring:
         for i, node in enumerate(self.nodes):
             for place, name in enumerate(node.input):
                 self._takers[name].append((i, place))
-            for name in self.captured(i):
+            for name in captured(node):
                 self._takers[name].append((i, -1))
             for name in filter(None, node.output):
                 require(name not in given and name not in self.makers, f"value '{name:.60}' is made twice")
                 self.makers[name] = i
-
-    def captured(self, index: int) -> set[str]:
-        """The values from around it that a node's inner graphs use."""
-        graphs = [graph for inner in inner_graphs(self.nodes[index]) for graph in graphs_of(inner)]
-        taken = {name for graph in graphs for node in graph.node for name in node.input}
-        return taken | {value.name for graph in graphs for value in graph.output}
 
     def takers(self, value: str) -> list[tuple[int, int]]:
         """The nodes that take a value, each with the place among its inputs; -1 for what is inside a node."""
@@ -84,9 +85,9 @@ def attribute(node: NodeProto, name: str, default: Value) -> Value:
     return value
 
 
-def find_uses(wiring: Wiring, layer: str, count: int = 2) -> tuple[Use, ...]:
-    """All places where a layer of so many stages is used; none where only training uses it."""
-    stages = [_multiplying(wiring, layer, name) for name in factor_names(layer, count)]
+def find_uses(wiring: Wiring, layer: str, count: int = 2, loops: Container[int] = ()) -> tuple[Use, ...]:
+    """All places where a layer of so many stages is used; none where only training uses it, or only these loops."""
+    stages = [_multiplying(wiring, layer, name, loops) for name in factor_names(layer, count)]
     uses = [_followed(wiring, layer, first, stages) for first in stages[0]]
     for i in range(1, count):
         require(len({use.nodes[i] for use in uses}) == len(stages[i]), f"layer '{layer}': its parts do not match")
@@ -120,11 +121,13 @@ def _next(wiring: Wiring, index: int, layer: str) -> int:
     return taker[0]
 
 
-def _multiplying(wiring: Wiring, layer: str, weight: str) -> list[int]:
-    """The nodes that multiply by a weight: directly, or by what a Transpose makes of it."""
+def _multiplying(wiring: Wiring, layer: str, weight: str, loops: Container[int]) -> list[int]:
+    """The nodes that multiply by a weight: directly, or by what a Transpose makes of it. Not those inside of loops."""
     found = []
     for i, place in wiring.takers(weight):
         node = wiring.nodes[i]
+        if i in loops and place < 0:
+            continue
         if node.op_type == "Transpose" and place == 0 and attribute(node, "perm", list[int]()) == [1, 0]:
             for j, where in wiring.takers(node.output[0]):
                 is_factor = (wiring.nodes[j].op_type, where) == ("MatMul", 1)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from decomposable.export.graph import name_values
 from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
+from decomposable.export.recurrent import drop_unused, put_in_place
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.contents import Artifact
 from decomposable.network.file.skeleton import join
@@ -72,6 +73,7 @@ def tidy(model: onnx.ModelProto, names: dict[str, str], kept: set[str]) -> onnx.
         result: onnx.ModelProto = onnx_ir.to_proto(ir)
     name_values(result.graph, {}, [value.name for value in model.graph.output])  # simplifying makes equal values one
     _rename(result.graph, names)
+    put_in_place(result, as_operators=False)
     _name_nodes(result.graph, names)
     return result
 
@@ -136,7 +138,4 @@ def _name_nodes(graph: onnx.GraphProto, names: dict[str, str]) -> None:
         bias = node.input[2] if len(node.input) > 2 else ""
         if bias in arrays and bias not in weights and not any(arrays[bias].raw_data):  # a tuned one may become another
             del node.input[2:]
-    taken = {name for node in graph.node for name in node.input}
-    for i in reversed(range(len(graph.initializer))):
-        if graph.initializer[i].name not in taken:
-            del graph.initializer[i]
+    drop_unused(graph)

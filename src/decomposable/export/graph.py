@@ -15,6 +15,7 @@ from decomposable.errors import MissingExtraError
 from decomposable.export.interface import BATCH, PREFIX, Feeds, Interface
 from decomposable.export.program import ExportError, output_names, ready, symbols, to_program
 from decomposable.export.quiet import quiet, refusing
+from decomposable.export.recurrent import kept_whole, put_in_place, translations
 
 if TYPE_CHECKING:
     import onnx
@@ -36,22 +37,32 @@ def to_onnx(
     """The module as it is in eval mode, and what the graph takes: without the inputs that the module ignores.
 
     The initializers are called as in the state dict. With `optimize`, constants are computed and batch normalisation is
-    folded into the layer before it, where it can be; without, every layer stays as the module has it. `rows` are
-    samples to trace it with; by default made-up ones.
+    folded into the layer before it, where it can be; without, every layer stays as the module has it, and a recurrent
+    one is a node for `put_in_place`. `rows` are samples to trace it with; by default made-up ones.
     """
     require_onnx()
     plain = ready(module)
     tensors = {id(t): t for t in (*plain.parameters(), *plain.buffers())}
     _check_bytes(sum(t.numel() * t.element_size() for t in tensors.values()))
     outputs = output_names(plain, interface, interface.rows(rows, interface.batch or 1))
-    program, interface = to_program(plain, interface, rows)
+    with kept_whole():
+        program, interface = to_program(plain, interface, rows)
     unique = {f"{_UNIQUE_INPUT}::{i}": name for i, name in enumerate(interface.names)}
     with refusing(ExportError, "export: the model has no ONNX form"), quiet():
-        made = torch.onnx.export(program, dynamo=True, optimize=optimize, verbose=False, input_names=list(unique))
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            optimize=optimize,
+            verbose=False,
+            input_names=list(unique),
+            custom_translation_table=translations(),
+        )
         assert made is not None
         model: onnx.ModelProto = made.model_proto
     if [value.name for value in model.graph.input] != list(unique) or len(model.graph.output) != len(outputs):
         raise ExportError("export: the ONNX graph has other inputs and outputs than the model")
+    if optimize:
+        put_in_place(model, as_operators=True)
     _strip(model)
     name_values(model.graph, unique, outputs)
     _rename_values(model.graph, _without_prefix(plain, model.graph))

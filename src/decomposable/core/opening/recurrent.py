@@ -1,13 +1,13 @@
-"""`nn.LSTM`, `nn.GRU` and `nn.RNN` with the weights of their gates as layers, and a plain loop over time.
+"""`nn.LSTM`, `nn.GRU` and `nn.RNN` with the weights of their gates as layers.
 
-What the input gives is computed for all steps at once; only what the state gives has to wait for the step before.
+What the input gives is computed for all steps at once; only what the state gives has to wait for the step before. How
+the steps run is `recurrence.py`'s, where the layers are plain ones; others, and those with hooks, are called here.
 
 Shape suffixes: T steps, B samples (of a packed batch those that are still going on), H the state, G = gates · H.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from decomposable.core.opening import recurrence
 from decomposable.core.opening.base import Opened
+from decomposable.core.opening.cells import CellWeights, State, gru, lstm, plain
 from decomposable.core.opening.parts import Part
-
-State = tuple[Tensor, ...]
-"""h, and of an LSTM c."""
+from decomposable.errors import InvalidArgumentError
 
 
 class OpenedRecurrent(Opened):
@@ -57,19 +57,22 @@ class OpenedRecurrent(Opened):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """As the recurrent layers of PyTorch do it."""
-        is_packed = isinstance(input, PackedSequence)
-        is_batched = is_packed or input.dim() == 3
-        if is_packed:
-            sizes = input.batch_sizes.tolist()
-            steps, batch = list(input.data.split(sizes)), sizes[0]
+        if isinstance(input, PackedSequence):
+            if recurrence.is_recorded():
+                raise InvalidArgumentError(
+                    f"{self.mode}: got a PackedSequence, whose steps are as wide as its values say; allowed in an "
+                    "export: a tensor, padded to one length"
+                )
+            x, order, is_batched = input.data, input.sorted_indices, True
+            sizes: list[int] | None = input.batch_sizes.tolist()
+            batch = int(input.batch_sizes[0])
         else:
-            sizes = None
+            sizes, order, is_batched = None, None, input.dim() == 3
             whole = input if is_batched else input.unsqueeze(1)
-            x_TBI = whole.transpose(0, 1) if self.batch_first and is_batched else whole
-            steps, batch = list(x_TBI.unbind(0)), x_TBI.shape[1]
-        states = self._states(hx, steps[0], batch, is_batched, input.sorted_indices if is_packed else None)
-        outputs, final = self._run(steps, states, sizes)
-        return self._result(input, outputs, final, is_batched)
+            x = whole.transpose(0, 1) if self.batch_first and is_batched else whole
+            batch = x.shape[1]
+        states = self._states(hx, x, batch, is_batched, order)
+        return self._result(input, *self._run(x, states, sizes), is_batched)
 
     def _states(self, hx: Any, like: Tensor, batch: int, is_batched: bool, order: Tensor | None) -> State:
         """The first state of every layer and direction: those given, or zeros."""
@@ -81,67 +84,66 @@ class OpenedRecurrent(Opened):
         states = states if is_batched else tuple(each.unsqueeze(1) for each in states)
         return states if order is None else tuple(each.index_select(1, order) for each in states)
 
-    def _run(self, steps: list[Tensor], states: State, sizes: list[int] | None) -> tuple[list[Tensor], State]:
-        """Layer after layer; outputs are those of the last, step by step."""
+    def _run(self, x: Tensor, states: State, sizes: list[int] | None) -> tuple[Tensor, State]:
+        """Layer after layer; outputs are those of the last. Of a packed batch, all samples of all steps lie along the
+        first axis, and `sizes` are the samples at every step.
+        """
         suffixes = ("", "_reverse") if self.bidirectional else ("",)
         finals: list[State] = []
         for number in range(self.num_layers):
             ways = []
             for way, suffix in enumerate(suffixes):
                 start = tuple(each[number * len(suffixes) + way] for each in states)
-                outputs, final = self._direction(steps, start, f"l{number}{suffix}", sizes, backwards=way == 1)
+                outputs, final = self._direction(x, start, f"l{number}{suffix}", sizes, backwards=way == 1)
                 ways.append(outputs)
                 finals.append(final)
-            steps = ways[0] if len(ways) == 1 else [torch.cat(both, dim=-1) for both in zip(*ways, strict=True)]
+            x = ways[0] if len(ways) == 1 else torch.cat(ways, dim=-1)
             if self.dropout and self.training and number + 1 < self.num_layers:
-                steps = [F.dropout(step, self.dropout) for step in steps]
-        return steps, tuple(torch.stack(each) for each in zip(*finals, strict=True))
+                x = F.dropout(x, self.dropout)
+        return x, tuple(torch.stack(each) for each in zip(*finals, strict=True))
 
     def _direction(
-        self, steps: list[Tensor], start: State, name: str, sizes: list[int] | None, *, backwards: bool
-    ) -> tuple[list[Tensor], State]:
-        """One layer in one direction; `sizes` are the samples at every step, of a packed batch."""
-        layer = self.layer(f"ih_{name}")
-        gates = layer(torch.stack(steps)).unbind(0) if sizes is None else layer(torch.cat(steps)).split(sizes)
+        self, x: Tensor, start: State, name: str, sizes: list[int] | None, *, backwards: bool
+    ) -> tuple[Tensor, State]:
+        """One layer in one direction."""
+        ih, hh, hr = (self._modules.get(f"{kind}_{name}") for kind in ("ih", "hh", "hr"))
+        assert ih is not None
+        assert hh is not None
+        weights = CellWeights.of(ih, hh, hr) if sizes is None else None
+        if weights is not None:
+            return recurrence.run(self.mode, x, start, weights, backwards)
+        gates = ih(x).unbind(0) if sizes is None else ih(x).split(sizes)
         state = start if sizes is None else tuple(each[: sizes[-1 if backwards else 0]] for each in start)
         over: list[State] = []
-        outputs: list[Tensor] = [gates[0]] * len(steps)
-        for at in reversed(range(len(steps))) if backwards else range(len(steps)):
+        outputs: list[Tensor] = [gates[0]] * len(gates)
+        for at in reversed(range(len(gates))) if backwards else range(len(gates)):
             if sizes is not None:
                 state = _going_on(state, start, sizes[at], over)
-            state = self._step(gates[at], state, name)
+            state = self._step(gates[at], state, hh, hr)
             outputs[at] = state[0]
         for each in reversed(over):
             state = tuple(torch.cat(pair) for pair in zip(state, each, strict=True))
-        return outputs, state
+        return torch.stack(outputs) if sizes is None else torch.cat(outputs), state
 
-    def _step(self, from_input_BG: Tensor, state: State, name: str) -> State:
-        """One step of time (as in the documentation of PyTorch, whose letters these are)."""
-        h = state[0]
-        from_state_BG = self.layer(f"hh_{name}")(h)
-        if self.mode == "LSTM":
-            i, f, g, o = (from_input_BG + from_state_BG).chunk(4, dim=-1)
-            c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-            h = o.sigmoid() * c.tanh()
-            return (self.layer(f"hr_{name}")(h) if self.proj_size else h), c
+    def _step(self, from_input_BG: Tensor, state: State, hh: nn.Module, hr: nn.Module | None) -> State:
+        """One step of time, in which the layers are called."""
+        from_state_BG = hh(state[0])
         if self.mode == "GRU":
-            (r_x, z_x, n_x), (r_h, z_h, n_h) = (each.chunk(3, dim=-1) for each in (from_input_BG, from_state_BG))
-            n = (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
-            z = (z_x + z_h).sigmoid()
-            return (n + z * (h - n),)  # not lerp: under autocast the first state is of another type
-        total = from_input_BG + from_state_BG
-        return (total.relu() if self.mode == "RNN_RELU" else total.tanh(),)
+            return gru(from_input_BG, from_state_BG, state[0])
+        total_BG = from_input_BG + from_state_BG
+        if self.mode != "LSTM":
+            return plain(total_BG, self.mode)
+        h, c = lstm(total_BG, state[1])
+        return (h if hr is None else hr(h)), c
 
-    def _result(self, input: Any, outputs: Sequence[Tensor], final: State, is_batched: bool) -> Any:
+    def _result(self, input: Any, outputs: Tensor, final: State, is_batched: bool) -> Any:
         """Outputs and last states in the form that the input has."""
         if isinstance(input, PackedSequence):
-            made: Any = PackedSequence(
-                torch.cat(list(outputs)), input.batch_sizes, input.sorted_indices, input.unsorted_indices
-            )
+            made: Any = PackedSequence(outputs, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
             if input.unsorted_indices is not None:
                 final = tuple(each.index_select(1, input.unsorted_indices) for each in final)
         else:
-            made = torch.stack(list(outputs), dim=1 if self.batch_first and is_batched else 0)
+            made = outputs.transpose(0, 1) if self.batch_first and is_batched else outputs
             if not is_batched:
                 made, final = made.squeeze(1), tuple(each.squeeze(1) for each in final)
         return made, final if self.mode == "LSTM" else final[0]

@@ -1,0 +1,185 @@
+"""Recurrent layers in a bundle: what a session makes of them, and that no other loop is run."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import decomposable as dn
+from decomposable.edge import AnySizeSession
+from decomposable.edge.building import build
+from decomposable.edge.bundle import read_bundle
+from decomposable.edge.container import seal, tensor_of, unseal
+from decomposable.edge.source import in_memory
+from decomposable.errors import ArtifactError
+
+X = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Tagger(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(8, 12, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(24, 4)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0])
+
+
+def made(kind, folder):
+    torch.manual_seed(0)
+    net = dn.decompose(Tagger(kind).eval(), X)
+    path = folder / f"{kind.__name__}.onnx"
+    dn.export_any_size(net, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("recurrent")
+
+
+@pytest.fixture(scope="module")
+def lstm(folder):
+    return made(nn.LSTM, folder)
+
+
+@pytest.fixture(scope="module")
+def gru(folder):
+    return made(nn.GRU, folder)
+
+
+def operators(bundle, plan):
+    return [node.op_type for node in onnx.ModelProto.FromString(build(bundle, plan).content).graph.node]
+
+
+def test_dense_layers_are_one_operator_and_others_a_loop(lstm):
+    bundle = read_bundle(lstm)
+    full, small = (operators(bundle, plan) for plan in (bundle.selector.full_plan(), bundle.selector.smallest_plan()))
+    assert (full.count("LSTM"), full.count("Scan")) == (2, 0)
+    assert (small.count("LSTM"), small.count("Scan")) == (0, 2)
+    mixed = bundle.selector.choose(ranks={"layer.hh_l0": 2})
+    assert operators(bundle, mixed).count("LSTM") == operators(bundle, mixed).count("Scan") == 1
+
+
+def test_a_size_takes_the_weights_of_its_ranks(gru):
+    bundle = read_bundle(gru)
+    ranks = {"layer.hh_l0": 2, "layer.hh_l0_reverse": 3}
+    weights = onnx.ModelProto.FromString(build(bundle, bundle.selector.choose(ranks=ranks)).content).graph.initializer
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in weights}
+    assert shapes["layer.hh_l0/first"] == (2, 12)
+    assert shapes["layer.hh_l0/second"] == (36, 2)
+    assert shapes["layer.hh_l0_reverse/first"] == (3, 12)
+
+
+def test_tuned_biases_are_those_of_the_size(tmp_path):
+    torch.manual_seed(0)
+    net = dn.decompose(Tagger(nn.GRU).eval(), X)
+    net.tune_([X] * 4, sizes=[0.5, 0.8], steps=5, distance=lambda low, full: (low - full).square().mean())
+    dn.export_any_size(net, tmp_path / "net.onnx")
+    session = AnySizeSession(tmp_path / "net.onnx")
+    for size in (0.5, 0.65, 0.8, 1.0):
+        net.set_plan_(session.resize(macs=size))
+        with torch.no_grad():
+            np.testing.assert_allclose(session.run(X.numpy()), net(X).numpy(), atol=2e-5)
+
+
+def scans(model):
+    return [node for node in model.graph.node if node.op_type == "Scan"]
+
+
+def body(model):
+    return next(a.g for a in scans(model)[0].attribute if a.name == "body")
+
+
+def another_function(model):
+    next(node for node in body(model).node if node.op_type == "Tanh").op_type = "Sigmoid"
+
+
+def one_more_node(model):
+    body(model).node.append(onnx.helper.make_node("Identity", [body(model).node[0].output[0]], ["more"]))
+
+
+def another_mode(model):
+    body(model).name = "GRU" if body(model).name == "LSTM" else "LSTM"
+
+
+def no_mode(model):
+    body(model).name = "anything"
+
+
+def another_direction(model):
+    next(a for a in scans(model)[0].attribute if a.name == "scan_output_directions").ints[:] = [1]
+
+
+def another_attribute(model):
+    scans(model)[0].attribute.append(onnx.helper.make_attribute("scan_output_axes", [1]))
+
+
+def two_bodies(model):
+    scans(model)[0].attribute.append(onnx.helper.make_attribute("other", body(model)))
+
+
+def no_product(model):
+    name = f"{scans(model)[0].output[-1]}/product"
+    next(node for node in model.graph.node if name in node.output).op_type = "Mul"
+
+
+def a_stage_too_few(model):
+    gemms = [node for node in body(model).node if node.op_type == "Gemm"]
+    gemms[1].input[0] = gemms[0].input[0]
+    body(model).node.remove(gemms[0])
+
+
+def seen_by_another(model):
+    value = f"{scans(model)[0].output[-1]}/gates"
+    model.graph.node.append(onnx.helper.make_node("Identity", [value], ["seen"]))
+
+
+def inside_of_a_branch(model):
+    scan = scans(model)[0]
+    inner = onnx.helper.make_graph([scan], "branch", [], [])
+    model.graph.node.append(onnx.helper.make_node("If", ["x"], ["z"], then_branch=inner, else_branch=inner))
+
+
+def a_loop(model):
+    scans(model)[0].op_type = "Loop"
+
+
+def a_bias_of_another_length(model):
+    name = next(tensor.name for tensor in model.graph.initializer if tensor.name.endswith("hh_l0.1.bias"))
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    tensor.CopyFrom(tensor_of(name, np.zeros(7, np.float32)))
+
+
+SPOILT = [
+    another_function, one_more_node, another_mode, no_mode, another_direction, another_attribute, two_bodies,
+    no_product, a_stage_too_few, seen_by_another, inside_of_a_branch, a_loop, a_bias_of_another_length,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_loop_that_is_no_recurrent_layer_is_refused(spoil, kind, request, tmp_path):
+    path = tmp_path / "spoilt.onnx"
+    path.write_bytes(resealed(request.getfixturevalue(kind), spoil))
+    with pytest.raises(ArtifactError) as caught:
+        AnySizeSession(path)
+    assert "\n" not in str(caught.value)
+    assert "Runtime" not in str(caught.value)  # it did not come that far
+
+
+def resealed(path, spoil):
+    found = unseal(path)
+    arrays = {name: np.array(in_memory(array)) for name, array in found.arrays.items()}
+    found.model.graph.initializer.extend(tensor_of(name, in_memory(array)) for name, array in found.weights.items())
+    description = {key: value for key, value in found.description.items() if key != "format"}
+    spoil(found.model)
+    return seal(found.model, description, arrays)
+
+
+def test_what_is_not_spoilt_is_read(lstm, tmp_path):
+    path = tmp_path / "again.onnx"
+    path.write_bytes(resealed(lstm, lambda model: None))
+    np.testing.assert_array_equal(AnySizeSession(path).run(X.numpy()), AnySizeSession(lstm).run(X.numpy()))
