@@ -8,7 +8,7 @@ What x and g are depends on which axes of the kernel each of the two stages has:
 the axes of the first, and g one of the output's gradient along those of the second, with zeros where a stride leaves a
 position out or the map ends. In the channel form that is a patch of the input and a pixel of the output. In the spatial
 form the matrix stands between the horizontal patches of every padded input row and what they add to the output pixels
-above, at and below it. In both Σ x gᵀ over positions is ∂L/∂W.
+above, at and below it. In both Σ x gᵀ over positions is ∂L/∂W. Those of a transposed convolution are in `spreading.py`.
 
 Only layers with one cut have such a matrix.
 
@@ -29,7 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.core.forms import matrix_shape
-from decomposable.core.layers import Convolution, Layer
+from decomposable.core.layers import Convolution, Layer, Transposed
+from decomposable.core.spreading import gradient_taps, input_pixels
 from decomposable.core.tracing import Forward, first_entry
 from decomposable.core.tree import evaluating
 from decomposable.errors import InvalidArgumentError
@@ -172,7 +173,9 @@ class _Sums:
         """A forward hook."""
         inputs = args[0] if args else kwargs["input"]
         first, second = self.layer.chain.stages
-        for x_BMP in _patches(partial(input_patches, axes=first), inputs.detach(), module):
+        is_spread = isinstance(module, Transposed)
+        patches = input_pixels if is_spread else partial(input_patches, axes=first)
+        for x_BMP in _patches(patches, inputs.detach(), module):
             self.inputs.addbmm_(x_BMP, x_BMP.mT)
             self.positions += x_BMP.shape[0] * x_BMP.shape[2]
         if self.gradients is not None and not torch.is_grad_enabled():
@@ -182,6 +185,8 @@ class _Sums:
                 output = output.detach().requires_grad_(True).clone()
             extents = padded_extents(inputs, module) if isinstance(module, Convolution) else ()
             cut = partial(_gradient_patches, axes=second, extents=extents)
+            if is_spread:
+                cut = partial(gradient_taps, extents=inputs.shape[-len(second) :])
             output.register_hook(lambda gradient: self._see_gradient(module, gradient.detach(), cut))
         return output
 
@@ -196,7 +201,7 @@ def _patches(cut: Callable[..., Tensor], maps: Tensor, module: nn.Module) -> Ite
     if isinstance(module, nn.Linear):
         yield maps.reshape(1, -1, maps.shape[-1]).mT.float()
         return
-    assert isinstance(module, Convolution)
+    assert isinstance(module, Convolution | Transposed)
     maps = maps if maps.dim() == len(module.kernel_size) + 2 else maps[None]
     per_image = 4 * maps[0].numel() * math.prod(module.kernel_size) * math.prod(module.stride)
     for part in maps.split(max(1, _MOST_PATCHES // max(1, per_image))):
