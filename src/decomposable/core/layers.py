@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from decomposable.core.forms import TAKEN, FormOf, check_patterns, form_for, form_named
 from decomposable.core.forms.base import Decomposition, Form
-from decomposable.core.opening import ViewLinear, why_closed
+from decomposable.core.opening import COMPUTED, ViewLinear, has_own_forward, is_computed, may_call, why_closed
 from decomposable.core.opening.parts import WHOLE, Cut
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
@@ -32,6 +32,7 @@ TRANSPOSED: Mapping[int, type[Transposed]] = {1: nn.ConvTranspose1d, 2: nn.ConvT
 _POINTWISE: Mapping[int, type[Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _Module = TypeVar("_Module", bound=nn.Module)
 
+REJECTED = "rejected by filter_fn"
 _LARGE_VECTORS = 0.05  # of a model's parameters: scales and shifts that are fewer need no mention
 _KINDS = "convolutions and Linear"
 _SWAPPED = Cut(transposed=True)  # (inputs, outputs, kernel), as a transposed convolution holds its weight
@@ -189,15 +190,16 @@ def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | 
         return "depthwise convolution" if groups == module.in_channels else f"grouped convolution (groups={groups})"
     if not isinstance(module, Decomposable):
         return f"{type(module).__name__}: only {_KINDS} are decomposed"
+    if is_computed(module):  # and not settled; asking for it may change it, as of a spectral norm in training
+        is_wanted = filter_fn is None or filter_fn(module, name)
+        return f"{COMPUTED}: only decompose() takes it, unless others share it" if is_wanted else REJECTED
+    if is_parametrized(module) or not ("weight" in module._parameters or isinstance(module, ViewLinear)):
+        return f"{COMPUTED}; remove that first"
     if is_lazy(module.weight):
         return "lazy layer that has seen no input yet"
-    if is_parametrized(module) or not ("weight" in module._parameters or isinstance(module, ViewLinear)):
-        return "its weight is computed (parametrization, weight or spectral norm); remove that first"
-    plain = next(kind for kind in (*KINDS.values(), *TRANSPOSED.values()) if isinstance(module, kind))
-    methods = [method for method in ("forward", "_conv_forward") if hasattr(plain, method)]
-    is_patched = any(method in vars(module) for method in methods)
-    if is_patched or any(getattr(type(module), method) is not getattr(plain, method) for method in methods):
-        return f"{type(module).__name__} has a forward of its own"
+    if has_own_forward(module):
+        may_be_seen = "; only decompose() looks into it" if may_call(module) else ""
+        return f"{type(module).__name__} has a forward of its own{may_be_seen}"
     more = {*module._parameters, *module._buffers, *module._modules} - {"weight", "bias"}
     if more:
         return f"it holds more than weight and bias ('{min(more)}')"
@@ -205,7 +207,7 @@ def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | 
         return f"weight of dtype {module.weight.dtype}"
     if module.weight.numel() == 0:
         return "empty weight"
-    return "rejected by filter_fn" if filter_fn is not None and not filter_fn(module, name) else None
+    return REJECTED if filter_fn is not None and not filter_fn(module, name) else None
 
 
 def _other_holders(

@@ -265,8 +265,9 @@ def macs_left_alone(seen: Trace) -> Counter[nn.Module]:
     """By module, the MACs of its own weights as they are, for the whole batch."""
     macs = seen.other_macs.copy()
     for module, positions in seen.outputs.items():
-        assert isinstance(module.weight, Tensor)
-        macs[module] += module.weight.numel() * positions
+        with evaluating(module):  # one that is computed may change by being asked for, in training
+            assert isinstance(module.weight, Tensor)
+            macs[module] += module.weight.numel() * positions
     return macs
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.factors import as_held
-from decomposable.core.layers import KINDS, TRANSPOSED, ChainLayers, Layer, avoid_fast_paths_
-from decomposable.core.opening import Copies, openable, with_opened
+from decomposable.core.layers import CONVOLUTIONS, KINDS, TRANSPOSED, ChainLayers, Layer, avoid_fast_paths_
+from decomposable.core.opening import Copies, replaceable, with_opened
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import InvalidArgumentError, ModelNeededError
@@ -82,16 +82,18 @@ def _built(path: FilePath, note: Mapping[str, Any] | None) -> tuple[nn.Module, s
 
 def _opened(path: FilePath, model: nn.Module, names: tuple[str, ...]) -> nn.Module:
     """The model with the layers inside that the file has there."""
-    can_be = openable(model) if names else {}
+    can_be = replaceable(model) if names else {}
+    paths = dict(model.named_modules(remove_duplicate=False)) if names else {}
+    plain = {name for name in names if name not in can_be and isinstance(paths.get(name), (*CONVOLUTIONS, nn.Linear))}
     for name in names:
-        if name not in can_be:
+        if name not in can_be and name not in plain:  # a layer that was settled may come as it is
             raise InvalidArgumentError(
                 one_line(
-                    f"model: it is not the one of {path}: '{name:.80}' is an attention, a recurrent layer or a Conv1D "
-                    "there, whose weights are decomposed"
+                    f"model: it is not the one of {path}: '{name:.80}' is an attention, a recurrent layer, a Conv1D or "
+                    "a layer with a computed weight or a forward of its own there, whose weights are decomposed"
                 )
             )
-    return with_opened(model, {name: can_be[name] for name in names}, Copies())
+    return with_opened(model, {name: can_be[name] for name in names if name in can_be}, Copies())
 
 
 @dataclass(frozen=True, eq=False)
