@@ -17,7 +17,7 @@ from torch import nn
 
 from decomposable.core.opening.attention import OpenedAttention
 from decomposable.core.opening.base import Opened
-from decomposable.core.opening.calling import Calling, Refused, calling, has_own_forward, may_call
+from decomposable.core.opening.calling import Calling, Refused, calling, check_calls, has_own_forward, may_call
 from decomposable.core.opening.computed import COMPUTED, forget_norms_, is_computed, settled
 from decomposable.core.opening.parts import Copies, Make, Part, ViewLinear
 from decomposable.core.opening.parts import Cut as Cut
@@ -99,7 +99,7 @@ def replaceable(model: nn.Module) -> dict[str, nn.Module]:
 def why_not_called(module: nn.Module) -> str | None:
     """The reason why no plain layer can make the call in a layer's own forward, or None."""
     try:
-        calling(module)
+        check_calls(module)
     except Refused as why:
         return f"{type(module).__name__} has a forward of its own, {why}"
     return None

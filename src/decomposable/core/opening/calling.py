@@ -144,9 +144,15 @@ class _Seen:
 
 
 def calling(module: nn.Module) -> Calling:
-    """What takes the layer's place, with parameters of its own; raises `Refused`."""
+    """What takes the place of a layer that `check_calls` lets pass, with parameters of its own."""
+    x = next(_made_up(module))
+    return _made(module, _watched(module, x)[0], _used_besides(module, x))
+
+
+def check_calls(module: nn.Module) -> None:
+    """Raise `Refused` where a plain layer cannot make the call in a layer's forward at every size of the input."""
     inputs = list(_made_up(module))
-    seen = [_watched(module, x)[0] for x in inputs]
+    seen, found = zip(*(_watched(module, x) for x in inputs), strict=True)
     for one in seen[1:]:
         if one.geometry != seen[0].geometry:
             raise Refused("whose padding or stride depends on the size of the input")
@@ -156,11 +162,10 @@ def calling(module: nn.Module) -> Calling:
     if "weight" in used:
         raise Refused("which uses its weight for more than one call")
     made = _made(module, seen[0], used)
-    with evaluating(made), evaluating(module), undisturbed(module), torch.no_grad():
-        for x in inputs:
-            if not _is_close(made(x), module.forward(x)):
+    with evaluating(made), undisturbed(made), torch.no_grad():
+        for x, expected in zip(inputs, found, strict=True):
+            if not _is_close(made(x), expected):
                 raise Refused("which gives other numbers with a plain layer in it")
-    return made
 
 
 def _made(module: nn.Module, seen: _Seen, used: set[str]) -> Calling:
@@ -218,7 +223,7 @@ def _made_up(module: nn.Module) -> Iterator[Tensor]:
         least = [(size - 1) * apart + 1 for size, apart in pairs]
         steps = max(2, *module.stride)
         sizes = [[size + 2 + (more + i) % (steps + 1) for i, size in enumerate(least)] for more in range(steps + 1)]
-        shapes = [(2, module.in_channels, *size) for size in [*sizes, [2 * size + 7 for size in least]]]
+        shapes = [(1, module.in_channels, *size) for size in [*sizes, [2 * size + 7 for size in least]]]
     for shape in shapes:
         yield torch.randn(shape, generator=numbers).to(weight.device, weight.dtype)
 
