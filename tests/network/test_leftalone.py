@@ -10,7 +10,7 @@ from decomposable.commands import main as cli
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.network import artifact
 
-ONLY = "only Conv1d, Conv2d, Conv3d and Linear are decomposed"
+ONLY = "only convolutions and Linear are decomposed"
 
 
 OWN = "Own has a forward of its own"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from decomposable.analysis.watching import first_images, recorded
 from decomposable.checks import check_count
 from decomposable.core.forms import MATRIX_FORMS, to_matrix
-from decomposable.core.layers import Convolution
+from decomposable.core.layers import Convolution, Transposed
 from decomposable.core.tracing import call_with_first, on_device_of
 from decomposable.errors import InvalidArgumentError
 from decomposable.network.decomposed import DecomposedNet
@@ -108,5 +108,5 @@ def _constant(layer: nn.Module, form: Any) -> float:
     norm = float(torch.linalg.matrix_norm(matrix, ord=2))
     if isinstance(layer, nn.Linear):
         return norm
-    assert isinstance(layer, Convolution)
+    assert isinstance(layer, Convolution | Transposed)  # the latter is the adjoint of a convolution with its weight
     return norm * math.sqrt(math.prod(-(-k // s) for k, s in zip(layer.kernel_size, layer.stride, strict=True)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.forms import check_matrix_form
-from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers
+from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers, without_transposed
 from decomposable.core.tracing import Forward, call_with_first, first_entry, on_device_of
 from decomposable.core.tree import evaluating, undisturbed, unwrap
 from decomposable.errors import InvalidArgumentError
@@ -20,8 +20,9 @@ See = Callable[[nn.Module, Tensor, Tensor], None]
 
 
 def layers_of(model: nn.Module, form: str, filter_fn: FilterFn | None) -> tuple[Layer, ...]:
-    """The layers that `decompose` would take."""
-    layers, skipped = find_layers(unwrap(model), check_matrix_form(form, "analysis"), filter_fn)
+    """The layers that `decompose` would take, but for transposed convolutions."""
+    taken = without_transposed(filter_fn)
+    layers, skipped = find_layers(unwrap(model), check_matrix_form(form, "analysis"), taken)
     require_layers(layers, skipped)
     return layers
 

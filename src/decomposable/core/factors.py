@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, scores_of
 from decomposable.core.forms.base import Decomposition
-from decomposable.core.layers import Layer, in_order
+from decomposable.core.layers import Layer, in_order, laid_out
 from decomposable.core.tree import evaluating
 from decomposable.errors import InvalidArgumentError
+from decomposable.sizing.chain import Chain
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,25 +42,26 @@ class Taylor:
         self, model: nn.Module, layers: Sequence[Layer], decompositions: Mapping[str, Decomposition]
     ) -> dict[str, tuple[Scores, ...]]:
         """The scores of every cut's bases, in the order of their singular values. The model is as before after."""
-        frozen = [layer.weight for layer in layers if not layer.weight.requires_grad]
+        parameters = [layer.parameter for layer in layers]
+        frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         totals = {x.name: [torch.zeros_like(s) for s in decompositions[x.name].spectra] for x in layers}
         count = 0
         try:
-            for weight in frozen:
-                weight.requires_grad_(True)
+            for parameter in frozen:
+                parameter.requires_grad_(True)
             for batch in islice(self.batches, self.max_batches):
                 with evaluating(model), torch.enable_grad():
                     loss = self.loss(model, batch)
-                    gradients = torch.autograd.grad(loss, [layer.weight for layer in layers], allow_unused=True)
+                    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 for layer, gradient in zip(layers, gradients, strict=True):
                     if gradient is not None:
                         bases = decompositions[layer.name]
-                        found = layer.numerics.influences(gradient, layer.weight.detach(), bases)
+                        found = layer.numerics.influences(layer.cut.of(gradient), layer.weight.detach(), bases)
                         totals[layer.name] = [a + b for a, b in zip(totals[layer.name], found, strict=True)]
                 count += 1
         finally:
-            for weight in frozen:
-                weight.requires_grad_(False)
+            for parameter in frozen:
+                parameter.requires_grad_(False)
         if count == 0:
             raise InvalidArgumentError("criterion=Taylor(...): its loader yielded no batch; allowed: at least one")
         for name, cuts in totals.items():
@@ -100,6 +102,12 @@ def like_weight(layer: Layer, weights: Sequence[Tensor]) -> Factors:
     """The weights of a chain, of the type and in the memory format of the layer's own."""
     kind, layout = layer.weight.dtype, memory_format_of(layer.weight)
     return tuple(in_order(weight.to(kind)).contiguous(memory_format=layout) for weight in weights)
+
+
+def as_held(chain: Chain, factors: Factors) -> Factors:
+    """The weights of a chain as its layers hold them, in the memory format that they have here."""
+    held = zip(chain.held(factors), factors, chain.swapped, strict=True)
+    return tuple(laid_out(each, memory_format_of(own)) if is_swapped else each for each, own, is_swapped in held)
 
 
 def memory_format_of(weight: Tensor) -> torch.memory_format:

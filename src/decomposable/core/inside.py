@@ -14,16 +14,21 @@ import torch
 from torch import nn
 
 from decomposable.core.forms import FormOf
-from decomposable.core.layers import FilterFn, Layer, avoid_fast_paths_, find_layers, in_order_of
+from decomposable.core.layers import REJECTED, FilterFn, Layer, avoid_fast_paths_, find_layers, in_order_of
 from decomposable.core.opening import (
+    Calling,
     Copies,
     Opened,
     ViewLinear,
     can_be_opened,
+    may_call,
     names_of_opened,
     openable,
     opened,
+    put_in,
+    replaceable,
     why_closed,
+    why_not_called,
     with_opened,
 )
 from decomposable.core.tracing import Forward
@@ -49,7 +54,7 @@ class Inside:
 
 def layers_inside(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> Inside:
     """The layers of a model for training: their weights are its own parameters, or views of them."""
-    modules = _worth_opening(model, form, filter_fn)
+    modules = _worth_opening(model, form, filter_fn, openable(model))
     if not modules:
         layers, skipped = layers_of(model, form, filter_fn)
         return Inside(layers, skipped, {}, model, layers)
@@ -72,26 +77,34 @@ def layers_of(tree: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> tupl
     closed = openable(tree)
     for name, module in tree.named_modules():
         if can_be_opened(module) and why_closed(module) is None:
-            reason = "rejected by filter_fn" if plain_name(name) in closed else "its weights are held by other modules"
+            reason = REJECTED if plain_name(name) in closed else "its weights are held by other modules"
             skipped[plain_name(name)] = reason
     return layers, in_order_of(tree, skipped)
 
 
-def with_layers_opened(base: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> nn.Module:
+Candidates = Callable[[nn.Module], Mapping[str, nn.Module]]
+"""Which modules of a model may have others in their place, by name: `openable` for training, else `replaceable`."""
+
+
+def with_layers_opened(
+    base: nn.Module, form: FormOf, filter_fn: FilterFn | None, candidates: Candidates = replaceable
+) -> nn.Module:
     """The tree with layers in the place of the modules that hold some which are decomposed: copies of their weights."""
-    tree = with_opened(base, _worth_opening(base, form, filter_fn), Copies())
+    modules = _worth_opening(base, form, filter_fn, candidates(base))
+    tree = with_opened(base, modules, Copies())
     if tree is not base:
         avoid_fast_paths_(tree)
     return tree
 
 
-def _worth_opening(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> dict[str, nn.Module]:
-    """The modules of which some layer takes part, by name."""
-    modules = openable(model)
+def _worth_opening(
+    model: nn.Module, form: FormOf, filter_fn: FilterFn | None, modules: Mapping[str, nn.Module]
+) -> dict[str, nn.Module]:
+    """Of these modules those of which some layer takes part."""
     if not modules:
         return {}
     standing_in = {module: opened(module, ViewLinear) for module in modules.values()}
-    layers, _ = find_layers(rewire(model, standing_in), form, filter_fn)
+    layers, _ = find_layers(put_in(model, standing_in), form, filter_fn)
     used = {module for layer in layers for module in layer.modules}
     return {
         name: module
@@ -101,16 +114,21 @@ def _worth_opening(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -
 
 
 def _is_around(module: nn.Module) -> bool:
-    return isinstance(module, Opened)
+    return isinstance(module, Opened | Calling)
 
 
 def opened_where_it_runs(
-    base: nn.Module, form: FormOf, filter_fn: FilterFn | None, batch: Any, forward: Forward
+    base: nn.Module,
+    form: FormOf,
+    filter_fn: FilterFn | None,
+    batch: Any,
+    forward: Forward,
+    candidates: Candidates = replaceable,
 ) -> tuple[nn.Module, FilterFn | None, dict[str, str]]:
     """The tree with modules opened, but for those that the model does not run without: it may read their weights, or
     ask for their class. With it, a filter that knows of them, and the reason for each.
     """
-    tree = with_layers_opened(base, form, filter_fn)
+    tree = with_layers_opened(base, form, filter_fn, candidates)
     names = dict.fromkeys(names_of_opened(tree))
     if batch is None or not names or _failure(tree, batch, forward) is None or _failure(base, batch, forward):
         return tree, filter_fn, {}  # where the model itself fails, the watched pass says so
@@ -122,12 +140,20 @@ def opened_where_it_runs(
         return f"{name}.".startswith(f"{outer}.")
 
     found = {
-        outer: _failure(with_layers_opened(base, form, only(partial(inside, outer=outer))), batch, forward)
+        outer: _failure(with_layers_opened(base, form, only(partial(inside, outer=outer)), candidates), batch, forward)
         for outer in names
     }
     closed = {name: f"the model does not run without it: {error}" for name, error in found.items() if error}
     keep = only(lambda name: not any(inside(name, outer) for outer in closed))
-    return with_layers_opened(base, form, keep), keep, closed
+    return with_layers_opened(base, form, keep, candidates), keep, closed
+
+
+def refused_calls(tree: nn.Module) -> dict[str, str]:
+    """Of the layers with a forward of their own that are left, why no plain layer has a part in it."""
+    holders = replaceable(tree)
+    left = {plain_name(name): module for name, module in tree.named_modules() if may_call(module)}
+    otherwise = {name: REJECTED if name in holders else "its weights are held by other modules" for name in left}
+    return {name: why_not_called(module) or otherwise[name] for name, module in left.items()}
 
 
 def _failure(tree: nn.Module, batch: Any, forward: Forward) -> str | None:

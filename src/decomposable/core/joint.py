@@ -52,7 +52,7 @@ from decomposable.core.gradients import (
 from decomposable.core.inside import layers_inside, opened_where_it_runs
 from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, require_layers, source_of
 from decomposable.core.lowrank import Layout, LowRankLayer
-from decomposable.core.opening import with_layers
+from decomposable.core.opening import openable, with_layers
 from decomposable.core.passes import Local, Pass, averaged
 from decomposable.core.processes import Processes, same_buffers_
 from decomposable.core.tracing import Forward, call_with_first, on_device_of
@@ -157,7 +157,9 @@ class JointObjective:
         closed: dict[str, str] = {}
         if example_input is not None:  # what `decompose` would leave closed is not trained otherwise
             batch = on_device_of(unwrap(model), example_input)
-            _, filter_fn, closed = opened_where_it_runs(unwrap(model), check_form(form), filter_fn, batch, call)
+            _, filter_fn, closed = opened_where_it_runs(
+                unwrap(model), check_form(form), filter_fn, batch, call, candidates=openable
+            )
         inside = layers_inside(unwrap(model), check_form(form), filter_fn)
         layers, self.skipped, self._opened = inside.layers, inside.skipped | closed, inside.opened
         require_layers(layers, self.skipped)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from decomposable.core.forms import FORMS, FormOf, check_patterns, form_for, form_named
+from decomposable.core.forms import TAKEN, FormOf, check_patterns, form_for, form_named
 from decomposable.core.forms.base import Decomposition, Form
-from decomposable.core.opening import ViewLinear, why_closed
+from decomposable.core.opening import COMPUTED, ViewLinear, has_own_forward, is_computed, may_call, why_closed
 from decomposable.core.opening.parts import WHOLE, Cut
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
@@ -22,14 +22,20 @@ from decomposable.errors import InvalidArgumentError
 from decomposable.sizing.chain import Axes, Chain, Rank, Ranks
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-Decomposable = Convolution | nn.Linear
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Decomposable = Convolution | Transposed | nn.Linear
 KINDS: Mapping[int, type[Decomposable]] = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 """The layers that are decomposed, by the number of axes that their kernel has."""
 FilterFn = Callable[[nn.Module, str], bool]
+TRANSPOSED: Mapping[int, type[Transposed]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+"""The same of transposed convolutions."""
+_POINTWISE: Mapping[int, type[Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _Module = TypeVar("_Module", bound=nn.Module)
 
+REJECTED = "rejected by filter_fn"
 _LARGE_VECTORS = 0.05  # of a model's parameters: scales and shifts that are fewer need no mention
-_KINDS = "Conv1d, Conv2d, Conv3d and Linear"
+_KINDS = "convolutions and Linear"
+_SWAPPED = Cut(transposed=True)  # (inputs, outputs, kernel), as a transposed convolution holds its weight
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -46,11 +52,13 @@ class Layer:
     @property
     def numerics(self) -> Form:
         """How its weight becomes the chain's."""
-        return FORMS[self.form]
+        return TAKEN[self.form]
 
     @property
     def weight(self) -> Tensor:
-        """The shared weight itself, not a copy: a parameter, or a view of one that holds several weights."""
+        """The shared weight itself (outputs, inputs, kernel), not a copy: a parameter, or a view of one that holds
+        several weights, or that lies otherwise.
+        """
         return self.cut.of(self.parameter)
 
     @property
@@ -84,7 +92,7 @@ def source_of(module: Decomposable) -> Source:
         return module.part.parameter, module.part.cut
     weight = module._parameters["weight"]
     assert isinstance(weight, nn.Parameter)
-    return weight, WHOLE
+    return weight, _SWAPPED if isinstance(module, Transposed) else WHOLE
 
 
 def find_layers(
@@ -125,16 +133,23 @@ def _layer(members: list[tuple[str, Decomposable]], form: FormOf) -> Layer:
     """The layer of these modules; the form is that of the first one's name."""
     parameter, cut = source_of(members[0][1])
     name, shape = members[0][0], tuple(cut.of(parameter).shape)
-    taken = form_for(shape, form_named(form, name))
-    return Layer(name, tuple(module for _, module in members), taken, shape, FORMS[taken].chain(shape))
+    transposed = isinstance(members[0][1], Transposed)
+    taken = form_for(shape, form_named(form, name), transposed=transposed)
+    chain = TAKEN[taken].chain(shape, transposed=transposed)
+    return Layer(name, tuple(module for _, module in members), taken, shape, chain)
 
 
 def decomposed(layers: Sequence[Layer]) -> dict[str, Decomposition]:
     """The bases of all layers' weights, by name; those of one form together."""
     found: dict[str, Decomposition] = {}
     for form in dict.fromkeys(layer.form for layer in layers):
-        found |= FORMS[form].decompose({x.name: x.weight.detach() for x in layers if x.form == form})
+        found |= TAKEN[form].decompose({x.name: x.weight.detach() for x in layers if x.form == form})
     return {layer.name: found[layer.name] for layer in layers}
+
+
+def without_transposed(filter_fn: FilterFn | None = None) -> FilterFn:
+    """A filter for who knows nothing of transposed convolutions."""
+    return lambda module, name: not isinstance(module, Transposed) and (filter_fn is None or filter_fn(module, name))
 
 
 def in_order_of(model: nn.Module, skipped: dict[str, str]) -> dict[str, str]:
@@ -164,28 +179,27 @@ def require_layers(layers: tuple[Layer, ...], skipped: dict[str, str]) -> None:
         reasons = "; ".join(f"'{name}': {reason}" for name, reason in list(skipped.items())[:3])
         raise InvalidArgumentError(
             f"model: it has no layer to decompose ({reasons or 'no convolution or Linear'}); "
-            "allowed: at least one Conv1d, Conv2d or Conv3d with groups=1 or one Linear"
+            "allowed: at least one convolution with groups=1 or one Linear"
         )
 
 
 def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | None:
     """The reason to leave a convolution or linear layer alone, or None."""
     groups = getattr(module, "groups", 1)
-    if getattr(module, "transposed", False):
-        return "transposed convolution"
     if groups > 1:
         return "depthwise convolution" if groups == module.in_channels else f"grouped convolution (groups={groups})"
     if not isinstance(module, Decomposable):
         return f"{type(module).__name__}: only {_KINDS} are decomposed"
+    if is_computed(module):  # and not settled; asking for it may change it, as of a spectral norm in training
+        is_wanted = filter_fn is None or filter_fn(module, name)
+        return f"{COMPUTED}: only decompose() takes it, unless others share it" if is_wanted else REJECTED
+    if is_parametrized(module) or not ("weight" in module._parameters or isinstance(module, ViewLinear)):
+        return f"{COMPUTED}; remove that first"
     if is_lazy(module.weight):
         return "lazy layer that has seen no input yet"
-    if is_parametrized(module) or not ("weight" in module._parameters or isinstance(module, ViewLinear)):
-        return "its weight is computed (parametrization, weight or spectral norm); remove that first"
-    plain = next(kind for kind in KINDS.values() if isinstance(module, kind))
-    methods = [method for method in ("forward", "_conv_forward") if hasattr(plain, method)]
-    is_patched = any(method in vars(module) for method in methods)
-    if is_patched or any(getattr(type(module), method) is not getattr(plain, method) for method in methods):
-        return f"{type(module).__name__} has a forward of its own"
+    if has_own_forward(module):
+        may_be_seen = "; only decompose() looks into it" if may_call(module) else ""
+        return f"{type(module).__name__} has a forward of its own{may_be_seen}"
     more = {*module._parameters, *module._buffers, *module._modules} - {"weight", "bias"}
     if more:
         return f"it holds more than weight and bias ('{min(more)}')"
@@ -193,7 +207,7 @@ def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | 
         return f"weight of dtype {module.weight.dtype}"
     if module.weight.numel() == 0:
         return "empty weight"
-    return "rejected by filter_fn" if filter_fn is not None and not filter_fn(module, name) else None
+    return REJECTED if filter_fn is not None and not filter_fn(module, name) else None
 
 
 def _other_holders(
@@ -215,7 +229,9 @@ def _other_holders(
 
 @dataclass(frozen=True, eq=False)
 class ChainLayers:
-    """The chain of plain layers, input → r₁ bases → … → output, that a layer becomes; `build` gives them weights."""
+    """The chain of plain layers, input → r₁ bases → … → output, that a layer becomes; `build` gives them weights, which
+    are as the layers hold them.
+    """
 
     module: Decomposable
     chain: Chain
@@ -223,8 +239,10 @@ class ChainLayers:
     def __post_init__(self) -> None:
         module, stages = self.module, self.chain.stages
         ends = [False] * (len(stages) - 1) + [module.bias is not None]
+        if isinstance(module, Transposed) != self.chain.transposed:
+            raise AssertionError(f"{type(module).__name__} has no such chain")
         shells = [_shell(module, axes, has_bias) for axes, has_bias in zip(stages, ends, strict=True)]
-        object.__setattr__(self, "_shells", (stand_in_for(module), *shells))
+        object.__setattr__(self, "_shells", (stand_in_for(module, self.chain.swapped), *shells))
 
     def build(self, *weights: Tensor) -> StandIn:
         """The chain with these weights, which are used as they are: parameters, views or results of a computation."""
@@ -235,6 +253,10 @@ class ChainLayers:
             bias = self.module.bias if i == last else None
             chain._modules[str(i)] = _with_weight(shell, weight, bias, training=chain.training)
         return chain
+
+    def dense(self, weight: Tensor) -> nn.Module:
+        """The layer itself with another weight."""
+        return _with_weight(self.module, weight, self.module.bias, training=self.module.training)
 
 
 def laid_out(weight: Tensor, memory_format: torch.memory_format) -> Tensor:
@@ -259,6 +281,8 @@ def _shell(module: Decomposable, axes: Axes, has_bias: bool) -> Decomposable:
     """
     if isinstance(module, nn.Linear):
         return nn.Linear(1, 1, bias=has_bias, device="meta")
+    if isinstance(module, Transposed) and not any(axes):
+        return _POINTWISE[len(axes)](1, 1, 1, bias=has_bias, device="meta")
 
     def along(values: tuple[int, ...], otherwise: int) -> tuple[int, ...]:
         return tuple(v if own else otherwise for v, own in zip(values, axes, strict=True))
@@ -270,6 +294,9 @@ def _shell(module: Decomposable, axes: Axes, has_bias: bool) -> Decomposable:
         "dilation": along(module.dilation, 1),
         "padding_mode": module.padding_mode,
     }
+    if isinstance(module, Transposed):
+        options["output_padding"] = along(module.output_padding, 0)
+        return TRANSPOSED[len(axes)](1, 1, bias=has_bias, device="meta", **options)
     return KINDS[len(axes)](1, 1, bias=has_bias, device="meta", **options)
 
 
@@ -283,6 +310,8 @@ def _copied(shell: _Module, **changed: Any) -> _Module:
 
 def _with_weight(shell: nn.Module, weight: Tensor, bias: Tensor | None, training: bool) -> nn.Module:
     outputs, inputs = ("out_features", "in_features") if weight.dim() == 2 else ("out_channels", "in_channels")
+    if isinstance(shell, Transposed):
+        outputs, inputs = inputs, outputs
     module = _copied(shell, training=training, **{outputs: weight.shape[0], inputs: weight.shape[1]})
     module._parameters["bias"] = cast(nn.Parameter | None, bias)
     if isinstance(weight, nn.Parameter):

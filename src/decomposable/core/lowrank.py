@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from decomposable.core.layers import ChainLayers, Decomposable, Layer, laid_out
+from decomposable.core.layers import ChainLayers, Decomposable, Layer, Transposed, laid_out
 from decomposable.core.standin import factored_weight, product
 from decomposable.core.tree import remembered
 from decomposable.sizing.chain import Chain
@@ -48,7 +48,9 @@ class LowRankLayer(nn.Module):
         """W̃ for a model that takes it from the layer: computed when its values are used, with gradients to W."""
         self.has_run = True
         module = self.layers.module
-        return module.weight if self.weights is None else factored_weight(self.weights, module.weight.shape)
+        if self.weights is None:
+            return module.weight
+        return factored_weight(self.weights, module.weight.shape, swapped=self.layers.chain.transposed)
 
     def __getattr__(self, name: str) -> Any:
         """Sizes and options are the layer's own: a model may ask for `in_features` or `stride`."""
@@ -59,22 +61,30 @@ class LowRankLayer(nn.Module):
                 raise
             return getattr(self.layers.module, name)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """W̃ applied to the input."""
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """W̃ applied to the input; a transposed convolution may be told the size of its output."""
         self.has_run = True
         if torch._C._current_graph_task_id() == -1:  # else a checkpoint repeats, in the layout of its first pass
             self.memory_format = self.layout.memory_format
         module, weights = self.layers.module, self.weights
+        given = (input,) if output_size is None else (input, output_size)
         if weights is None:
-            return _apply(module, input, laid_out(module.weight, self.memory_format))
-        if _is_faster_as_chain(module, self.layers.chain, [len(each) for each in weights[:-1]], input):
-            chain = self.layers.build(*(laid_out(weight, self.memory_format) for weight in weights))
-            return chain.forward(input)  # hooks: this layer has them
-        return _apply(module, input, laid_out(product(weights), self.memory_format))
+            return _apply(self.layers, laid_out(module.weight, self.memory_format), *given)
+        chain = self.layers.chain
+        if _is_faster_as_chain(module, chain, [len(each) for each in weights[:-1]], input):
+            made = self.layers.build(*(laid_out(weight, self.memory_format) for weight in chain.held(weights)))
+            return made.forward(*given)  # hooks: this layer has them
+        whole = laid_out(product(weights, swapped=chain.transposed), self.memory_format)
+        return _apply(self.layers, whole, *given)
 
 
-def _apply(module: Decomposable, input: Tensor, weight: Tensor) -> Tensor:
+def _apply(layers: ChainLayers, weight: Tensor, *given: Any) -> Tensor:
     """The layer's own computation with another weight."""
+    module = layers.module
+    if isinstance(module, Transposed):
+        applied: Tensor = layers.dense(weight).forward(*given)
+        return applied
+    (input,) = given
     if isinstance(module, nn.Linear):
         return nn.functional.linear(input, weight, module.bias)
     return module._conv_forward(input, weight, module.bias)
@@ -86,7 +96,8 @@ def _is_faster_as_chain(module: Decomposable, chain: Chain, ranks: Sequence[int]
     kept = input.dim() - 1 - axes  # axes of the input that are no channels, nor the kernel's
     extents = input.shape[kept + 1 :] if axes else ()
     strides = () if isinstance(module, nn.Linear) else module.stride
-    outputs = [math.ceil(size / stride) for size, stride in zip(extents, strides, strict=True)]
+    pairs = list(zip(extents, strides, strict=True))
+    outputs = [size * step if chain.transposed else math.ceil(size / step) for size, step in pairs]
     maps = chain.positions(extents, outputs)
     return chain_is_faster(chain, ranks, inputs=math.prod(extents), maps=maps, samples=input.shape[:kept].numel())
 

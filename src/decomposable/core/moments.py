@@ -8,7 +8,7 @@ What x and g are depends on which axes of the kernel each of the two stages has:
 the axes of the first, and g one of the output's gradient along those of the second, with zeros where a stride leaves a
 position out or the map ends. In the channel form that is a patch of the input and a pixel of the output. In the spatial
 form the matrix stands between the horizontal patches of every padded input row and what they add to the output pixels
-above, at and below it. In both Σ x gᵀ over positions is ∂L/∂W.
+above, at and below it. In both Σ x gᵀ over positions is ∂L/∂W. Those of a transposed convolution are in `spreading.py`.
 
 Only layers with one cut have such a matrix.
 
@@ -35,7 +35,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.core.forms import matrix_shape
-from decomposable.core.layers import Convolution, Layer
+from decomposable.core.layers import Convolution, Layer, Transposed
+from decomposable.core.spreading import gradient_taps, input_pixels
 from decomposable.core.tracing import Forward, first_entry
 from decomposable.core.tree import evaluating
 from decomposable.errors import InvalidArgumentError
@@ -235,17 +236,14 @@ class _Sum:
         self.mean = torch.zeros(count * block, device=device) if is_centred else None  # the sum of its x
         self.weight, self.part_weight = 0.0, 0.0
         self.squares, self.squared_weights = 0.0, 0.0
-        self._generator = torch.Generator().manual_seed(0)
 
-    def add(self, x_BMP: Tensor) -> None:
-        """Add what some images have; of many positions, some that stand for all."""
-        positions = x_BMP.shape[2]
-        if x_BMP.shape[0] * positions > MOST_POSITIONS < positions:
-            chosen = torch.randperm(positions, generator=self._generator)[:MOST_POSITIONS]
-            x_BMP = x_BMP[:, :, chosen.to(x_BMP.device)] * (positions / MOST_POSITIONS) ** 0.5
+    def add(self, x_BMP: Tensor, positions: int) -> None:
+        """Add what some images have: columns that stand for so many positions of each of them."""
+        share = positions / x_BMP.shape[2]
         self.part_weight += x_BMP.shape[0] * positions
         if self.mean is not None:
-            self.mean[: self.width] += x_BMP.sum(dim=(0, 2)) * (positions / x_BMP.shape[2]) ** 0.5
+            self.mean[: self.width] += share * x_BMP.sum(dim=(0, 2))
+        x_BMP = x_BMP * share**0.5 if share != 1 else x_BMP
         count, block = blocks_of(self.width)
         if count == 1:
             self.part[0].addbmm_(x_BMP, x_BMP.mT)
@@ -289,6 +287,7 @@ class _Sums:
         self.inputs = _Sum(rows, device, is_centred=is_centred)
         self.gradients = _Sum(columns, device) if with_gradients else None
         self.is_blind = False  # whether it ran where no gradient can be had
+        self._generator = torch.Generator().manual_seed(0)
 
     def end_batch(self, images: int) -> None:
         """The calls of a batch are over: A is a mean over positions, G one over images."""
@@ -308,8 +307,10 @@ class _Sums:
         """A forward hook."""
         inputs = args[0] if args else kwargs["input"]
         first, second = self.layer.chain.stages
-        for x_BMP in _patches(partial(input_patches, axes=first), inputs.detach(), module):
-            self.inputs.add(x_BMP)
+        is_spread = isinstance(module, Transposed)
+        patches = input_pixels if is_spread else partial(input_patches, axes=first)
+        for x_BMP, positions in self._some(_patches(patches, inputs.detach(), module)):
+            self.inputs.add(x_BMP, positions)
         if self.gradients is not None and not torch.is_grad_enabled():
             self.is_blind = True
         elif self.gradients is not None:
@@ -317,25 +318,46 @@ class _Sums:
                 output = output.detach().requires_grad_(True).clone()
             extents = padded_extents(inputs, module) if isinstance(module, Convolution) else ()
             cut = partial(_gradient_patches, axes=second, extents=extents)
+            if is_spread:
+                cut = partial(gradient_taps, extents=inputs.shape[-len(second) :])
             output.register_hook(lambda gradient: self._see_gradient(module, gradient.detach(), cut))
         return output
 
     def _see_gradient(self, module: nn.Module, gradient: Tensor, cut: Callable[..., Tensor]) -> None:
         assert self.gradients is not None
-        for g_BNP in _patches(cut, gradient, module):
-            self.gradients.add(g_BNP)
+        for g_BNP, positions in self._some(_patches(cut, gradient, module)):
+            self.gradients.add(g_BNP, positions)
+
+    def _some(self, patches: Iterable[Tensor]) -> Iterator[tuple[Tensor, int]]:
+        """Of images with many positions, some that stand for all; and how many there are."""
+        for x_BMP in patches:
+            positions = x_BMP.shape[2]
+            if positions <= MOST_POSITIONS:
+                yield x_BMP, positions
+            else:
+                chosen = torch.randperm(positions, generator=self._generator)[:MOST_POSITIONS]
+                yield x_BMP[:, :, chosen.to(x_BMP.device)], positions
 
 
 def _patches(cut: Callable[..., Tensor], maps: Tensor, module: nn.Module) -> Iterator[Tensor]:
     """What a matrix sees of some maps, or of their gradients, as columns of each image; a few images at a time."""
     if isinstance(module, nn.Linear):
-        yield maps.reshape(1, -1, maps.shape[-1]).mT.float()
+        yield from _linear_columns(maps)
         return
-    assert isinstance(module, Convolution)
+    assert isinstance(module, Convolution | Transposed)
     maps = maps if maps.dim() == len(module.kernel_size) + 2 else maps[None]
     per_image = 4 * maps[0].numel() * math.prod(module.kernel_size) * math.prod(module.stride)
     for part in maps.split(max(1, _MOST_PATCHES // max(1, per_image))):
         yield cut(part.float(), module)
+
+
+def _linear_columns(maps: Tensor) -> Iterator[Tensor]:
+    """The rows that a `Linear` sees, as columns: of each sample where these are long, else in parts of all of them."""
+    if maps.dim() > 2 and math.prod(maps.shape[1:-1]) > MOST_POSITIONS:
+        yield maps.flatten(1, -2).mT.float()
+        return
+    for rows in maps.reshape(-1, maps.shape[-1]).split(MOST_POSITIONS):
+        yield rows.mT[None].float()
 
 
 def _padded(maps_BIX: Tensor, conv: Convolution) -> Tensor:

@@ -39,14 +39,15 @@ WITHOUT_VALUES = frozenset(
 class FactoredWeight(Tensor):
     """W̃ of a chain as a tensor without memory: any operation on it computes W̃ first. It cannot be written to."""
 
-    stages: tuple[Tensor, ...]
+    stages: tuple[Tensor, ...]  # (outputs, inputs, kernel)
+    swapped: bool  # whether W̃ itself is (inputs, outputs, kernel)
 
     @staticmethod
-    def __new__(cls, stages: Sequence[Tensor], shape: Sequence[int]) -> FactoredWeight:
+    def __new__(cls, stages: Sequence[Tensor], shape: Sequence[int], swapped: bool = False) -> FactoredWeight:
         """One for the weights of a chain, without a gradient; `factored_weight` gives one that has."""
         kind = stages[0]
         weight = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=kind.dtype, device=kind.device)
-        weight.stages = tuple(stages)
+        weight.stages, weight.swapped = tuple(stages), swapped
         return weight
 
     @classmethod
@@ -66,7 +67,7 @@ class FactoredWeight(Tensor):
         """The operation on W̃ itself; autograd stands above this and leads the gradient on to the factors."""
         if func.overloadpacket is _aten.detach:
             (weight,) = args
-            return FactoredWeight(weight.stages, weight.shape)
+            return FactoredWeight(weight.stages, weight.shape, weight.swapped)
         for place, argument in enumerate(func._schema.arguments):
             value = args[place] if place < len(args) else (kwargs or {}).get(argument.name)
             if isinstance(value, FactoredWeight) and argument.alias_info is not None and argument.alias_info.is_write:
@@ -77,14 +78,14 @@ class FactoredWeight(Tensor):
 
     def dense(self) -> Tensor:
         """W̃ as an ordinary tensor, without a gradient."""
-        return product([each.detach() for each in self.stages])
+        return product([each.detach() for each in self.stages], swapped=self.swapped)
 
     def _blank(self) -> Tensor:
         """A tensor of the same type, device and shape, whose values take no memory and say nothing."""
         return self.stages[0].new_empty(()).expand(self.shape)
 
     def _recorded(self) -> Tensor:
-        return product(self.stages)
+        return product(self.stages, swapped=self.swapped)
 
     def _refusal(self, what: str) -> InvalidArgumentError:
         factors = in_words(tuple(map(len, self.stages[:-1])))
@@ -132,24 +133,25 @@ class _Product(torch.autograd.Function):
     """Leads the gradient of W̃ to the stages that it is computed from."""
 
     @staticmethod
-    def forward(ctx: Any, shape: Sequence[int], *stages: Tensor) -> Tensor:
+    def forward(ctx: Any, shape: Sequence[int], swapped: bool, *stages: Tensor) -> Tensor:
         ctx.save_for_backward(*stages)
-        return FactoredWeight(stages, shape)
+        ctx.swapped = swapped
+        return FactoredWeight(stages, shape, swapped)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         wanted = [
-            stage for stage, is_wanted in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True) if is_wanted
+            stage for stage, is_wanted in zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True) if is_wanted
         ]
         is_differentiable = torch.is_grad_enabled()
         with torch.enable_grad():
-            made = product(ctx.saved_tensors)
+            made = product(ctx.saved_tensors, swapped=ctx.swapped)
             found = iter(torch.autograd.grad(made, wanted, gradient, create_graph=is_differentiable))
-        return None, *(next(found) if is_wanted else None for is_wanted in ctx.needs_input_grad[1:])
+        return None, None, *(next(found) if is_wanted else None for is_wanted in ctx.needs_input_grad[2:])
 
 
-def product(stages: Sequence[Tensor]) -> Tensor:
-    """W̃, computed from the weights of a chain's stages.
+def product(stages: Sequence[Tensor], *, swapped: bool = False) -> Tensor:
+    """W̃ (outputs, inputs, kernel), computed from the weights of a chain's stages; swapped, inputs come first.
 
     Along every axis of the kernel one of them at most is more than 1 wide, so that its taps are those of W̃.
 
@@ -159,7 +161,7 @@ def product(stages: Sequence[Tensor]) -> Tensor:
     made = stages[0]
     for stage in stages[1:]:
         made = _joined(made, stage)
-    return made.contiguous()
+    return (made.transpose(0, 1) if swapped else made).contiguous()
 
 
 def _joined(before: Tensor, behind: Tensor) -> Tensor:
@@ -174,8 +176,10 @@ def _joined(before: Tensor, behind: Tensor) -> Tensor:
     return apart.permute(0, 1 + axes, *pairs).reshape(outputs, inputs, *kernel)
 
 
-def factored_weight(stages: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+def factored_weight(stages: Sequence[Tensor], shape: Sequence[int], *, swapped: bool = False) -> Tensor:
     """W̃ that is computed when it is used; gradients go to the weights of the chain.
+
+    Stages are (outputs, inputs, kernel); the shape is that of W̃, of which inputs come first where it is swapped.
 
     >>> first, second = torch.ones(1, 3, requires_grad=True), torch.ones(2, 1)
     >>> weight = factored_weight((first, second), (2, 3))
@@ -185,10 +189,10 @@ def factored_weight(stages: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     # Those who record a graph leave out of it what is not used; torch.func has tensors of its own kind.
     is_recorded = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()
     if is_recorded or torch._C._functorch.peek_interpreter_stack() is not None:
-        return product(stages)
+        return product(stages, swapped=swapped)
     if torch.compiler.is_compiling():  # by torch.export
-        return FactoredWeight(stages, shape)
-    weight: Tensor = _Product.apply(tuple(shape), *stages)
+        return FactoredWeight(stages, shape, swapped)
+    weight: Tensor = _Product.apply(tuple(shape), swapped, *stages)
     return weight
 
 
@@ -204,7 +208,9 @@ class StandIn(nn.Sequential):
     @property
     def weight(self) -> Tensor:
         """W̃: its type, shape and device are known, its values are computed when they are used."""
-        return factored_weight([layer.weight for layer in self._modules.values()], self._shape)  # type: ignore[misc]
+        held: list[Tensor] = [layer.weight for layer in self._modules.values()]  # type: ignore[misc]
+        stages = [w.transpose(0, 1) if s else w for w, s in zip(held, self._swapped, strict=True)]
+        return factored_weight(stages, self._shape, swapped=any(self._swapped))
 
     @property
     def bias(self) -> Tensor | None:
@@ -230,13 +236,27 @@ class StandIn(nn.Sequential):
         return super().__getitem__(index)
 
 
-def stand_in_for(module: nn.Module) -> StandIn:
-    """One that has all the layer's attributes, and no layers yet."""
-    stand_in = StandIn()
+class TransposedStandIn(StandIn):
+    """One for a transposed convolution, which may be told the size of its output."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """The chain; the size is for those of its layers that are transposed convolutions."""
+        for layer, is_swapped in zip(self._modules.values(), self._swapped, strict=True):
+            input = layer(input, output_size) if is_swapped else layer(input)
+        return input
+
+
+def stand_in_for(module: nn.Module, swapped: Sequence[bool]) -> StandIn:
+    """One that has all the layer's attributes, and no layers yet.
+
+    `swapped` says of each whether it holds its weight as (inputs, outputs, kernel).
+    """
+    stand_in = TransposedStandIn() if any(swapped) else StandIn()
     own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
     stand_in.__dict__.update(
         own,
         _shape=tuple(module.weight.shape),  # type: ignore[arg-type]
+        _swapped=tuple(swapped),
         _stands_for=type(module),
         # What may lead to other modules, which are others in a copy of the network.
         _references=tuple(name for name, value in own.items() if not _is_plain(value)),

@@ -109,12 +109,12 @@ class Trace:
     has_unbatched: bool = False
 
     def positions(self, layer: Layer, chain: Chain) -> list[int]:
-        """Those of the map behind every stage of a chain in the layer's place, over all calls of all its modules."""
+        """Where a chain in the layer's place applies the weight of every stage, over all calls of all its modules."""
         totals = [0] * len(chain.stages)
         for module in layer.modules:
             for (inputs, outputs), count in self.maps.get(module, {}).items():
-                behind = chain.positions(inputs, outputs)
-                totals = [total + count * each for total, each in zip(totals, behind, strict=True)]
+                applied = chain.applied(inputs, outputs)
+                totals = [total + count * each for total, each in zip(totals, applied, strict=True)]
         return totals
 
     def per_sample(self, total: int) -> int:
@@ -235,7 +235,10 @@ _SEEING: dict[Any, Callable[..., None]] = {
 
 def shape_of(layer: Layer) -> LayerShape:
     """The layer without its values."""
-    return LayerShape(name=layer.name, form=layer.form, shape=layer.shape, stages=layer.chain.stages)
+    chain = layer.chain
+    return LayerShape(
+        name=layer.name, form=layer.form, shape=layer.shape, stages=chain.stages, transposed=chain.transposed
+    )
 
 
 def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
@@ -262,8 +265,9 @@ def macs_left_alone(seen: Trace) -> Counter[nn.Module]:
     """By module, the MACs of its own weights as they are, for the whole batch."""
     macs = seen.other_macs.copy()
     for module, positions in seen.outputs.items():
-        assert isinstance(module.weight, Tensor)
-        macs[module] += module.weight.numel() * positions
+        with evaluating(module):  # one that is computed may change by being asked for, in training
+            assert isinstance(module.weight, Tensor)
+            macs[module] += module.weight.numel() * positions
     return macs
 
 

@@ -23,7 +23,7 @@ from onnx import NodeProto, helper
 
 from decomposable.edge.bundle import Bundle
 from decomposable.edge.container import header_of, tensor_of
-from decomposable.edge.graph import attribute, captured, merged_attributes
+from decomposable.edge.graph import attribute, captured, merged_attributes, outputs_axis
 from decomposable.edge.recurrent import Found, as_operator, can_be_operator, in_steps
 from decomposable.edge.source import Array
 from decomposable.edge.weights import LayerWeights, folded
@@ -94,9 +94,10 @@ class _Draft:
             last = self._node(use.nodes[-1])
             for index, entry in zip(use.nodes, use.entries, strict=False):
                 self._node(entry).input[0] = self._nodes.pop(index).input[0]
-            if last.op_type == "Conv":
+            if last.op_type in ("Conv", "ConvTranspose"):
                 merged = merged_attributes([wiring.nodes[index] for index in use.nodes], layer.shape[2:])
                 kept = [a for a in last.attribute if a.name not in merged]
+                last.op_type = "ConvTranspose" if layer.transposed else "Conv"
                 del last.attribute[:]
                 last.attribute.extend([*kept, *(helper.make_attribute(k, v) for k, v in merged.items())])
 
@@ -106,7 +107,8 @@ class _Draft:
         bias = self.tensors[maker.input[2]] if any(maker.input[2:3]) else None
         gamma, beta, mean, var = (self.tensors[name] for name in norm.input[1:5])
         epsilon = attribute(norm, "epsilon", 1e-5)
-        made = folded(self.tensors[maker.input[1]], bias, gamma, beta, mean, var, epsilon=epsilon)
+        weight, axis = self.tensors[maker.input[1]], outputs_axis(maker)
+        made = folded(weight, bias, gamma, beta, mean, var, epsilon=epsilon, axis=axis)
         names = [f"decomposable/{maker_index}/{kind}" for kind in ("weight", "bias")]  # one use, not all of the layer
         self.tensors.update(zip(names, made, strict=True))
         maker.input[:] = [maker.input[0], *names]

@@ -24,7 +24,7 @@ from decomposable.sizing.ranks import RankSelector
 from decomposable.sizing.record import (
     BUNDLE,
     Arrays,
-    check_factors,
+    check_held,
     check_tuned,
     is_rank,
     read_layer,
@@ -159,13 +159,13 @@ def _read_weights(layer: LayerShape, record: Fields, tensors: dict[str, Array | 
         stored, chain = record.get("stored"), layer.chain
         require(is_rank(stored, chain.full_ranks), f"'stored' of {record.where} is {stored!r:.60}, not a rank")
         claimed = chain.shapes(stored if isinstance(stored, list) else (stored,))
-        zeros = tuple(np.broadcast_to(np.float32(0), size) for size in claimed)
+        zeros = chain.held([np.broadcast_to(np.float32(0), size) for size in claimed])
         return LayerWeights(**vars(layer), weights=zeros, is_used=False)
     names = factor_names(layer.name, len(layer.stages))
     for name in names:
         require(name in tensors, f"tensor '{name:.80}' is missing")
     weights = tuple(tensors.pop(name) for name in names)
-    check_factors(layer, weights)
+    check_held(layer, weights)
     return LayerWeights(**vars(layer), weights=weights)
 
 
@@ -179,12 +179,13 @@ def _uses(wiring: Wiring, layer: LayerWeights, recurrences: Sequence[Found]) -> 
         (bool(uses) or bool(inside)) == layer.is_used,
         f"layer '{layer.name:.60}': its weights are not where they should be",
     )
-    kinds = ("Conv",) if len(layer.shape) > 2 else ("Gemm", "MatMul")
+    is_convolution = len(layer.shape) > 2
     for use in uses:
-        for index, weight in zip(use.nodes, layer.weights, strict=True):
+        for index, weight, is_swapped in zip(use.nodes, layer.weights, layer.chain.swapped, strict=True):
             node = wiring.nodes[index]
+            kinds = ("ConvTranspose",) if is_swapped else ("Conv",) if is_convolution else ("Gemm", "MatMul")
             require(node.op_type in kinds, f"layer '{layer.name:.60}' of shape {layer.shape} is a {node.op_type:.40}")
-            if node.op_type == "Conv":
+            if is_convolution:
                 check_geometry(node, weight.shape[2:], layer.name)
     return uses
 

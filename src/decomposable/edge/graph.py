@@ -107,9 +107,9 @@ def _followed(wiring: Wiring, layer: str, first: int, stages: Sequence[Sequence[
             seen.add(after)
             after = _next(wiring, after, layer)
         require(after in behind, f"layer '{layer}': its {ordinal} part leads to {wiring.nodes[after].op_type:.40}")
-        is_one_kind = wiring.nodes[here].op_type == wiring.nodes[after].op_type
-        require(is_one_kind, f"layer '{layer}': its parts are of two kinds")
         nodes.append(after)
+    kinds = {wiring.nodes[index].op_type for index in nodes}
+    require(len(kinds) == 1 or kinds == {"Conv", "ConvTranspose"}, f"layer '{layer}': its parts are of two kinds")
     return Use(tuple(nodes), tuple(entries))
 
 
@@ -143,7 +143,9 @@ def _multiplying(wiring: Wiring, layer: str, weight: str, loops: Container[int])
 
 def _is_plain(node: NodeProto) -> bool:
     """A convolution without groups whose padding is in numbers, or x Wᵀ + b."""
-    if node.op_type == "Conv":
+    if node.op_type in ("Conv", "ConvTranspose"):
+        if any(one.name == "output_shape" for one in node.attribute):  # then the padding follows from that
+            return False
         return attribute(node, "group", 1) == 1 and attribute(node, "auto_pad", b"NOTSET") == b"NOTSET"
     if node.op_type != "Gemm":
         return False
@@ -159,27 +161,38 @@ def merged_attributes(nodes: Sequence[NodeProto], kernel: Sequence[int]) -> dict
     >>> second = helper.make_node("Conv", ["z", "b"], ["y"], pads=[1, 0, 1, 0], strides=[2, 1])
     >>> merged_attributes([first, second], [3, 3])
     {'kernel_shape': [3, 3], 'strides': [2, 2], 'dilations': [1, 1], 'pads': [1, 1, 1, 1]}
+
+    What a transposed one adds to its output (`output_padding`) is there, too, where one of them is.
     """
 
     def all_of(name: str, default: list[int]) -> list[tuple[int, ...]]:
         return list(zip(*(attribute(node, name, default) for node in nodes), strict=True))
 
     ones, zeros = [1] * len(kernel), [0] * (2 * len(kernel))
-    return {
+    merged = {
         "kernel_shape": list(kernel),
         "strides": [math.prod(each) for each in all_of("strides", ones)],
         "dilations": [math.prod(each) for each in all_of("dilations", ones)],
         "pads": [sum(each) for each in all_of("pads", zeros)],
     }
+    if any(node.op_type == "ConvTranspose" for node in nodes):
+        merged["output_padding"] = [sum(each) for each in all_of("output_padding", zeros[: len(kernel)])]
+    return merged
 
 
 def check_geometry(node: NodeProto, kernel: Sequence[int], layer: str) -> None:
     """Refuse a convolution that is not of this kernel, or whose numbers are absurd."""
     is_right, axes = attribute(node, "kernel_shape", list(kernel)) == list(kernel), len(kernel)
-    for name, length, least in (("strides", axes, 1), ("dilations", axes, 1), ("pads", 2 * axes, 0)):
+    sizes = (("strides", axes, 1), ("dilations", axes, 1), ("pads", 2 * axes, 0), ("output_padding", axes, 0))
+    for name, length, least in sizes:
         values = attribute(node, name, [least] * length)
         is_right = is_right and len(values) == length and all(least <= value < 1 << 20 for value in values)
     require(is_right, f"layer '{layer:.60}': node '{node.name:.60}' has a geometry that cannot be")
+
+
+def outputs_axis(node: NodeProto) -> int:
+    """Along which axis of its weight the outputs of a layer lie."""
+    return 1 if node.op_type == "ConvTranspose" else 0
 
 
 def find_foldable(wiring: Wiring, shapes: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
@@ -196,8 +209,10 @@ def find_foldable(wiring: Wiring, shapes: Mapping[str, tuple[int, ...]]) -> dict
             continue
         has_number = 0 <= attribute(node, "epsilon", 1e-5) < math.inf
         maker = wiring.nodes[before]
-        is_layer = maker.op_type == "Conv" or (maker.op_type == "Gemm" and _is_plain(maker))
-        outputs = shapes.get(maker.input[1], ())[:1] if len(maker.input) > 1 else ()
+        is_plain = maker.op_type in ("ConvTranspose", "Gemm") and _is_plain(maker)  # of one group, then
+        is_layer = maker.op_type == "Conv" or is_plain
+        at = outputs_axis(maker)
+        outputs = shapes.get(maker.input[1], ())[at : at + 1] if len(maker.input) > 1 else ()
         per_output = [*node.input[1:], *(name for name in maker.input[2:] if name)]
         is_layer = is_layer and bool(outputs) and all(shapes.get(name) == outputs for name in per_output)
         if is_layer and has_number and len(maker.output) == 1 and wiring.only_taker(node.input[0]) == (i, 0):

@@ -64,7 +64,7 @@ class LayerWeights(LayerShape):
     @property
     def stored(self) -> Ranks:
         """How many bases there are."""
-        return tuple(map(len, self.weights[:-1]))
+        return self._ranks(self.weights)
 
     def slices(self, ranks: Ranks) -> tuple[Array, ...]:
         """The first bases, as views of those that are in memory; more are read where these are too few."""
@@ -72,13 +72,18 @@ class LayerWeights(LayerShape):
             known = self._ranks_read
             if any(wanted > there for wanted, there in zip(ranks, known, strict=True)):
                 self._read.clear()  # before the larger ones are read
-                self._read.append(_sliced(self.weights, tuple(map(max, ranks, known))))
-            return _sliced(self._read[0], ranks)
+                self._read.append(_sliced(self.weights, tuple(map(max, ranks, known)), self.chain.swapped))
+            return _sliced(self._read[0], ranks, self.chain.swapped)
 
     @property
     def _ranks_read(self) -> Ranks:
         """How many bases of every cut are in memory."""
-        return tuple(map(len, self._read[0][:-1])) if self._read else (0,) * len(self.stored)
+        return self._ranks(self._read[0]) if self._read else (0,) * len(self.stored)
+
+    def _ranks(self, weights: Sequence[Array | Stored]) -> Ranks:
+        """How many bases of every cut these are."""
+        pairs = zip(weights[:-1], self.chain.swapped, strict=False)
+        return tuple(weight.shape[1 if is_swapped else 0] for weight, is_swapped in pairs)
 
     def dense(self, ranks: Ranks, *, keep: bool) -> Array:
         """W̃ of the first bases; with `keep`, it is there at once the next time."""
@@ -86,21 +91,26 @@ class LayerWeights(LayerShape):
             if ranks in self._kept:
                 return self._kept[ranks]
             is_read = all(wanted <= there for wanted, there in zip(ranks, self._ranks_read, strict=True))
-            weight = dense_weight(
-                self.slices(ranks) if is_read else _sliced(self.weights, ranks)
-            )  # not needed any more
+            parts = self.slices(ranks) if is_read else _sliced(self.weights, ranks, self.chain.swapped)
+            weight = np.ascontiguousarray(self.chain.held_dense(dense_weight(self.chain.held(parts))))
+            del parts  # not needed any more
             if keep:
                 self._kept.clear()  # one per layer: memory is scarce where this runs
                 self._kept[ranks] = weight
             return weight
 
 
-def _sliced(weights: Sequence[Array | Stored], ranks: Ranks) -> tuple[Array, ...]:
-    """The first bases of every cut: along the first axis of the stage before it, along the second of the one behind."""
-    *before, last = weights
-    inner = (each[:rank] for each, rank in zip(before, ranks, strict=True))
-    cut = (each if i == 0 else each[:, : ranks[i - 1]] for i, each in enumerate(inner))
-    return *cut, last[:, : ranks[-1]]
+def _sliced(weights: Sequence[Array | Stored], ranks: Ranks, swapped: Sequence[bool]) -> tuple[Array, ...]:
+    """The first bases of every cut: those of the outputs of the stage before it, and of the inputs of the one behind.
+
+    Outputs lie along the first axis of a weight and inputs along the second; where they are swapped, inputs come first.
+    """
+    ends, made = (None, *ranks, None), []
+    for i, (weight, is_swapped) in enumerate(zip(weights, swapped, strict=True)):
+        first, second = (ends[i], ends[i + 1]) if is_swapped else (ends[i + 1], ends[i])
+        part: Array = weight[:, :second] if first is None else weight[:first]
+        made.append(part if first is None or second is None else part[:, :second])
+    return tuple(made)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,12 +159,20 @@ class Tuned(InNumpy, TunedSizes):
 
 
 def folded(
-    weight: Array, bias: Array | None, gamma: Array, beta: Array, mean: Array, var: Array, *, epsilon: float
+    weight: Array,
+    bias: Array | None,
+    gamma: Array,
+    beta: Array,
+    mean: Array,
+    var: Array,
+    *,
+    epsilon: float,
+    axis: int = 0,
 ) -> tuple[Array, Array]:
     """Weight and bias of a layer that takes in the batch normalisation behind it, whose numbers are one per channel.
 
-    BN(Wx + b) = s·(Wx + b − mean) + β = (s·W)x + (s·(b − mean) + β),  s = γ/√(var + ε); output channels lie along the
-    weight's first axis.
+    BN(Wx + b) = s·(Wx + b − mean) + β = (s·W)x + (s·(b − mean) + β),  s = γ/√(var + ε); output channels lie along
+    this axis of the weight.
 
     >>> norm = {"gamma": np.ones(1), "beta": np.ones(1), "mean": np.full(1, 2.0), "var": np.full(1, 0.25)}
     >>> weight, bias = folded(np.array([[3.0]]), None, **norm, epsilon=0.0)  # 3x → (3x − 2) / 0.5 + 1
@@ -166,5 +184,5 @@ def folded(
         shift = beta - mean * scale
         if bias is not None:
             shift = shift + bias * scale
-        along_outputs = scale.astype(weight.dtype).reshape(-1, *(1,) * (weight.ndim - 1))
+        along_outputs = scale.astype(weight.dtype).reshape(-1, *(1,) * (weight.ndim - 1 - axis))
         return np.ascontiguousarray(weight * along_outputs), shift.astype(weight.dtype)

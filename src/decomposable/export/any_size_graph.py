@@ -128,7 +128,7 @@ def _name_nodes(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     transposed = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Transpose" and n.input[0] in weights}
     counts: dict[str, int] = {}
     for node in graph.node:
-        if node.op_type not in ("Conv", "Gemm", "MatMul") or len(node.input) < 2:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or len(node.input) < 2:
             continue
         weight = transposed.get(node.input[1], node.input[1])
         if weight not in weights:

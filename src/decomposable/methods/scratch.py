@@ -150,7 +150,7 @@ def _weights(layer: Layer, p_MR: Tensor, q_RN: Tensor) -> list[nn.Parameter]:
     weight, format_ = layer.weight, memory_format_of(layer.weight)
     return [
         nn.Parameter(laid_out(factor.to(weight.device, weight.dtype), format_), requires_grad=weight.requires_grad)
-        for factor in matrix_form(layer.form).stages_of(p_MR, q_RN, layer.shape)
+        for factor in layer.chain.held(matrix_form(layer.form).stages_of(p_MR, q_RN, layer.shape))
     ]
 
 
@@ -208,7 +208,7 @@ def _size_of(network: nn.Module, example_input: Any) -> Size:
     for name in names:
         first, second = network.get_submodule(name).children()
         one, other = cast(Tensor, first.weight), cast(Tensor, second.weight)
-        dense = one[0].numel() * other[:, 0].numel()
+        dense = one.numel() * other.numel() // len(one) ** 2
         extra_macs += (dense - other.numel()) * seen.outputs.get(second, 0) - one.numel() * seen.outputs.get(first, 0)
         extra_params[one] = dense - one.numel() - other.numel()  # layers may share weights
         ranks.append(len(one))

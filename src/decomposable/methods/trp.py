@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from decomposable.core.criteria import Scores
 from decomposable.core.criteria import energy as missing_energy
 from decomposable.core.forms import MATRIX_FORMS, check_matrix_form, short_form, to_matrix, to_weight
-from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers
+from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers, without_transposed
 from decomposable.core.svd import SVD, svd
 from decomposable.core.tree import deep_copy, plain_name, rewire, unwrap
 from decomposable.errors import InvalidArgumentError
@@ -171,7 +171,8 @@ def _layer_filter(network: nn.Module, settings: Settings) -> FilterFn | None:
 def selected_layers(network: nn.Module, settings: Settings) -> tuple[Layer, ...]:
     """The layers that are truncated."""
     network = unwrap(network)
-    layers, skipped = find_layers(network, check_matrix_form(settings.form, "trp"), _layer_filter(network, settings))
+    taken = without_transposed(_layer_filter(network, settings))
+    layers, skipped = find_layers(network, check_matrix_form(settings.form, "trp"), taken)
     if not layers and settings.of(TRPSettings).trp_layers == "inner":
         raise InvalidArgumentError(
             "trp_layers=inner: the model has no convolution but the first and those of 1 × 1; allowed: all"

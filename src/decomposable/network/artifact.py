@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from decomposable.core.factors import Factors
+from decomposable.core.factors import Factors, as_held
 from decomposable.errors import ArtifactError
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import Container, FilePath, open_container, write_container
@@ -100,10 +100,10 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
             plan.runs_as(layer.name),
         )
         if runs_as == "dense":
-            weight = truncated(artifact.state[layer.key], factors, ranks, layer.chain.full_ranks)
+            weight = truncated(artifact.state[layer.key], factors, ranks, layer.chain)
             changed.update({join(path, "weight"): weight for path in layer.paths})
         elif runs_as == "factors":
-            chains.update(dict.fromkeys(layer.paths, sliced(factors, ranks)))
+            chains.update(dict.fromkeys(layer.paths, as_held(layer.chain, sliced(factors, ranks))))
     result: dict[str, Tensor] = {}
     for key, tensor in artifact.state.items():
         path = chain_around(key, chains)

@@ -17,7 +17,7 @@ from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, find_cr
 from decomposable.core.draws import limits_of
 from decomposable.core.factors import Factors, Taylor, factors_in_order, memory_format_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
-from decomposable.core.inside import layers_of, opened_where_it_runs
+from decomposable.core.inside import layers_of, opened_where_it_runs, refused_calls
 from decomposable.core.layers import FilterFn, Layer, decomposed, in_order_of, laid_out, require_layers
 from decomposable.core.tracing import (
     Forward,
@@ -104,7 +104,7 @@ def decompose(
     batch = on_device_of(closed, example_input)
     base, filter_fn, stay_closed = opened_where_it_runs(closed, checked_form, filter_fn, batch, call)
     layers, skipped = layers_of(base, checked_form, filter_fn)
-    chosen = _Chosen(base, layers, skipped | stay_closed)
+    chosen = _Chosen(base, layers, in_order_of(base, skipped | refused_calls(base) | stay_closed))
     if data is not None:
         require_one_cut(chosen.layers)
     bounds = _bounds(chosen.layers, min_rank, limits)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.layers import KINDS, ChainLayers, Layer, avoid_fast_paths_
-from decomposable.core.opening import Copies, openable, with_opened
+from decomposable.core.factors import as_held
+from decomposable.core.layers import CONVOLUTIONS, KINDS, TRANSPOSED, ChainLayers, Layer, avoid_fast_paths_
+from decomposable.core.opening import Copies, replaceable, with_opened
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.errors import InvalidArgumentError, ModelNeededError
@@ -81,16 +82,18 @@ def _built(path: FilePath, note: Mapping[str, Any] | None) -> tuple[nn.Module, s
 
 def _opened(path: FilePath, model: nn.Module, names: tuple[str, ...]) -> nn.Module:
     """The model with the layers inside that the file has there."""
-    can_be = openable(model) if names else {}
+    can_be = replaceable(model) if names else {}
+    paths = dict(model.named_modules(remove_duplicate=False)) if names else {}
+    plain = {name for name in names if name not in can_be and isinstance(paths.get(name), (*CONVOLUTIONS, nn.Linear))}
     for name in names:
-        if name not in can_be:
+        if name not in can_be and name not in plain:  # a layer that was settled may come as it is
             raise InvalidArgumentError(
                 one_line(
-                    f"model: it is not the one of {path}: '{name:.80}' is an attention, a recurrent layer or a Conv1D "
-                    "there, whose weights are decomposed"
+                    f"model: it is not the one of {path}: '{name:.80}' is an attention, a recurrent layer, a Conv1D or "
+                    "a layer with a computed weight or a forward of its own there, whose weights are decomposed"
                 )
             )
-    return with_opened(model, {name: can_be[name] for name in names}, Copies())
+    return with_opened(model, {name: can_be[name] for name in names if name in can_be}, Copies())
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +131,7 @@ class _Filling:
         for layer in _layers_of(self.base, size.skeleton):
             if layer.name in size.chains:
                 is_trainable = size.skeleton.trainable.get(join(layer.name, "weight"), True)
-                stages = [t.to(device) for t in size.chains[layer.name]]
+                stages = [t.to(device) for t in as_held(layer.chain, size.chains[layer.name])]
                 weights = [nn.Parameter(t, requires_grad=is_trainable) for t in stages]
                 replacements |= {module: ChainLayers(module, layer.chain).build(*weights) for module in layer.modules}
         network = rewire(self.base, replacements)
@@ -185,7 +188,7 @@ class _Filling:
 
 def _misfit(slots: Mapping[str, TensorSlot], skeleton: Skeleton, state: Mapping[str, Tensor | None]) -> str | None:
     """The first layer, in the file's order, that the model has not or has in another shape; None if there is none."""
-    dense = {join(path, "weight"): layer.shape for layer in skeleton.layers for path in layer.paths}
+    dense = {join(path, "weight"): layer.chain.held_shape for layer in skeleton.layers for path in layer.paths}
     for key in [*state, *slots]:
         in_file = in_model = "nothing"
         stored = state.get(key)
@@ -203,7 +206,7 @@ def _misfit(slots: Mapping[str, TensorSlot], skeleton: Skeleton, state: Mapping[
     for layer in skeleton.layers:
         for name in layer.paths:
             module = slots[join(name, "weight")].module
-            expected = KINDS[len(layer.shape) - 2]
+            expected = (TRANSPOSED if layer.transposed else KINDS)[len(layer.shape) - 2]
             if not isinstance(module, expected):
                 return _differs(join(name, "weight"), f"a {expected.__name__}", f"a {type(module).__name__}")
     return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from decomposable.core.factors import Factors
+from decomposable.core.factors import Factors, as_held
 from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_
 from decomposable.core.tree import clone_buffers_, put_parameters_, rewire
 from decomposable.network.calibration.statistics import tracked_batch_norms
@@ -51,7 +51,7 @@ class Original:
             factors, ranks = parts.factors[layer.name], ranks_of(parts.plan.ranks[layer.name])
             match parts.plan.runs_as(layer.name):
                 case "dense":
-                    dense = truncated(layer.weight, factors, ranks, layer.full_ranks)
+                    dense = truncated(layer.chain.held_dense(layer.weight), factors, ranks, layer.chain)
                     weight = nn.Parameter(dense, requires_grad=False)
                     replacements |= {module: _with_weight(module, weight) for module in layer.modules}
                 case "factors":
@@ -95,7 +95,7 @@ class Original:
         return module
 
     def _in_factors(self, layer: Layer, factors: Factors) -> dict[nn.Module, nn.Module]:
-        weights = [nn.Parameter(weight, requires_grad=False) for weight in factors]
+        weights = [nn.Parameter(weight, requires_grad=False) for weight in as_held(layer.chain, factors)]
         return {module: self._chains[module].build(*weights) for module in layer.modules}
 
     def _rewired(self, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:

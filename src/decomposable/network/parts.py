@@ -18,7 +18,7 @@ from decomposable.core.standin import product
 from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.tuned import Tuned
-from decomposable.sizing.chain import Ranks
+from decomposable.sizing.chain import Chain, Ranks
 from decomposable.sizing.latency import LatencyProfile, choose_timed
 from decomposable.sizing.plans import RankPlan, SizeRequest
 from decomposable.sizing.ranks import RankSelector
@@ -100,12 +100,20 @@ def kept_ranks(factors: Factors) -> Ranks:
     return tuple(map(len, factors[:-1]))
 
 
-def truncated(weight: Tensor, factors: Factors, ranks: Ranks, full_ranks: Ranks) -> Tensor:
-    """W̃ as one dense weight, from the bases kept or, with one cut, from those dropped where these are fewer."""
-    if len(ranks) > 1 or 2 * ranks[0] <= full_ranks[0]:
-        return product(sliced(factors, ranks)).contiguous(memory_format=memory_format_of(weight))
+def truncated(weight: Tensor, factors: Factors, ranks: Ranks, chain: Chain) -> Tensor:
+    """W̃ as one dense weight, from the bases kept or, with one cut, from those dropped where these are fewer.
+
+    The weight, and what comes back, are as the layer holds them.
+    """
+    if len(ranks) > 1 or 2 * ranks[0] <= chain.full_ranks[0]:
+        return dense(sliced(factors, ranks), chain, memory_format_of(weight))
     first, second = factors  # W is the sum of what its bases are each
-    return weight.detach() - product((first[ranks[0] :], second[:, ranks[0] :]))
+    return weight.detach() - dense((first[ranks[0] :], second[:, ranks[0] :]), chain, torch.contiguous_format)
+
+
+def dense(factors: Factors, chain: Chain, layout: torch.memory_format) -> Tensor:
+    """The one weight that factors stand for, as the layer holds it."""
+    return product(factors, swapped=chain.transposed).contiguous(memory_format=layout)
 
 
 def mapped(function: Callable[[Tensor], Tensor], factors: Mapping[str, Factors]) -> dict[str, Factors]:

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from decomposable.core.factors import Factors
+from decomposable.core.factors import Factors, as_held
 from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_, laid_out
 from decomposable.core.standin import WITHOUT_VALUES
 from decomposable.core.tracing import Forward
@@ -163,7 +163,7 @@ class Trial:
         for layer in replaced:
             factors = self.factors[layer.name]
             factors = sliced(factors, self.ranks[layer.name]) if smallest else factors
-            weights = [nn.Parameter(weight, requires_grad=False) for weight in factors]
+            weights = [nn.Parameter(weight, requires_grad=False) for weight in as_held(layer.chain, factors)]
             for module in layer.modules:
                 chain = ChainLayers(module, layer.chain).build(*weights)
                 chain.register_forward_pre_hook(lambda *_, name=layer.name: called.add(name))

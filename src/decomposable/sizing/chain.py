@@ -7,6 +7,9 @@ Every axis of the layer's kernel belongs to one stage, which has the axis' size,
 other axes a stage is 1 wide. This is all that is known of a layer here: shapes, costs, ranks and slices follow from it.
 numpy only: a device without torch uses the same code.
 
+In the chain of a transposed convolution those stages are transposed convolutions that have an axis. Weights are spoken
+of as (outputs, inputs, kernel) all the same; a transposed convolution *holds* them as (inputs, outputs, kernel).
+
 Ranks are one number for each cut. Where they are shown to users, those of a layer with a single cut are an int, and
 those of a layer with several a tuple: a `Rank`.
 """
@@ -17,7 +20,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from decomposable.checks import is_integer
 from decomposable.fields import require
@@ -30,6 +33,14 @@ Ranks = tuple[int, ...]
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 """What the stages of a chain are called in files, in order; no chain is longer."""
+
+
+class _Swappable(Protocol):
+    def swapaxes(self, one: int, other: int, /) -> Any: ...
+
+
+Weight = TypeVar("Weight", bound=_Swappable)
+"""A tensor, or an array."""
 
 _WORDS = ("two", "three", "four", "five", "six", "seven", "eight")
 
@@ -128,6 +139,12 @@ class Chain:
 
     shape: tuple[int, ...]
     stages: tuple[Axes, ...]
+    transposed: bool = False
+
+    @cached_property
+    def swapped(self) -> tuple[bool, ...]:
+        """Which of the stages hold their weight as (inputs, outputs, kernel)."""
+        return tuple(self.transposed and any(axes) for axes in self.stages)
 
     @cached_property
     def kernels(self) -> tuple[tuple[int, ...], ...]:
@@ -164,6 +181,30 @@ class Chain:
         """The shapes of all stages' weights at these ranks."""
         ends = (self.shape[1], *ranks, self.shape[0])
         return tuple((ends[i + 1], ends[i], *kernel) for i, kernel in enumerate(self.kernels))
+
+    def held(self, weights: Sequence[Weight]) -> tuple[Weight, ...]:
+        """The weights of all stages as the layers hold them; and of such weights, the other way round."""
+        return tuple(w.swapaxes(0, 1) if s else w for w, s in zip(weights, self.swapped, strict=True))
+
+    def held_dense(self, weight: Weight) -> Weight:
+        """The same of the dense weight."""
+        return weight.swapaxes(0, 1) if self.transposed else weight
+
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        """The shape of the dense weight as its layer holds it."""
+        outputs, inputs, *kernel = self.shape
+        return (inputs, outputs, *kernel) if self.transposed else self.shape
+
+    def applied(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[int, ...]:
+        """At how many positions the weight of every stage is applied: at those of the map behind it, and that of a
+        transposed convolution at those of the map before it.
+
+        >>> Chain((8, 4, 2, 2), ((False, False), (True, True)), transposed=True).applied((5, 6), (10, 12))
+        (30, 30)
+        """
+        behind = self.positions(inputs, outputs)
+        return (math.prod(inputs), *behind[:-1]) if self.transposed else behind
 
     def positions(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[int, ...]:
         """How many positions the map behind every stage has, from the extents of the layer's input and output: along an

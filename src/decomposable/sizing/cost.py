@@ -1,9 +1,10 @@
 """Multiply-accumulates (MACs) and parameters of a layer by formula, and where dense is cheaper than a chain.
 
-The convention is the paper's: a weight counts once for every output position it is applied to, per sample; biases,
-normalisation, activations and pooling count nothing. Products of two activations, as those inside attention, have no
-weight; they count as what they are, at every size the same (`core/products.py` sees them). A stage of a chain runs
-before the strides of those behind it: its positions are `Chain.positions`.
+The convention is the paper's: a weight counts once for every output position it is applied to, per sample (that of a
+transposed convolution for every input position, each of which it spreads over the output); biases, normalisation,
+activations and pooling count nothing. Products of two activations, as those inside attention, have no weight; they
+count as what they are, at every size the same (`core/products.py` sees them). A stage of a chain runs before the
+strides of those behind it: its positions are `Chain.applied`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class LayerShape:
     form: str
     shape: tuple[int, ...]
     stages: tuple[Axes, ...] = ()
+    transposed: bool = False  # a transposed convolution; `shape` is (outputs, inputs, kernel) all the same
 
     def __post_init__(self) -> None:
         stages = self.stages or stages_named(self.form, len(self.shape) - 2)
@@ -38,7 +40,7 @@ class LayerShape:
     @property
     def chain(self) -> Chain:
         """What it becomes."""
-        return Chain(self.shape, self.stages)
+        return Chain(self.shape, self.stages, self.transposed)
 
     @property
     def full_rank(self) -> Rank:
@@ -127,10 +129,12 @@ def chain_is_faster(chain: Chain, ranks: Sequence[int], *, inputs: int, maps: Se
     pays for making W̃ once. The rule depends on shapes only, so that a run repeats exactly on any machine.
     """
     moved = chain.shape[1] * inputs + chain.shape[0] * maps[-1]
-    macs = price([size * positions for size, positions in zip(chain.sizes, maps, strict=True)], ranks)
+    applied = (inputs, *maps[:-1]) if chain.transposed else maps
+    macs = price([size * positions for size, positions in zip(chain.sizes, applied, strict=True)], ranks)
     between = sum(rank * positions for rank, positions in zip(ranks, maps, strict=False))
     as_chain = samples * (CHAIN_LOSS * macs + TRAFFIC * (moved + 2 * between))
-    dense = samples * (chain.dense_size * maps[-1] + TRAFFIC * moved) + _making(chain, ranks)
+    at = inputs if chain.transposed else maps[-1]
+    dense = samples * (chain.dense_size * at + TRAFFIC * moved) + _making(chain, ranks)
     return as_chain < dense
 
 

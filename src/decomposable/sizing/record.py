@@ -93,6 +93,8 @@ def layer_entry(layer: LayerShape, cost: LayerCost | None = None) -> dict[str, A
     entry: dict[str, Any] = {"name": layer.name, "form": layer.form, "shape": list(layer.shape)}
     if layer.stages != stages_named(layer.form, len(layer.shape) - 2):
         entry["stages"] = [list(axes) for axes in layer.stages]
+    if layer.transposed:
+        entry["transposed"] = True
     if cost is None:
         return entry
     each = cost.macs_per_rank
@@ -108,7 +110,9 @@ def read_layer(record: Fields) -> LayerShape:
     require(stages is not None, f"layer '{name:.60}' has the form {form!r:.40}")
     assert stages is not None
     check_chain(name, shape, stages)
-    return LayerShape(name=name, form=form, shape=shape, stages=stages)
+    transposed = record.has("transposed") and record.flag("transposed")
+    require(not transposed or len(shape) > 2, f"layer '{name:.60}' of shape {shape} is no transposed convolution")
+    return LayerShape(name=name, form=form, shape=shape, stages=stages, transposed=transposed)
 
 
 def _read_stages(record: Fields) -> tuple[tuple[bool, ...], ...]:
@@ -120,9 +124,21 @@ def _read_stages(record: Fields) -> tuple[tuple[bool, ...], ...]:
     return tuple(map(tuple, rows))
 
 
+def check_held(layer: LayerShape, weights: Sequence[Any]) -> tuple[int, ...]:
+    """Refuse weights that are not those of a layer's stages, as its layers hold them; how many bases each cut has."""
+    shapes = [list(weight.shape) for weight in weights]
+    for shape, is_swapped in zip(shapes, layer.chain.swapped, strict=False):
+        shape[:2] = shape[1::-1] if is_swapped else shape[:2]
+    return _check_weights(layer, [tuple(shape) for shape in shapes], weights)
+
+
 def check_factors(layer: LayerShape, weights: Sequence[Any]) -> tuple[int, ...]:
     """Refuse weights that are not those of a layer's stages; how many bases each cut has."""
-    shapes = tuple(tuple(weight.shape) for weight in weights)
+    return _check_weights(layer, [tuple(weight.shape) for weight in weights], weights)
+
+
+def _check_weights(layer: LayerShape, found: Sequence[tuple[int, ...]], weights: Sequence[Any]) -> tuple[int, ...]:
+    shapes = tuple(found)
     ranks = tuple(shape[0] if shape else 0 for shape in shapes[:-1])
     full_ranks = layer.chain.full_ranks
     is_right = len(ranks) == len(full_ranks) and all(1 <= r <= full for r, full in zip(ranks, full_ranks, strict=True))

@@ -1,6 +1,7 @@
 """The forms that a weight can be decomposed in, one file each, and finding the one that a layer takes.
 
-`base.py` says what a form is. A form that a weight has nothing for (`Form.takes`) gives way to the channel form.
+`base.py` says what a form is. A form that a weight has nothing for (`Form.takes`) gives way to the channel form. A
+transposed convolution has the pointwise form where others have the channel or the spatial one.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from torch import Tensor
 from decomposable.core.forms.base import Form
 from decomposable.core.forms.channel import Channel
 from decomposable.core.forms.matrix import MatrixForm
+from decomposable.core.forms.pointwise import Pointwise
 from decomposable.core.forms.spatial import Spatial
 from decomposable.core.forms.tucker import Tucker
 from decomposable.errors import InvalidArgumentError
 
 FORMS: Mapping[str, Form] = {form.name: form for form in (Spatial(), Channel(), Tucker())}
+"""Those that can be asked for."""
+
+TAKEN: Mapping[str, Form] = {**FORMS, Pointwise.name: Pointwise()}
+"""Those that a layer can have."""
+
 MATRIX_FORMS = tuple(name for name, form in FORMS.items() if isinstance(form, MatrixForm))
 """Those with one cut, whose weights are a matrix."""
 
@@ -89,18 +96,21 @@ def check_patterns(form: FormOf, names: Sequence[str]) -> None:
             raise InvalidArgumentError(f"form: the pattern {pattern!r:.80} matches none of the {len(names)} layers")
 
 
-def form_for(shape: Sequence[int], form: str) -> str:
+def form_for(shape: Sequence[int], form: str, *, transposed: bool = False) -> str:
     """The form a weight of this shape takes: 1×1 kernels and linear layers have nothing spatial to split.
 
     >>> form_for((8, 4, 1, 1), "spatial"), form_for((8, 4, 3, 3), "spatial")
     ('channel', 'spatial')
+    >>> form_for((8, 4, 3, 3), "spatial", transposed=True)
+    'pointwise'
     """
-    return form if FORMS[form].takes(shape) else Channel.name
+    taken = form if FORMS[form].takes(shape) else Channel.name
+    return Pointwise.name if transposed and taken in MATRIX_FORMS else taken
 
 
 def matrix_form(form: str) -> MatrixForm:
     """A form with one cut."""
-    found = FORMS[form]
+    found = TAKEN[form]
     assert isinstance(found, MatrixForm), f"{form} has no matrix"
     return found
 

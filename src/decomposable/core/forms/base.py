@@ -40,9 +40,9 @@ class Form(ABC):
     def stages(self, axes: int) -> tuple[Axes, ...]:
         """Which of so many axes of the kernel each stage has."""
 
-    def chain(self, shape: Sequence[int]) -> Chain:
-        """The chain that a weight of this shape becomes."""
-        return Chain(tuple(shape), self.stages(len(shape) - 2))
+    def chain(self, shape: Sequence[int], *, transposed: bool = False) -> Chain:
+        """The chain that a weight of this shape becomes, or that of a transposed convolution."""
+        return Chain(tuple(shape), self.stages(len(shape) - 2), transposed)
 
     @abstractmethod
     def decompose(self, weights: Mapping[str, Tensor]) -> dict[str, Decomposition]:

@@ -4,7 +4,9 @@
 
 Only `Linear` layers and convolutions are decomposed. A module with other weights is *opened*: another one takes its
 place that computes the same with such layers, and these are then decomposed as any other. In training the layers are
-views of the module's own parameters, and the module itself stays as it is; a decomposed network has copies.
+views of the module's own parameters, and the module itself stays as it is; a decomposed network has copies. Layers
+whose weight is computed are *settled* (`computed.py`), and of those with a forward of their own the one call in it is
+made by a plain layer (`calling.py`), both for a decomposed network only.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from torch import nn
 
 from decomposable.core.opening.attention import OpenedAttention
 from decomposable.core.opening.base import Opened
+from decomposable.core.opening.calling import Calling, Refused, calling, check_calls, has_own_forward, may_call
+from decomposable.core.opening.computed import COMPUTED, forget_norms_, is_computed, settled
 from decomposable.core.opening.parts import Copies, Make, Part, ViewLinear
 from decomposable.core.opening.parts import Cut as Cut
 from decomposable.core.opening.recurrent import OpenedRecurrent
@@ -53,7 +57,7 @@ def why_closed(module: nn.Module) -> str | None:
 def _why_not_weights(parts: Sequence[Part]) -> str | None:
     for part in parts:
         if not isinstance(part.owner._parameters.get(part.weight), nn.Parameter):
-            return "its weight is computed (parametrization, weight or spectral norm); remove that first"
+            return f"{COMPUTED}; remove that first"
     return None
 
 
@@ -68,14 +72,42 @@ def _part_of_transposed(module: nn.Module) -> Part:
     return Part(owner=module, weight="weight", bias="bias", cut=Cut(transposed=True))
 
 
-def openable(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model that can be opened, by name; not those whose weights other modules hold, too."""
+def _holders(model: nn.Module) -> dict[nn.Parameter, set[nn.Module]]:
+    """For every parameter the modules that hold it."""
     holders: dict[nn.Parameter, set[nn.Module]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
             if parameter is not None:
                 holders.setdefault(parameter, set()).add(module)
-    found = {}
+    return holders
+
+
+def replaceable(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that may have others in their place in a decomposed network, by name.
+
+    Those that can be opened, and layers whose weight is computed or that have a forward of their own; not those whose
+    parameters other modules hold, too.
+    """
+    holders, found = _holders(model), openable(model)
+    for full_name, module in model.named_modules():
+        is_kind = is_computed(module) or (may_call(module) and why_not_called(module) is None)
+        if is_kind and all(holders[p] <= {*module.modules()} for p in module.parameters()):
+            found[plain_name(full_name)] = module
+    return found
+
+
+def why_not_called(module: nn.Module) -> str | None:
+    """The reason why no plain layer can make the call in a layer's own forward, or None."""
+    try:
+        check_calls(module)
+    except Refused as why:
+        return f"{type(module).__name__} has a forward of its own, {why}"
+    return None
+
+
+def openable(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a model that can be opened, by name; not those whose weights other modules hold, too."""
+    holders, found = _holders(model), {}
     for full_name, module in model.named_modules():
         if can_be_opened(module) and why_closed(module) is None:
             parts = _parts(module)
@@ -88,14 +120,28 @@ def openable(model: nn.Module) -> dict[str, nn.Module]:
 def opened(module: nn.Module, make: Make) -> nn.Module:
     """What takes a module's place."""
     kind = _kind_of(module)
-    made = make(_part_of_transposed(module)) if kind is None else kind.of(module, make)
+    if is_computed(module):
+        made = settled(module)
+    elif may_call(module):
+        made = calling(module)
+    else:
+        made = make(_part_of_transposed(module)) if kind is None else kind.of(module, make)
     made.__dict__[OPENED] = True
     return made
 
 
 def with_opened(model: nn.Module, modules: Mapping[str, nn.Module], make: Make) -> nn.Module:
     """A copy of the tree, sharing all else, in which these modules are opened."""
-    return rewire(model, {module: opened(module, make) for module in modules.values()}) if modules else model
+    return put_in(model, {module: opened(module, make) for module in modules.values()}) if modules else model
+
+
+def put_in(model: nn.Module, standing_in: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """A copy of the tree, sharing all else, in which others stand in for modules; these get the modules' hooks."""
+    tree = rewire(model, standing_in)
+    for module, made in standing_in.items():
+        if is_computed(module):
+            forget_norms_(made)
+    return tree
 
 
 def with_layers(module: nn.Module, opened: nn.Module, layers: Mapping[nn.Module, nn.Module]) -> nn.Module:
@@ -109,15 +155,23 @@ def names_of_opened(base: nn.Module) -> tuple[str, ...]:
 
 
 __all__ = [
+    "COMPUTED",
+    "Calling",
     "Copies",
     "Opened",
     "Part",
     "ViewLinear",
     "can_be_opened",
+    "has_own_forward",
+    "is_computed",
+    "may_call",
     "names_of_opened",
     "openable",
     "opened",
+    "put_in",
+    "replaceable",
     "why_closed",
+    "why_not_called",
     "with_layers",
     "with_opened",
 ]

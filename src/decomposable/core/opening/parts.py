@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Which part of a parameter a weight is: some of its rows, or all; and whether it lies transposed."""
+    """Which part of a parameter a weight is: some of its rows, or all; and whether inputs lie before outputs in it."""
 
     rows: tuple[int, int] | None = None
     transposed: bool = False
@@ -24,7 +24,7 @@ class Cut:
     def of(self, tensor: Tensor) -> Tensor:
         """The part of a tensor that is shaped as the parameter is: a view."""
         part = tensor if self.rows is None else tensor[slice(*self.rows)]
-        return part.t() if self.transposed else part
+        return part.transpose(0, 1) if self.transposed else part
 
 
 WHOLE = Cut()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from decomposable.checks import is_integer
 from decomposable.core.forms import FORMS, MATRIX_FORMS, to_matrix
-from decomposable.core.layers import Layer, find_layers, require_layers
+from decomposable.core.layers import Layer, find_layers, require_layers, without_transposed
 from decomposable.core.svd import check_finite, svd
 from decomposable.core.tracing import Trace, on_device_of, other_macs, trace
 from decomposable.core.tree import plain_name
@@ -213,7 +213,7 @@ def structure_of(
     them for noise, and with the one basis that is left a classifier can hardly tell more than two classes apart,
     however long it is fine-tuned.
     """
-    layers, skipped = find_layers(model, form if form in MATRIX_FORMS else "channel")
+    layers, skipped = find_layers(model, form if form in MATRIX_FORMS else "channel", without_transposed())
     seen = trace(model, on_device_of(model, example_input))
     last = next(reversed(seen.outputs), None)
     for layer in layers:

@@ -32,6 +32,7 @@ from decomposable.sizing.record import (
     NETWORK_FILE,
     Arrays,
     check_factors,
+    check_held,
     is_rank,
     read_layer,
     read_selector,
@@ -136,8 +137,8 @@ def size_from(description: dict[str, Any], tensors: Tensors) -> Size:
         if record.flag("is_pair"):
             # Layers that share a weight have a copy each in the file; the first one counts.
             copies = [[unused.take(join(path, f"{i}.weight")) for i in range(count)] for path in layer.paths]
-            chain = chains[layer.name] = tuple(copies[0])
-            found = check_factors(layer, chain)
+            found = check_held(layer, copies[0])
+            chains[layer.name] = layer.chain.held(copies[0])
             require(
                 found == (tuple(rank) if isinstance(rank, list) else (rank,)), f"layer '{layer.name:.60}' has {found}"
             )
@@ -149,7 +150,7 @@ def size_from(description: dict[str, Any], tensors: Tensors) -> Size:
     for layer in layers:
         for path in layer.paths:
             weight = state.get(join(path, "weight"), torch.empty(0))
-            is_right = layer.name in chains if weight is None else tuple(weight.shape) == layer.shape
+            is_right = layer.name in chains if weight is None else tuple(weight.shape) == layer.chain.held_shape
             require(is_right, f"the weight of layer '{path}' is not there or of another shape")
     unused.require_all_taken()
     return Size(skeleton=_read_skeleton(top, layers, entries, state), state=state, chains=chains)
@@ -212,7 +213,7 @@ def read_built_by(top: Fields) -> dict[str, Any] | None:
 
 def _read_factors(layer: StoredLayer, state: Mapping[str, Tensor], tensors: Arrays) -> Factors:
     weight = state.get(layer.key, torch.empty(0))
-    require(tuple(weight.shape) == layer.shape, f"layer '{layer.name}' has no weight of its shape")
+    require(tuple(weight.shape) == layer.chain.held_shape, f"layer '{layer.name}' has no weight of its shape")
     for path in layer.paths:
         require(state.get(join(path, "weight")) is weight, f"layer '{path}' has not the weight of '{layer.name}'")
     stored = [tensors.take(name) for name in factor_names(layer)]

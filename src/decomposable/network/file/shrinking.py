@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from decomposable.core.factors import Factors, memory_format_of
-from decomposable.core.standin import product
 from decomposable.network.calibration.statistics import InTorch
 from decomposable.network.file.container import Container, like
 from decomposable.network.file.contents import Artifact, as_stored, factor_names, from_stored, state_name
 from decomposable.network.file.parsing import network_from
 from decomposable.network.file.skeleton import StoredLayer, join
-from decomposable.network.parts import kept_ranks, sliced, truncated
+from decomposable.network.parts import dense, kept_ranks, sliced, truncated
 from decomposable.sizing.chain import Ranks, ranks_of
 from decomposable.sizing.cost import LayerCost
 from decomposable.sizing.interpolation import KnownSizes
@@ -144,9 +143,9 @@ def _weights_at(
     `weight` and `whole` count only where the layer is dense; otherwise their shapes do.
     """
     if runs_as == "factors":
-        made = product(part).contiguous(memory_format=memory_format_of(weight))
+        made = dense(part, layer.chain, memory_format_of(weight))
     else:
-        made = truncated(weight, whole, kept_ranks(part), layer.chain.full_ranks)
+        made = truncated(weight, whole, kept_ranks(part), layer.chain)
     return {join(path, "weight"): made for path in layer.paths}
 
 
