@@ -1,11 +1,12 @@
-"""What a cut without training keeps of networks that give embeddings and no logits: a speaker encoder, a sentence encoder.
+"""What a cut without training keeps of networks that give embeddings and no logits: of speakers, of sentences.
 
     python benchmarks/cut_embeddings.py --speaker pretrained.pt
     python benchmarks/cut_embeddings.py --sentences minilm --pairs sts-train.csv
 
-The speaker encoder is cut with 64 utterances of eight voices of a synthesiser (espeak-ng); of 32 others it is counted how
-often the nearest utterance of another sentence is of the same voice. The sentence encoder is cut with 500 sentences of the pairs; of others
-it is Spearman's correlation of cosines and scores. Choices are made with these: no figure here is one of a test set.
+The speaker encoder is cut with 64 utterances of eight voices of a synthesiser (espeak-ng); of 32 others it is counted
+how often the nearest utterance of another sentence is of the same voice. The sentence encoder is cut with 500 sentences
+of the pairs; of others it is Spearman's correlation of cosines and scores. Choices are made with these: no figure here
+is one of a test set.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def speaker(weights: Path, ways: list[str]) -> None:
-    from _speech import SENTENCES, VOICES, spectrograms, speaker_encoder
+    from _speech import SENTENCES, VOICES, speaker_encoder, spectrograms
 
     model = speaker_encoder(weights)
     seen, _ = spectrograms(VOICES[::5], SENTENCES[:8])

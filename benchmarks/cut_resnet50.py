@@ -1,7 +1,7 @@
-"""What a cut without training keeps of an ImageNet ResNet-50 that somebody else trained: by data, and by singular values.
+"""What a cut without training keeps of an ImageNet ResNet-50 that somebody else trained: by data, by singular values.
 
-    python benchmarks/cut_resnet50.py --weights resnet50.safetensors --images imagenet-sample --out DIR --cut 0 64 250 1000
-    python benchmarks/cut_resnet50.py --weights resnet50.safetensors --images imagenet-sample --out DIR --judge
+    python benchmarks/cut_resnet50.py --weights resnet50.safetensors --images FOLDER --out DIR --cut 0 64 250 1000
+    python benchmarks/cut_resnet50.py --weights resnet50.safetensors --images FOLDER --out DIR --judge
 
 The first cuts with so many images of `calibration` (0: by singular values), and keeps a file for each in DIR; what is
 there already is not made again. The second looks at `validation`: KL to the full network and accuracy, with statistics

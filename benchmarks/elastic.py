@@ -30,7 +30,7 @@ from decomposable.core.forms.matrix import MatrixForm
 from decomposable.core.metric import DAMPING
 from decomposable.core.moments import second_moments
 from decomposable.core.svd import svd, truncate
-from decomposable.network.importance import drawn_loss
+from decomposable.network.goals import drawn_loss
 from decomposable.training.loop import parameter_groups
 
 SIZES = (1.0, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07)

@@ -8,10 +8,8 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable.core.distillation import kl_divergence
-from decomposable.core.tracing import call_with_first
-from decomposable.network import importance
-from decomposable.network.allocation import EXPONENTS, IMAGES, Judge, best_exponent, shared_out
+from decomposable.network import descent, work
+from decomposable.network.allocation import AS_WEIGHTS, EXPONENTS, best_exponent, best_way, shared_out
 
 
 def network():
@@ -49,44 +47,31 @@ def test_losses_are_relative_to_their_sum_at_one_and_layers_without_loss_stay():
     assert shared_out({"a": np.array([6.0, 2.0])}, 0.0)["a"].tolist() == [6.0, 2.0]
 
 
-def test_the_distance_is_the_divergence_with_each_batch_normalised_by_itself():
-    model, other = network(), network()
-    with torch.no_grad():
-        other[4].weight.mul_(1.3)
-    judge = Judge.of(model, batches(), call_with_first)
-    kept = {name: value.clone() for name, value in other.state_dict().items()}
-    found = judge.distance(other)
-    assert all(torch.equal(value, kept[name]) for name, value in other.state_dict().items())
-    assert not any(module.training for module in other.modules())
-    other[1].train()
-    with torch.no_grad():
-        wanted = np.mean([float(kl_divergence(other(x), model(x))) for x in batches()])
-    assert found == pytest.approx(wanted, rel=1e-6)
+@pytest.mark.parametrize("start", [0.0, 0.75, AS_WEIGHTS])
+def test_the_way_of_the_weights_is_taken_where_it_is_nearest(start):
+    assert best_way(lambda way: 0.5 if way == AS_WEIGHTS else way + 0.6, start) == AS_WEIGHTS
+    assert best_way(lambda way: 0.7 if way == AS_WEIGHTS else way + 0.6, start) == 0.0
+    assert best_way(lambda way: math.nan, start) != AS_WEIGHTS
 
 
-def test_no_more_images_than_it_takes():
-    assert len(Judge.of(network(), batches(count=30), call_with_first).batches) == math.ceil(IMAGES / 16)
-    assert len(Judge.of(network(), batches(count=2), call_with_first).batches) == 2
-
-
-def test_the_exponent_that_is_taken_is_the_nearest_to_the_full_network(monkeypatch):
-    """At every size at which a cut is shared out anew, no neighbour of it is nearer."""
+@pytest.mark.filterwarnings("ignore:data. on 64 samples")  # of a network with random weights data know nothing better
+def test_the_way_that_is_taken_is_the_nearest_to_the_full_network(monkeypatch):
+    """At every size at which a cut is shared out anew, no neighbour of it is nearer, nor the way of the weights."""
     seen = []
 
     def noting(distance, start):
-        taken = best_exponent(distance, start)
-        place = EXPONENTS.index(taken)
-        neighbours = [EXPONENTS[i] for i in (place - 1, place + 1) if 0 <= i < len(EXPONENTS)]
-        seen.append((distance(taken), [distance(e) for e in neighbours]))
+        taken = best_way(distance, start)
+        others = [AS_WEIGHTS]
+        if taken != AS_WEIGHTS:
+            place = EXPONENTS.index(taken)
+            others += [EXPONENTS[i] for i in (place - 1, place + 1) if 0 <= i < len(EXPONENTS)]
+        seen.append((distance(taken), [distance(way) for way in others]))
         return taken
 
-    monkeypatch.setattr(importance, "best_exponent", noting)
-    net = dn.decompose(network(), data=batches())
-    goals = sum(size > net.selector.smallest_size for size in importance.SIZES)
-    assert len(seen) == 2 * goals > 2  # the goals, half-way between them, and one size below the last
+    monkeypatch.setattr(descent, "best_way", noting)
+    net = dn.decompose(network(), data=batches(count=24))
+    goals = work.goal_sizes(net.selector)
+    steps = [size for goal in (*goals, None) for size in work.on_the_way(goal, goals, net.selector.smallest_size)]
+    assert len(seen) == len(steps) > 4
+    assert steps == sorted(steps, reverse=True)
     assert all(nearest <= min(others) for nearest, others in seen)
-
-
-def test_outputs_are_compared_for_the_loss_only(monkeypatch):
-    monkeypatch.setattr(importance.Judge, "of", lambda *_: pytest.fail("outputs may be anything here"))
-    dn.decompose(network(), data=batches(), criterion="output")

@@ -62,9 +62,7 @@ Loss = Callable[[Any, int], Tensor]
 
 
 class NoGradientError(InvalidArgumentError):
-    """A network, or a layer of it, runs where no gradient can be had; `what` says which."""
-
-    what: str
+    """A network, or a layer of it, runs where no gradient can be had."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,12 +140,10 @@ def _lead_back(loss: Tensor, all_sums: Iterable[_Sums]) -> None:
     blind = next((sums.layer.name for sums in all_sums if sums.is_blind), None)
     if blind is not None or not loss.requires_grad:
         what = f"layer '{blind}' runs" if blind is not None else "the outputs were computed"
-        error = NoGradientError(
+        raise NoGradientError(
             f"criterion='loss': {what} without gradients (torch.no_grad in the model or in forward=, a detach); "
             "allowed: criterion='output'"
         )
-        error.what = f"{what} without gradients"
-        raise error
     loss.backward()
 
 

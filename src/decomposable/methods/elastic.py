@@ -22,14 +22,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from decomposable.core.criteria import Scores, ScoresByLayer
-from decomposable.core.distillation import kl_divergence, logits_of
+from decomposable.core.distillation import kl_divergence
 from decomposable.core.joint import JointObjective
+from decomposable.core.moments import NoGradientError
 from decomposable.core.tracing import on_device_of
-from decomposable.core.tree import evaluating, undisturbed
 from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material
 from decomposable.methods.decomposable import Decomposable, JointStep
@@ -165,7 +164,8 @@ def scores_by_data(
 ) -> dict[str, tuple[Scores, ...]]:
     """What every basis of the model as it is now is worth by what data say; what is not decomposed is never cut.
 
-    The loss of the network says it where the network gives logits and has gradients, else every layer's output.
+    The loss of the network says it where the network gives logits, else its output; where there are no gradients, every
+    layer's output.
     """
     batch = on_device_of(model, material.example_input)
     by_data = partial(
@@ -178,22 +178,11 @@ def scores_by_data(
         progress=material.progress,
     )
     try:
-        net = by_data(criterion="loss" if _gives_logits(model, batch) else "output")
-    except InvalidArgumentError:  # a part of the model runs without gradients
+        net = by_data()
+    except NoGradientError:  # a part of the model runs without
         net = by_data(criterion="output")
     never = {layer.name: tuple(np.full(rank, NEVER) for rank in layer.full_ranks) for layer in joint.layers}
     return {**never, **{name: cuts for name, cuts in net.scores.items() if name in never}}
-
-
-@torch.no_grad()
-def _gives_logits(model: nn.Module, batch: Tensor) -> bool:
-    with undisturbed(model), evaluating(model):
-        outputs = model(batch)
-    try:
-        logits_of(outputs)
-    except InvalidArgumentError:
-        return False
-    return True
 
 
 def _distance(low: tuple[Tensor, Tensor], full: tuple[Tensor, Tensor]) -> Tensor:

@@ -13,7 +13,6 @@ smaller one, as ever.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,11 +175,10 @@ class Descent:
         """
         try:
             return self._turned(bases, samples, by_weights, judged_by)
-        except NoGradientError as error:
+        except NoGradientError:
             if self.goal is not OUTPUT:
                 raise
-            warnings.warn(f"{error.what}: bases are ordered by what every layer's own output loses", stacklevel=7)
-            self._is_blind = True
+            self._is_blind = True  # then every layer's own output counts, and the network's in sharing a cut out
         return self._turned(bases, samples, by_weights, judged_by)
 
     def _turned(
