@@ -44,7 +44,11 @@ def test_weights_in_and_every_size_out(call, weights, tmp_path):
     assert "measuring" in err
     net = dn.load(out)
     assert net.selector.params_scores is not None
-    assert net.info["cut"] == {"criterion": "loss", "images": 120, "tuned": False}
+    cut = net.info["cut"]
+    assert (cut["criterion"], cut["images"], cut["tuned"]) == ("loss", 120, False)
+    judged = cut["judged"]
+    assert (judged["kept"], judged["is_crossed"], judged["measured_with"]) == ("data", True, 120)
+    assert all({*each} == {"size", "by_data", "by_weights"} for each in judged["sizes"])
     assert net.info["init"]["file"] == "weights.safetensors"
     code, text, _ = call("sizes", out, "--json")
     rows = json.loads(text)["sizes"]

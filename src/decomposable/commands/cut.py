@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from decomposable.training.cutting import Cut
 
 CRITERIA = {
-    "loss": "the loss of the network, to second order (the default)",
-    "output": "the output of each layer",
+    "loss": "the answers of the network, by its logits (the default where it gives logits)",
+    "output": "what the network gives, such as an embedding (the default elsewhere)",
     "singular_value": "the weights alone, as energy and uniform",
 }
 
@@ -29,7 +29,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
     add(
         "--criterion",
         metavar="NAME",
-        default="loss",
         help=f"what a cut must not lose: {'; '.join(f'{name}: {text}' for name, text in CRITERIA.items())}",
     )
     add(
@@ -57,7 +56,7 @@ def _run(options: argparse.Namespace) -> None:
 
         out = arguments.checked_out(options, [".safetensors"])
         figure = arguments.checked_file("--figure", options.figure or out.with_suffix(".png"), [".png"], options)
-        if options.criterion not in WAYS:
+        if options.criterion is not None and options.criterion not in WAYS:
             raise InvalidArgumentError(f"--criterion {options.criterion}; allowed: {', '.join(WAYS)}")
         function = recipes.find(options.recipe)
         settings = from_text(recipes.default_settings(function), options.set)
@@ -109,10 +108,15 @@ def _run(options: argparse.Namespace) -> None:
 
 def _bases(made: Cut) -> str:
     """Where the bases come from, and the statistics."""
-    from decomposable.network.goals import BY_DATA
-
     criterion, images = made.info["cut"]["criterion"], f"{made.images:,} images without labels"
-    return f"bases by {criterion}{', from' if criterion in BY_DATA else '; statistics from'} {images}"
+    report = made.net.cut_report
+    if report is None:
+        return f"bases by {criterion}; statistics from {images}"
+    if report.kept == "weights":
+        return (
+            f"bases by singular_value, since data did no better on images that were kept out; statistics from {images}"
+        )
+    return f"bases by {criterion}, from {images}"
 
 
 def _draw(path: Path, recipe: str, made: Cut) -> str:

@@ -254,7 +254,7 @@ class _Sum:
             mean_DW = self.mean.view(self.part.shape[:2])
             self.part.baddbmm_(mean_DW[:, :, None], mean_DW[:, None, :], alpha=-1 / self.part_weight)
             self.mean.zero_()
-        self.squares += float(self.part.square().sum())
+        self.squares += _squared(self.part)
         self.total += self.part
         self.part.zero_()
         self.weight, self.squared_weights = self.weight + weight, self.squared_weights + weight**2
@@ -268,9 +268,14 @@ class _Sum:
         """
         mean = self.total.div_(max(1.0, self.weight))
         shares = self.squared_weights / max(1.0, self.weight) ** 2
-        spread = self.squares / max(1.0, self.weight) ** 2 - shares * float(mean.square().sum())
+        spread = self.squares / max(1.0, self.weight) ** 2 - shares * _squared(mean)
         error = max(0.0, spread) / (1 - shares) if shares < 1 - 1e-9 else math.inf
         return (mean[0] if len(mean) == 1 else mean), error
+
+
+def _squared(blocks: Tensor) -> float:
+    """‖S‖²."""
+    return float(torch.linalg.vector_norm(blocks, dtype=torch.float64 if blocks.device.type != "mps" else None)) ** 2
 
 
 class _Sums:

@@ -49,7 +49,7 @@ def cut(
     settings: Settings,
     *,
     init: Path,
-    criterion: str,
+    criterion: str | None,
     asked: Sequence[float] = (),
     tune: bool,
     agreement: bool,
@@ -60,7 +60,8 @@ def cut(
 
     Bases, statistics and what is tuned come from the first images of a training epoch, without their labels; the
     accuracy from the test images. With `agreement`, or where nobody knows their labels, it is how often a size says
-    what the full network says. A size that was `asked` for, and cannot be, is refused.
+    what the full network says. A size that was `asked` for, and cannot be, is refused. Without a criterion, the one by
+    data is taken that fits what the network gives.
     """
     progress(Progress("", "reading the data"))
     data, model, digest = task.load_data(), task.build_model(), sha256(init)
@@ -73,7 +74,7 @@ def cut(
         material.example_input,
         form=settings.form,
         criterion=criterion,
-        data=material.calibration if criterion in BY_DATA else None,
+        data=material.calibration if criterion is None or criterion in BY_DATA else None,
         min_rank=settings.min_rank,
         progress=progress,
     )
@@ -93,11 +94,17 @@ def cut(
         "seed": settings.seed,
         "init": {"file": init.name, "sha256": digest},
         "commit": records.commit(),
-        "cut": {"criterion": criterion, "images": images, "tuned": tune},
+        "cut": {"criterion": criterion, "images": images, "tuned": tune} | _judged(net),
         "agreement" if agreement else "sizes": [asdict(row) for row in rows],
         **described(data),
     }
     return Cut(net=net, rows=rows, is_agreement=agreement, images=images, info=info)
+
+
+def _judged(net: DecomposedNet) -> dict[str, Any]:
+    """What a cut by data says of itself: by what it went, and how it did on images that were kept out."""
+    report = net.cut_report
+    return {} if report is None else {"criterion": report.criterion, "judged": report.as_dict()}
 
 
 def _agreement_with(full: nn.Module, data: Data, settings: Settings) -> Callable[[nn.Module], float]:
