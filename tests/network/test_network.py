@@ -69,7 +69,7 @@ def depthwise():
         nn.Conv2d(8, 8, 3, padding=1, groups=8),
         nn.Conv2d(8, 12, 1),
         nn.Conv2d(12, 12, 3, groups=3),
-        nn.ConvTranspose2d(12, 4, 2, stride=2),
+        nn.ConvTranspose2d(12, 4, 2, stride=2, groups=4),
     )
 
 
@@ -326,9 +326,9 @@ def test_the_channel_form_on_request():
     ("kind", "skipped"),
     [
         ("mlp", {}),
-        ("depthwise", {"1": "depthwise", "3": "grouped", "4": "transposed"}),
+        ("depthwise", {"1": "depthwise", "3": "grouped", "4": "grouped"}),
         ("attention", {"attention": "products of two activations"}),
-        ("tied embedding", {"embedding": "Embedding: only Conv1d, Conv2d", "head": "tied to embedding 'embedding'"}),
+        ("tied embedding", {"embedding": "Embedding: only convolutions", "head": "tied to embedding 'embedding'"}),
     ],
 )
 def test_layers_left_alone_are_listed_with_the_reason(kind, skipped):
