@@ -187,6 +187,23 @@ def test_whole_numbers_as_input(tmp_path):
 
 
 @pytest.mark.slow
+def test_it_says_what_it_does_and_how_much_is_done(tmp_path):
+    torch.manual_seed(0)
+    lines = []
+    net = dn.decompose(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), example_input=torch.zeros(1, 8))
+    report = export_any_size(net, tmp_path / "net.onnx", progress=lines.append)
+    told = [line.detail.split(",")[0] for line in lines]
+    assert list(dict.fromkeys(told)) == [
+        "tracing the network",
+        "translating it to ONNX",
+        "simplifying the graph",
+        "comparing it with PyTorch",
+    ]
+    count = len(report.sizes)
+    assert [line.detail for line in lines[-count:]] == [f"{told[-1]}, {i} of {count} sizes" for i in range(count)]
+    assert lines == sorted(lines, key=lambda line: line.fraction)
+
+
 def test_the_network_stays_as_it_is(tmp_path):
     _, net = mlp()
     net.train()
