@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 from decomposable.commands import arguments, networks
 from decomposable.console import Verb, answer, progress_line, showing_warnings
 from decomposable.errors import ExampleNeededError, InvalidArgumentError
-from decomposable.progress import Progress
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,11 +66,11 @@ def _run(options: argparse.Namespace) -> None:
     kind, size = _checked(options)
     with showing_warnings("decomposable export"), progress_line(options) as line:
         try:
-            line(Progress("", "reading the network"))  # at once: importing PyTorch takes a while
+            line("reading the network")  # at once: importing PyTorch takes a while
             net = networks.open_network(options)
             example = _example(options, net)
             plan = _rounded(options, kind, net, size)
-            line(Progress("exporting"))
+            line("exporting" if kind == "any-size" else "exporting and comparing with PyTorch")
             report = _exported(options, kind, net, size, example, line)
         except ExampleNeededError as error:
             raise InvalidArgumentError(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decomposable.pace import Countdown, Pace
 from decomposable.progress import InTurn, Progress, ProgressLine, Steps, Tracker, as_duration, quiet, shown, within
-from decomposable.terminal import with_bar
+from decomposable.progress.pace import Countdown, Pace
+from decomposable.progress.terminal import with_bar
 
 
 @pytest.fixture
