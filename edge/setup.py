@@ -11,7 +11,12 @@ from setuptools.command.sdist import sdist
 
 SOURCE = Path("..") / "src" / "decomposable"
 LICENSE = Path("..") / "LICENSE"
-PACKAGES = ["decomposable", "decomposable.sizing", "decomposable.edge"]  # the leaves, and two rooms of their own
+PACKAGES = [  # the leaves, and two rooms of their own
+    "decomposable",
+    "decomposable.progress",
+    "decomposable.sizing",
+    "decomposable.edge",
+]
 ONLY_HERE = "decomposable-edge is built from a checkout, whose ../src it takes: pip wheel ./edge"
 
 

@@ -6,6 +6,7 @@ import sys
 
 from decomposable.console import CALLED_WRONG, FAILED, INTERRUPTED
 from decomposable.errors import MissingExtraError
+from decomposable.machine import keep_freed_memory
 
 
 def main() -> int:
@@ -17,6 +18,7 @@ def main() -> int:
             raise
         sys.stderr.write("decomposable: error: this is decomposable-edge, for devices; use decomposable-edge\n")
         return CALLED_WRONG
+    keep_freed_memory()
     return run()
 
 

@@ -187,6 +187,41 @@ def test_whole_numbers_as_input(tmp_path):
 
 
 @pytest.mark.slow
+def test_it_says_what_it_does_and_how_much_is_done(tmp_path):
+    torch.manual_seed(0)
+    lines = []
+    net = dn.decompose(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), example_input=torch.zeros(1, 8))
+    report = export_any_size(net, tmp_path / "net.onnx", progress=lines.append)
+    told = [line.detail.split(",")[0] for line in lines]
+    assert list(dict.fromkeys(told)) == [
+        "tracing the network",
+        "translating it to ONNX",
+        "simplifying the graph",
+        "comparing it with PyTorch",
+    ]
+    count = len(report.sizes)
+    assert [line.detail for line in lines[-count:]] == [f"{told[-1]}, {i} of {count} sizes" for i in range(count)]
+    assert lines == sorted(lines, key=lambda line: line.fraction)
+
+
+def test_between_both_ends_one_row_is_compared(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    tried = []
+    comparing = any_size.largest_difference
+
+    def compare(reference, candidate, batches):
+        tried.append([len(next(iter(batch.values()))) for batch in batches])
+        return comparing(reference, candidate, batches)
+
+    monkeypatch.setattr(any_size, "largest_difference", compare)
+    net = dn.decompose(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), example_input=torch.randn(2, 8))
+    export_any_size(net, tmp_path / "net.onnx")
+    full, *between, smallest = tried
+    assert (full, smallest) == ([2, 1, 3, 3], [1, 3, 3])
+    assert between
+    assert all(rows == [1] for rows in between)
+
+
 def test_the_network_stays_as_it_is(tmp_path):
     _, net = mlp()
     net.train()

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import decomposable as dn
 import decomposable.network.calibration.batches as batches_module
+import decomposable.network.calibration.grid as grid_module
 from decomposable import decompose, recipes
 from decomposable.commands.main import main
 from decomposable.errors import InvalidArgumentError
@@ -188,11 +189,54 @@ def test_progress_is_shown():
     lines = []
     net.calibrate_(batches, progress=lines.append)
     assert lines[0].startswith("calibrating: ")
-    assert "of 60 passes at most" in lines[-1]
+    sizes = len(net.artifact().statistics.plans)
+    assert lines[-1].detail.startswith(f"{sizes} of about {sizes} sizes")
     assert lines == sorted(lines, key=lambda line: line.fraction)
     lines.clear()
     net.calibrate_(batches, sizes=[0.5], progress=lines.append)
     assert lines[-1].startswith("calibrating: 6 of 6 batches")
+
+
+def test_how_many_sizes_there_will_be_is_told_before_they_are_measured():
+    """Within a factor of two from a quarter of the work on: no bound, but what one may expect."""
+    net, batches = make()
+    lines = []
+    sizes = net.calibrate_(batches, passes=500, progress=lines.append).sizes
+    told = [int(line.detail.split(" of about ")[1].split()[0]) for line in lines if line.fraction > 0.25]
+    assert all(sizes / 2 <= each <= 2 * sizes for each in told)
+
+
+def test_no_more_is_expected_than_the_effort_allows():
+    net, batches = make()
+    lines = []
+    few, enough = net.calibrate_(batches, passes=3, progress=lines.append), len(lines)
+    net.calibrate_(batches, passes=500, progress=lines.append)
+    about = [int(line.detail.split(" of about ")[1].split()[0]) for line in lines]
+    assert not few.is_settled
+    assert max(about[:enough]) < max(about[enough:])
+
+
+def test_a_size_that_has_no_other_beside_it_is_measured_and_not_judged(monkeypatch):
+    """Its own statistics are stored: there is nothing to interpolate between it and its neighbours."""
+    judged, widths = [], {}
+    calling, halving = grid_module._Judge.__call__, grid_module._middle
+
+    def judge(self, plan, *rows):
+        judged.append(plan.macs)
+        return calling(self, plan, *rows)
+
+    def middle(costs, low, high):
+        place = halving(costs, low, high)
+        widths[int(costs[place])] = high - low
+        return place
+
+    monkeypatch.setattr(grid_module._Judge, "__call__", judge)
+    monkeypatch.setattr(grid_module, "_middle", middle)
+    net, batches = make()
+    net.calibrate_(batches, passes=500)
+    assert 2 in widths.values()
+    assert sorted(judged) == sorted(macs for macs, width in widths.items() if width > 2)
+    assert set(widths) <= {plan.macs for plan in net.artifact().statistics.plans}
 
 
 def test_what_progress_raises_ends_it_and_nothing_changes():

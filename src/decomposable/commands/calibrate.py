@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from decomposable.commands import arguments, networks
 from decomposable.console import Verb, answer, multiple, progress_line, showing_warnings
 from decomposable.errors import DecomposableError, InvalidArgumentError, ModelNeededError, SettingError
-from decomposable.progress import Progress, Report
+from decomposable.progress import Progress, ProgressLine, Report
 from decomposable.text import first_line
 
 if TYPE_CHECKING:
@@ -39,6 +39,14 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    with showing_warnings("decomposable calibrate"), progress_line(options) as line:
+        line(Progress("", "reading the network"))  # at once: importing PyTorch takes a while
+        shown = _made(options, line)
+    _show(options, *shown)
+
+
+def _made(options: argparse.Namespace, line: ProgressLine) -> tuple[Path, DecomposedNet, CalibrationReport, int, int]:
+    """Calibrate and write the file: which one, what is in it, the images seen, and the accuracies that were dropped."""
     from decomposable.network import artifact
     from decomposable.training.devices import choose_device
 
@@ -52,12 +60,11 @@ def _run(options: argparse.Namespace) -> None:
     settings = _asked(settings, options)
     net = _opened(options.file, task).to(device)
     before = net.artifact().statistics
-    with showing_warnings("decomposable calibrate"), progress_line(options) as line:
-        report, images = _calibrated(net, task, settings, sizes, options.align, line)
-        line("writing the file")
-        info, dropped = _still_so(net, before)
-        net.save(out, info)
-    _show(options, out, net, report, images, dropped)
+    report, images = _calibrated(net, task, settings, sizes, options.align, line)
+    line(Progress("writing the file"))
+    info, dropped = _still_so(net, before)
+    net.save(out, info)
+    return out, net, report, images, dropped
 
 
 def _asked(settings: Settings, options: argparse.Namespace) -> Settings:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from decomposable.commands import arguments, networks
 from decomposable.console import Verb, answer, parse_sizes, progress_line, rounding, showing_warnings
 from decomposable.errors import InvalidArgumentError
-from decomposable.progress import Tracker
+from decomposable.progress import Progress, ProgressLine, Tracker
 
 if TYPE_CHECKING:
     from decomposable.network.file.contents import Artifact
@@ -30,9 +30,21 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from decomposable.sizing.rounding import described
+
+    with showing_warnings("decomposable evaluate"), progress_line(options) as line:
+        line(Progress("", "reading the network"))  # at once: importing PyTorch takes a while
+        rows, images = _measured(options, line)
+    sizes = [{"asked": asked, **row.as_dict()} for asked, row in rows]
+    content = {"file": str(options.file), "test_images": images, "align": options.align, "sizes": sizes}
+    rounded = "" if options.align in (None, 1) else f"; {described(options.align)}"
+    answer(options, content, networks.table(rows), f"\n{images:,} test images, no retraining{rounded}")
+
+
+def _measured(options: argparse.Namespace, line: ProgressLine) -> tuple[list[tuple[str, Row]], int]:
+    """What was asked for, and what came out of it, for every size; and how many test images there are."""
     from decomposable.methods.loading import load
     from decomposable.network import artifact
-    from decomposable.sizing.rounding import described
     from decomposable.training.devices import choose_device
     from decomposable.training.evaluation import Row, judged
 
@@ -46,19 +58,15 @@ def _run(options: argparse.Namespace) -> None:
         plans = _sized_plans(net, options)
     data = task.load_data()
     rows: list[tuple[str, Row]] = []
-    with showing_warnings("decomposable evaluate"), progress_line(options) as line:
-        tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
-        for asked, size, plan in plans:
-            tracker.update(len(rows), f"now {asked}")
-            if not is_sized:
-                net.warn_if_not_calibrated(plan, stacklevel=1)
-            net.set_plan_(plan)
-            found = judged(net, data, workers=options.workers)
-            rows.append((asked, Row.of(size, plan, found.accuracy, perplexity=found.perplexity)))
-    sizes = [{"asked": asked, **row.as_dict()} for asked, row in rows]
-    content = {"file": str(options.file), "test_images": data.test_count, "align": options.align, "sizes": sizes}
-    rounded = "" if options.align in (None, 1) else f"; {described(options.align)}"
-    answer(options, content, networks.table(rows), f"\n{data.test_count:,} test images, no retraining{rounded}")
+    tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
+    for asked, size, plan in plans:
+        tracker.update(len(rows), f"now {asked}")
+        if not is_sized:
+            net.warn_if_not_calibrated(plan, stacklevel=1)
+        net.set_plan_(plan)
+        found = judged(net, data, workers=options.workers)
+        rows.append((asked, Row.of(size, plan, found.accuracy, perplexity=found.perplexity)))
+    return rows, data.test_count
 
 
 def _asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple[str, float]]]:

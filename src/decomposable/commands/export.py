@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from decomposable.export.report import ExportReport
     from decomposable.network.decomposed import DecomposedNet
+    from decomposable.progress import Report
     from decomposable.sizing.plans import RankPlan
 
 ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -65,12 +66,12 @@ def _run(options: argparse.Namespace) -> None:
     kind, size = _checked(options)
     with showing_warnings("decomposable export"), progress_line(options) as line:
         try:
-            line("reading the network")
+            line("reading the network")  # at once: importing PyTorch takes a while
             net = networks.open_network(options)
             example = _example(options, net)
             plan = _rounded(options, kind, net, size)
-            line("exporting and comparing with PyTorch")
-            report = _exported(options, kind, net, size, example)
+            line("exporting" if kind == "any-size" else "exporting and comparing with PyTorch")
+            report = _exported(options, kind, net, size, example, line)
         except ExampleNeededError as error:
             raise InvalidArgumentError(
                 f"--input is needed: {options.file} does not say what the network takes; allowed: the shape of one "
@@ -159,14 +160,19 @@ def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 
 def _exported(
-    options: argparse.Namespace, kind: str, net: nn.Module, size: dict[str, Any], example: Tensor | None
+    options: argparse.Namespace,
+    kind: str,
+    net: nn.Module,
+    size: dict[str, Any],
+    example: Tensor | None,
+    progress: Report,
 ) -> ExportReport:
     from decomposable.export.any_size import export_any_size
     from decomposable.export.one_size import export_onnx, export_torch
 
     how: dict[str, Any] = {"example_input": example, "dynamic": _dynamic(options), "tolerance": options.tolerance}
     if kind == "any-size":
-        return export_any_size(net, options.out, **how)
+        return export_any_size(net, options.out, **how, progress=progress)
     export = export_onnx if kind == "onnx" else export_torch
     return export(net, options.out, **size, batch=options.batch, **how)
 

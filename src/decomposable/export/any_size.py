@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ from decomposable.export.one_size import check_ending, reported
 from decomposable.export.program import ExportError, FixedBatchError, ready
 from decomposable.export.quiet import reason, refusing
 from decomposable.export.report import ExportReport
+from decomposable.export.stages import COMPARING, SIMPLIFYING, Stages
 from decomposable.export.subject import known_of, same_shapes, taken_by
 from decomposable.files import replacing
 from decomposable.network.calls import INPUT, Call
@@ -48,6 +49,7 @@ from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import as_json
 from decomposable.network.file.contents import Artifact
 from decomposable.network.parts import kept_ranks
+from decomposable.progress import Report, shown
 from decomposable.sizing.chain import rank_of
 from decomposable.sizing.interpolation import position
 from decomposable.sizing.plans import RankPlan
@@ -83,6 +85,7 @@ def export_any_size(
     forward: Forward | None = None,
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     tolerance: float = 1e-4,
+    progress: Report | None = None,
 ) -> AnySizeReport:
     """Write one ONNX file that `decomposable.edge.AnySizeSession` runs at any size, on a device without PyTorch.
 
@@ -94,6 +97,7 @@ def export_any_size(
         net: a decomposed network, calibrated or not. It stays as it is, and so does its size in force.
         path: the file, .onnx.
         example_input, forward, dynamic, tolerance: as in `export_onnx`.
+        progress: called with lines about how far it is, such as `print`; by default a terminal shows one.
     """
     target = check_ending(path, ".onnx")
     tolerance = check_tolerance(tolerance)
@@ -110,15 +114,18 @@ def export_any_size(
         net.warn_if_not_calibrated(net.selector.smallest_plan(), stacklevel=5)  # the line that called for the export
     twin = copy.deepcopy(net).cpu().eval()
     artifact = twin.artifact()
-    model, interface = _traced(twin, interface, found.rows)
-    model = tidy(model, *names_of(twin, artifact))
-    model.doc_string = _DOC
-    trials = trials_of(twin, interface, found.rows, _BATCHES)
-    lacks_statistics = bool(twin._original.norms) and artifact.statistics is None
-    content = _sealed(model, artifact, interface, lacks_statistics=lacks_statistics)
-    with replacing(target) as unfinished:
-        unfinished.write_bytes(content)
-        sizes, difference = _compare(twin, unfinished, interface, trials, tolerance)
+    with shown(progress) as report:
+        stages = Stages(report)
+        model, interface = _traced(twin, interface, found.rows, stages)
+        stages.begin(SIMPLIFYING)
+        model = tidy(model, *names_of(twin, artifact))
+        model.doc_string = _DOC
+        trials = trials_of(twin, interface, found.rows, _BATCHES)
+        lacks_statistics = bool(twin._original.norms) and artifact.statistics is None
+        content = _sealed(model, artifact, interface, lacks_statistics=lacks_statistics)
+        with replacing(target) as unfinished:
+            unfinished.write_bytes(content)
+            sizes, difference = _compare(twin, unfinished, interface, trials, tolerance, stages)
     return AnySizeReport(
         **reported(twin.selector.full_plan(), interface, trials),
         path=target,
@@ -130,9 +137,11 @@ def export_any_size(
     )
 
 
-def _traced(net: DecomposedNet, interface: Interface, rows: Feeds | None) -> tuple[onnx.ModelProto, Interface]:
+def _traced(
+    net: DecomposedNet, interface: Interface, rows: Feeds | None, stages: Stages
+) -> tuple[onnx.ModelProto, Interface]:
     try:
-        return to_onnx(in_chains(net), interface, optimize=False, rows=rows)
+        return to_onnx(in_chains(net), interface, optimize=False, rows=rows, begin=stages.begin)
     except FixedBatchError as error:
         raise ExportError(
             f"export_any_size: the model's code fixes the size of the batch ({reason(error)}); allowed: one that runs "
@@ -203,7 +212,7 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *,
 
 
 def _compare(
-    net: DecomposedNet, path: Path, interface: Interface, trials: Trials, tolerance: float
+    net: DecomposedNet, path: Path, interface: Interface, trials: Trials, tolerance: float, stages: Stages
 ) -> tuple[tuple[float, ...], float]:
     """The sizes at which the file was compared with PyTorch, and the largest difference; raise if it is too large."""
     from decomposable.edge import AnySizeSession
@@ -212,23 +221,34 @@ def _compare(
         found = session.run({name: as_numpy(batch[name]) for name in interface.names})
         return found if isinstance(found, list) else [found]
 
-    reference, batches = torch_runner(net, interface.call), trials.all
+    reference = torch_runner(net, interface.call)
     try:
         threads = min(torch.get_num_threads(), os.cpu_count() or 1)
         session = AnySizeSession(path, threads=threads, keep=1)
-        sizes, largest = [], 0.0
-        for plan in _plans(net.selector):
+        plans, largest = _plans(net.selector), 0.0
+        sizes: list[float] = []
+        for plan in plans:
+            stages.begin(COMPARING, len(sizes) / len(plans), f"{len(sizes)} of {len(plans)} sizes")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # whoever exports is told of statistics by the network
                 session.set_plan(plan)
             net.set_plan_(plan)
             sizes.append(position(plan))
-            largest = max(largest, largest_difference(reference, candidate, batches))
+            largest = max(largest, largest_difference(reference, candidate, _tried_at(plan, plans, trials)))
             require_close(largest, tolerance)
-            batches = trials.batches  # the example itself, which may be large, at full size only
     except ArtifactError as error:  # it names a file that nobody will see
         raise ExportError(f"export_any_size: {error.reason or error}; nothing was written") from error
     return tuple(sizes), largest
+
+
+def _tried_at(plan: RankPlan, plans: Sequence[RankPlan], trials: Trials) -> tuple[Feeds, ...]:
+    """Everything at full size, all but the example, which may be large, at the smallest; between them one row.
+
+    There the graph is the same, with other weights: that it takes any batch and length is known from both ends.
+    """
+    if plan is plans[0]:
+        return trials.all
+    return trials.batches if plan is plans[-1] else (trials.one_row,)
 
 
 def _plans(selector: RankSelector) -> list[RankPlan]:

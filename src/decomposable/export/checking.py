@@ -137,6 +137,7 @@ class Trials:
 
     example: Feeds | None  # the example batch itself, where it is known
     batches: tuple[Feeds, ...]  # others, of other sizes, rows and lengths
+    varied: Feeds  # the one of them that differs from the example in every input
     lengths: Mapping[str, tuple[int, ...]]  # of each axis that varies
     unvaried: tuple[str, ...]  # inputs of which PyTorch runs no other values than those of the example
 
@@ -144,6 +145,11 @@ class Trials:
     def all(self) -> tuple[Feeds, ...]:
         """All of them."""
         return self.batches if self.example is None else (self.example, *self.batches)
+
+    @property
+    def one_row(self) -> Feeds:
+        """One row that differs from the example, for what is the same graph with other weights."""
+        return {name: tensor[:1] for name, tensor in self.varied.items()}
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -163,7 +169,7 @@ def trials_of(module: nn.Module, interface: Interface, rows: Feeds | None, count
         tried = _other_lengths(module, interface, varied, axis, length)
         batches += tried.values()
         lengths[axis] = (length, *tried)
-    return Trials(example=example, batches=tuple(batches), lengths=lengths, unvaried=unvaried)
+    return Trials(example=example, batches=tuple(batches), varied=varied, lengths=lengths, unvaried=unvaried)
 
 
 def _varied(module: nn.Module, interface: Interface, rows: Feeds, count: int) -> tuple[Feeds, tuple[str, ...]]:

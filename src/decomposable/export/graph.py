@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from decomposable.export.interface import BATCH, PREFIX, Feeds, Interface
 from decomposable.export.program import ExportError, output_names, ready, symbols, to_program
 from decomposable.export.quiet import quiet, refusing
 from decomposable.export.recurrent import kept_whole, put_in_place, translations
+from decomposable.export.stages import TRACING, TRANSLATING
+from decomposable.progress import quiet as ignored
 
 if TYPE_CHECKING:
     import onnx
@@ -32,21 +34,29 @@ def require_onnx() -> None:
 
 
 def to_onnx(
-    module: nn.Module, interface: Interface, *, optimize: bool, rows: Feeds | None = None
+    module: nn.Module,
+    interface: Interface,
+    *,
+    optimize: bool,
+    rows: Feeds | None = None,
+    begin: Callable[[str], None] = ignored,
 ) -> tuple[onnx.ModelProto, Interface]:
     """The module as it is in eval mode, and what the graph takes: without the inputs that the module ignores.
 
     The initializers are called as in the state dict. With `optimize`, constants are computed and batch normalisation is
     folded into the layer before it, where it can be; without, every layer stays as the module has it, and a recurrent
-    one is a node for `put_in_place`. `rows` are samples to trace it with; by default made-up ones.
+    one is a node for `put_in_place`. `rows` are samples to trace it with; by default made-up ones. `begin` is told of
+    each stage of the work.
     """
     require_onnx()
+    begin(TRACING)
     plain = ready(module)
     tensors = {id(t): t for t in (*plain.parameters(), *plain.buffers())}
     _check_bytes(sum(t.numel() * t.element_size() for t in tensors.values()))
     outputs = output_names(plain, interface, interface.rows(rows, interface.batch or 1))
     with kept_whole():
         program, interface = to_program(plain, interface, rows)
+    begin(TRANSLATING)
     unique = {f"{_UNIQUE_INPUT}::{i}": name for i, name in enumerate(interface.names)}
     with refusing(ExportError, "export: the model has no ONNX form"), quiet():
         made = torch.onnx.export(

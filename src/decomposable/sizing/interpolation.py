@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.sizing.chain import flat_ranks, ranks_of
+from decomposable.sizing.chain import ranks_of
 from decomposable.sizing.plans import RankPlan, SizeRequest, absolute_budget
 from decomposable.sizing.ranks import Measure, RankSelector
 from decomposable.sizing.rounding import AUTO_PERCENT, AUTO_WIDE
@@ -70,14 +70,14 @@ class KnownSizes:
     @cached_property
     def _ranks(self) -> NDArray[np.int64]:
         """A row for every size, and the original's behind them."""
-        return np.stack([self._ranks_of(plan) for plan in (*self.plans, self.full_plan)])
+        return np.array([plan.flat_ranks for plan in (*self.plans, self.full_plan)], dtype=np.int64)
 
     def prepare(self) -> None:
         """Make now what the first look-up would: another thread may be copying this by then."""
         self._ranks  # noqa: B018
 
     def _ranks_of(self, plan: RankPlan) -> NDArray[np.int64]:
-        return np.array(flat_ranks(plan.ranks), dtype=np.int64)
+        return np.array(plan.flat_ranks, dtype=np.int64)
 
     def _row(self, index: int) -> tuple[Any, ...]:
         """What each table has of a size; behind the last one comes the original."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from decomposable.checks import is_integer, is_number, only_one
 from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.chain import Rank, in_words, ranks_of
+from decomposable.sizing.chain import Rank, Ranks, flat_ranks, in_words, ranks_of
 from decomposable.sizing.rounding import Align, described
 from decomposable.text import printable
 
@@ -108,6 +109,11 @@ class RankPlan:
     full_params: int
     align: Align = field(default=1, compare=False)
     instead_of: float | None = field(default=None, compare=False)
+
+    @cached_property
+    def flat_ranks(self) -> Ranks:
+        """The ranks of all layers, cut by cut, in order."""
+        return flat_ranks(self.ranks)
 
     @property
     def is_full(self) -> bool:

@@ -16,7 +16,7 @@ from decomposable.methods.settings import Settings
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.goals import BY_DATA
-from decomposable.progress import Progress, Report
+from decomposable.progress import Progress, Report, Steps
 from decomposable.recipes import Task
 from decomposable.training import records
 from decomposable.training.evaluation import Row, answers, are_labelled, measure
@@ -68,25 +68,32 @@ def cut(
     load_weights_(model, init)
     batches = TrainBatches(data, batch_size=settings.batch_size, epochs=1, seed=settings.seed)
     first_pass(model, batches, settings, device)
-    material = material_for(data, settings, task.loss, progress)
+    is_by_data = criterion is None or criterion in BY_DATA
+    is_calibrated = not tune or bool(settings.calibrated_sizes or settings.calibrated_alignments)  # tuning makes a grid
+    steps = Steps(progress, count=is_by_data + is_calibrated + tune + 1)
+    material = material_for(data, settings, task.loss, steps)
     net = decompose(
         model,
         material.example_input,
         form=settings.form,
         criterion=criterion,
-        data=material.calibration if criterion is None or criterion in BY_DATA else None,
+        data=material.calibration if is_by_data else None,
         min_rank=settings.min_rank,
-        progress=progress,
+        progress=steps,
     )
+    if is_by_data:
+        steps.next()
     for size in asked:
         net.choose(macs=size)  # what cannot be is refused before the long work
-    if not tune or settings.calibrated_sizes or settings.calibrated_alignments:
-        decomposing.calibrate_(net, material, settings)  # tuning makes a grid of its own
+    if is_calibrated:
+        decomposing.calibrate_(net, material, settings)
+        steps.next()
     if tune:
-        net.tune_(material.calibration, passes=settings.calibration_passes, progress=progress)
+        net.tune_(material.calibration, passes=settings.calibration_passes, progress=steps)
+        steps.next()
     agreement = agreement or not are_labelled(data)
     judge = _agreement_with(model, data, settings) if agreement else None
-    rows = measure(net, data, settings, curve="", report=progress, judge=judge)
+    rows = measure(net, data, settings, curve="", report=steps, judge=judge)
     images = material.calibration_images
     info = {
         "recipe": recipe,

@@ -23,7 +23,7 @@ from decomposable.network.calibration.statistics import (
     measured,
     measured_exactly,
 )
-from decomposable.progress import Progress, Report, Tracker
+from decomposable.progress import InTurn, Progress, Report, Tracker
 from decomposable.sizing.interpolation import position
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import RankSelector
@@ -96,12 +96,14 @@ def _grids(
     what lies on one is not near what lies on the other.
     """
     parts: list[tuple[Statistics, float, bool]] = []
+    in_turn = InTurn(report, count=len(selector.measures))
     for measure in selector.measures:
         share = max(FEWEST_PASSES, passes / len(selector.measures))
         seen = batches if not parts else batches.again_from_start()
         parts.append(
-            calibrated_grid(subject, selector, seen, measure=measure, align=align, passes=share, report=report)
+            calibrated_grid(subject, selector, seen, measure=measure, align=align, passes=share, report=in_turn)
         )
+        in_turn.next()
     statistics = reduce(Statistics.merged, (each for each, _, _ in parts))
     return statistics, sum(spent for _, spent, _ in parts), all(is_settled for _, _, is_settled in parts)
 

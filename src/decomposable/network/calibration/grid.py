@@ -18,15 +18,17 @@ import heapq
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from decomposable.network.calibration.batches import Kept, tensors_in
+from decomposable.network.calibration.effort import Effort, Runs, sizes_between
 from decomposable.network.calibration.statistics import Row, Statistics, Subject, measured
-from decomposable.progress import Report, Tracker
+from decomposable.progress import Report
 from decomposable.sizing.interpolation import position
 from decomposable.sizing.plans import RankPlan
 from decomposable.sizing.ranks import Ints, Measure, RankSelector
@@ -54,40 +56,64 @@ def calibrated_grid(
     """Statistics from the smallest size to the largest one by a measure, for `passes` passes of the full network at
     most; how many it took, and whether the grid is as dense as it has to be.
     """
-    costs = selector.all_costs(align, measure)
+    costs, total = selector.all_costs(align, measure), selector.full_cost(measure)
 
     def plan_of(index: int) -> RankPlan:
         return selector.of_size(int(costs[index]), measure, align=align)
 
-    effort = _Effort(batches, passes, report)
-    coarse = _coarse(costs, selector.full_cost(measure), passes)
+    noun = "sizes" if len(selector.measures) == 1 else f"sizes by {'MACs' if measure == 'macs' else 'parameters'}"
+    effort = Effort(batches, passes, report, noun)
+    coarse = _coarse(costs, total, passes)
     plans = [plan_of(index) for index in coarse]
+    gaps = [_Gap(-math.inf, low, high) for low, high in pairwise(coarse)]  # a heap: the largest difference is next
+    count = max(1, batches.expected)
+    first = [Runs(1, position(plan), (1 + _PART) * count) for plan in plans]
+    effort.expect([*first, *(gap.runs(costs / total, 1.5 * _PART * count) for gap in gaps)])
     whole = some = measured(subject, plans, batches, effort.ran)
     part, length = batches.part(_PART)
     head, share = batches.head(_COMPARED)
     effort.weight = length / len(part)
     if length < batches.count:
         some = measured(subject, plans, part, effort.ran)
+    effort.sizes = len(plans)
     judge = _Judge(subject, head)
-    effort.spend(share)
-    between = [(-math.inf, low, high) for low, high in pairwise(coarse)]  # a heap: the largest difference is next
-    while between:
-        _, low, high = heapq.heappop(between)
+    effort.spend(subject.full_plan, share)
+    while gaps:
+        effort.expect(gap.runs(costs / total, length + 2 * share) for gap in gaps)
+        _, low, high = heapq.heappop(gaps)
         if high - low < 2:
             continue
         middle = _middle(costs, low, high)
         plan = plan_of(middle)
-        if not effort.allows(position(plan) * (length + 2 * share)):
+        is_last = high - low == 2  # there is no other size between them, and so no interpolation to judge
+        judging = 0.0 if is_last else 2 * share
+        if not effort.allows(position(plan) * (length + judging)):
             return replace(whole, grids=(align,)), effort.spent, False
         newer = measured(subject, [plan], part, effort.ran)
         refined = _corrected(whole, some, newer, plan)
-        difference = judge(plan, _at(whole, plan), _at(refined, plan))
-        effort.spend(2 * share * position(plan))
+        difference = 0.0 if is_last else judge(plan, _at(whole, plan), _at(refined, plan))
+        effort.sizes += 1
+        effort.spend(plan, judging)
         whole, some = whole.merged(refined), some.merged(newer)
         if difference > _TOLERANCE:
             for half in ((low, middle), (middle, high)):
-                heapq.heappush(between, (-difference, *half))
+                heapq.heappush(gaps, _Gap(-difference, *half))
     return replace(whole, grids=(align,)), effort.spent, True
+
+
+class _Gap(NamedTuple):
+    """Two neighbours by their places in the list of all sizes, and how far off the one was that made them such."""
+
+    minus_difference: float
+    low: int
+    high: int
+
+    def runs(self, positions: NDArray[np.float64], batches: float) -> Runs:
+        """What will be run between them, as far as one can guess, each size on so many batches."""
+        is_known = math.isfinite(self.minus_difference)
+        tolerances = -self.minus_difference / _TOLERANCE if is_known else None
+        middle = math.sqrt(positions[self.low] * positions[self.high])
+        return Runs(sizes_between(self.high - self.low - 1, tolerances), middle, batches)
 
 
 def _coarse(costs: Ints, total: int, passes: float) -> list[int]:
@@ -162,31 +188,3 @@ def _quotient(part: Tensor, whole: Tensor) -> float:
     """0 where there is none that is a finite number."""
     found = float(part) / float(whole) if whole > 0 else 0.0
     return found if math.isfinite(found) else 0.0
-
-
-class _Effort:
-    """Counts what has run, in passes of the full network over the loader, and tells how far that is."""
-
-    def __init__(self, batches: Kept, passes: float, report: Report) -> None:
-        self._batches, self._passes = batches, passes
-        self._tracker = Tracker(report, "calibrating", total=passes, unit="passes at most")
-        self._spent = 0.0  # in passes over one batch
-        self.weight = 1.0  # of what is run: a whole batch, or a part of one
-
-    @property
-    def spent(self) -> float:
-        """In passes over the loader."""
-        return self._spent / max(1, self._batches.expected)
-
-    def ran(self, plan: RankPlan) -> None:
-        """A network has run a batch, or such a part of one as `weight` says."""
-        self.spend(self.weight * position(plan))
-
-    def spend(self, batch_passes: float) -> None:
-        """So many passes of the full network over one batch."""
-        self._spent += batch_passes
-        self._tracker.update(self.spent)
-
-    def allows(self, batch_passes: float) -> bool:
-        """Whether so much more is within the effort."""
-        return self._spent + batch_passes <= self._passes * self._batches.count
