@@ -10,41 +10,24 @@ from typing import Any
 
 import torch
 from _common import interleave, onnx_session, ratio_of_medians, record, summary, verdict
-from torch import Tensor, nn
+from _speech import FRAMES, MELS, SpeakerEncoder, speaker_encoder
+from torch import nn
 
 import decomposable as dn
 from decomposable.console import as_table
 
-FRAMES, CHANNELS = 160, 40
 WANTED_RATIO, WANTED_SECONDS = 3.0, 30.0
-
-
-class SpeakerEncoder(nn.Module):
-    """The network of Resemblyzer: from spectra to an embedding of who speaks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(CHANNELS, 256, num_layers=3, batch_first=True)
-        self.linear, self.relu = nn.Linear(256, 256), nn.ReLU()
-
-    def forward(self, mels: Tensor) -> Tensor:
-        raw = self.relu(self.linear(self.lstm(mels)[1][0][-1]))
-        return raw / raw.norm(dim=1, keepdim=True)
 
 
 def network(weights: Path | None) -> SpeakerEncoder:
     """With its own weights, or with random ones."""
     torch.manual_seed(0)
-    model = SpeakerEncoder()
-    if weights is not None:
-        state = torch.load(weights, weights_only=True, map_location="cpu")["model_state"]
-        model.load_state_dict({name: state[name] for name in model.state_dict()})
-    return model.eval()
+    return SpeakerEncoder().eval() if weights is None else speaker_encoder(weights)
 
 
 def running(model: nn.Module, small: nn.Module, batch: int, repeats: int, *, gradient: bool) -> dict[str, Any]:
     """Times of both in PyTorch, side by side."""
-    x = torch.randn(batch, FRAMES, CHANNELS)
+    x = torch.randn(batch, FRAMES, MELS)
 
     def pass_of(module: nn.Module) -> None:
         with torch.set_grad_enabled(gradient):
@@ -86,7 +69,7 @@ def in_onnx_runtime(folder: Path, repeats: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     sessions = {name: onnx_session(folder / f"{name}.onnx", 1) for name in ("full", "small")}
     for batch in (1, 16):
-        x = torch.randn(batch, FRAMES, CHANNELS).numpy()
+        x = torch.randn(batch, FRAMES, MELS).numpy()
         runs = {name: lambda s=session: s.run(None, {"input": x}) for name, session in sessions.items()}
         seconds = interleave(runs, repeats, warmup=2)
         found[f"batch {batch}"] = {
@@ -103,7 +86,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     model = network(options.weights)
-    net = dn.decompose(model, torch.randn(1, FRAMES, CHANNELS))
+    net = dn.decompose(model, torch.randn(1, FRAMES, MELS))
     small = net.extract(net.choose(macs=options.size))
     cases = [(batch, gradient) for batch in (1, 16) for gradient in (False, True)]
     times = [running(model, small, batch, options.repeats, gradient=gradient) for batch, gradient in cases]

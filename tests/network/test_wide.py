@@ -25,7 +25,7 @@ lines = []
 net = dn.decompose(model, data=data, progress=lines.append)
 net.resize_(macs=0.25)
 assert net(data[0]).shape == (32, 50_000)
-print(lines[0])
+print(next(line for line in lines if line.task == 'measuring'))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """
 

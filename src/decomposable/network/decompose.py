@@ -42,7 +42,7 @@ from decomposable.network.judging import CutReport
 from decomposable.network.parts import Parts
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
 from decomposable.network.samples import dealt
-from decomposable.progress import Report, shown
+from decomposable.progress import Progress, Report, shown
 from decomposable.sizing.cost import LeftAlone
 from decomposable.sizing.order import Limits
 from decomposable.sizing.ranks import RankSelector
@@ -77,15 +77,16 @@ def decompose(
             that matches, as in ``{"layer4.*": "tucker", "*": "spatial"}``.
         criterion: which bases go first: "singular_value" (the default without data), "energy", "uniform",
             `Taylor(...)`, a function, or the `scores` of another network of the same layers, such as the one whose
-            order it was trained in; with data, "loss" (the default) or "output".
-        data: for a network that was not trained to be cut: batches of a few hundred to a few thousand images, without
-            labels. Bases and their order are those that lose the least loss of the network ("loss", for logits), or
-            the least of every layer's output ("output"). It is gone through several times.
+            order it was trained in; with data, "loss" or "output" (by default the one that fits the network).
+        data: for a network that was not trained to be cut: batches of a few hundred to a few thousand samples, without
+            labels. Bases and their order are those that lose the least of the network's answers ("loss", for logits),
+            or of the values that it gives ("output"). A part of the samples is kept out and judges the cut:
+            `net.cut_report`. It is gone through several times.
         filter_fn: ``filter_fn(module, name)`` says which layers take part; `net.skipped` names the others.
         min_rank: the smallest rank of any layer.
         limits: smallest and largest rank by name pattern, such as ``{"conv1": (4, None), "layer4.*": (1, 64)}``.
         forward: ``forward(net, batch)`` where calling ``net`` with the batch's first entry is not right.
-        progress: called with lines about how far the measuring is; by default a terminal shows one.
+        progress: called with lines about what is done and how far it is; by default a terminal shows one.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3))
@@ -113,18 +114,20 @@ def decompose(
         seen, captured, used_elsewhere = _watched_pass(base, chosen.layers, batch, call)
         chosen = chosen.without(used_elsewhere).beside(seen.products)
     _require_no_lazy(base)
-    factors, scores = factors_in_order(base, chosen.layers, decomposed(chosen.layers), from_weights)
-    if seen is not None:
-        smallest = {name: tuple(lower for lower, _ in cuts) for name, cuts in bounds.items()}
-        trial = Trial(base=base, layers=chosen.layers, factors=factors, ranks=smallest, example=batch, forward=call)
-        factors, unfit = trial.judge(seen.outputs)
-        chosen = chosen.without(unfit)
-    parts = _parts(chosen, factors, scores, bounds, seen, captured)
     report = None
-    if data is not None:
-        assert criterion is None or isinstance(criterion, str)
-        with shown(progress) as line, undisturbed(base):
-            parts, report = _ordered_by_data(parts, base, chosen.layers, batches, call, criterion, line)
+    with shown(progress) as line:
+        line(Progress("decomposing", f"{len(chosen.layers)} layers"))
+        factors, scores = factors_in_order(base, chosen.layers, decomposed(chosen.layers), from_weights)
+        if seen is not None:
+            smallest = {name: tuple(lower for lower, _ in cuts) for name, cuts in bounds.items()}
+            trial = Trial(base=base, layers=chosen.layers, factors=factors, ranks=smallest, example=batch, forward=call)
+            factors, unfit = trial.judge(seen.outputs)
+            chosen = chosen.without(unfit)
+        parts = _parts(chosen, factors, scores, bounds, seen, captured)
+        if data is not None:
+            assert criterion is None or isinstance(criterion, str)
+            with undisturbed(base):
+                parts, report = _ordered_by_data(parts, base, chosen.layers, batches, call, criterion, line)
     net = DecomposedNet(base=base, layers=chosen.layers, parts=parts, forward=call)
     net.cut_report = report
     net._rows = captured.kept()
