@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -127,40 +126,16 @@ def _made_of(
     from decomposable.edge.container import tensor_of
     from decomposable.edge.recurrent import as_operator, can_be_operator, in_steps
 
-    kind, before, behind = weights[one.ih].data_type, list[Any](), list[Any]()
-    names = (one.ih, *one.hh, *one.biases)
+    kind, names = weights[one.ih].data_type, (one.ih, *one.hh, *one.biases)
+    if kind not in (TensorProto.FLOAT, TensorProto.DOUBLE):  # it has no kernels for them, and may end the process
+        raise ExportError(
+            "export: ONNX Runtime's CPU does not run recurrent layers in half precision; allowed: float32 and float64"
+        )
     arrays = {name: numpy_helper.to_array(weights[name]) for name in names if name in weights}
-    if kind not in (TensorProto.FLOAT, TensorProto.DOUBLE):
-        if not as_operators:
-            raise ExportError(
-                "export_any_size: ONNX Runtime's CPU does not run recurrent layers in half precision; allowed: "
-                "float32 and float64"
-            )
-        before, one, behind = _in_float32(one, kind, arrays)
-        kind = TensorProto.FLOAT
     if as_operators and can_be_operator(one, arrays):
         made, added = as_operator(one, arrays)
-        return [*before, *made, *behind], [tensor_of(name, array) for name, array in added.items()]
-    return [*before, *in_steps(one, kind), *behind], []
-
-
-def _in_float32(
-    one: Recurrence, kind: int, arrays: dict[str, Any]
-) -> tuple[list[onnx.NodeProto], Recurrence, list[onnx.NodeProto]]:
-    """A recurrence of another type as one in float32, and the nodes before and behind it: ONNX Runtime's CPU has no
-    operator for that type, and ends without a word where a loop has it inside.
-    """
-    from onnx import TensorProto, helper
-
-    names = dict.fromkeys((one.x, one.ih, *one.states, *one.hh, *one.hr, *one.biases))
-    other = {name: f"{one.value('float')}/{i}" for i, name in enumerate(names)}
-    arrays.update({other[name]: arrays[name].astype("float32") for name in names if name in arrays})
-    states, hh, hr, biases = (tuple(map(other.__getitem__, part)) for part in (one.states, one.hh, one.hr, one.biases))
-    named = replace(one, y=one.value("float"), last=one.value("float/last"))
-    made = replace(named, x=other[one.x], ih=other[one.ih], states=states, hh=hh, hr=hr, biases=biases)
-    before = [helper.make_node("Cast", [name], [to], to=TensorProto.FLOAT) for name, to in other.items()]
-    pairs = ((made.y, one.y), (made.last, one.last))
-    return before, made, [helper.make_node("Cast", [name], [to], to=kind) for name, to in pairs]
+        return made, [tensor_of(name, array) for name, array in added.items()]
+    return in_steps(one, kind), []
 
 
 def _read(node: onnx.NodeProto) -> Recurrence:
