@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parents[1]
 PIXELS = 128
+WHAT = ["unet", "detector", "calibration"]
 
 
 def convolutions(channels_in: int, channels: int, stride: int = 1) -> nn.Sequential:
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, help="an .npz file with x_calib")
     parser.add_argument("--passes", type=float, default=60.0, help="of the calibration")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--what", nargs="+", choices=WHAT, default=WHAT)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -182,8 +184,9 @@ def main() -> None:
 
     git = ["git", "-C", str(args.against), "rev-parse", "--short", "HEAD"]
     figures: dict[str, Any] = {"other_commit": subprocess.run(git, capture_output=True, text=True).stdout.strip()}
-    for what in ("unet", "detector", *(["calibration"] if args.weights and args.images else [])):
-        figures[what] = compared(what, args)
+    for what in args.what:
+        if what != "calibration" or (args.weights and args.images):
+            figures[what] = compared(what, args)
     record("waiting", figures)
 
 

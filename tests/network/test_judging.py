@@ -125,18 +125,23 @@ def test_who_is_preferred():
     assert not prefers_weights(judged((1.0, 1.0)))
 
 
-def test_a_judge_goes_by_the_batches_own_statistics_and_leaves_the_network_as_it_is():
+def test_a_judge_goes_by_the_batches_own_statistics_and_leaves_the_networks_as_they_are():
+    """In both networks, so that they differ by nothing but the cut."""
     torch.manual_seed(0)
-    full = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval()
-    other = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    full, other = (
+        nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval() for _ in range(2)
+    )
     batches = [torch.randn(10, 6) for _ in range(4)]
+    before = [{name: value.clone() for name, value in net.state_dict().items()} for net in (full, other)]
     judge = Judge.of(full, batches, lambda net, batch: net(batch), LOSS, most=25)
     assert judge.samples == 30
     assert judge.first(10).samples == 10
-    before = {name: value.clone() for name, value in other.state_dict().items()}
+    assert judge.distance(full) == 0
     found = judge.distance(other)
-    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
-    other[1].train()
+    for net, kept in zip((full, other), before, strict=True):
+        assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
+        assert not any(module.training for module in net.modules())
+        net[1].train()
     with torch.no_grad():
         wanted = sum(float(kl_divergence(other(x), full(x))) for x in batches[:3]) / 3
     assert found == pytest.approx(wanted, rel=1e-5)

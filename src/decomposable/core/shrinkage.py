@@ -38,7 +38,8 @@ def of_weights(moments: Moments) -> Moments:
 def shrunk_moment(moment: Tensor, error: float) -> Tensor:
     """(1 − ρ) S + ρ μ 1.
 
-    >>> shrunk_moment(torch.diag(torch.tensor([4.0, 0.0])), 4.0)
+    >>> import torch
+    >>> shrunk_moment(torch.diag(torch.tensor([4.0, 0.0])), 4.0)  # ‖S − μ1‖² is 8
     tensor([[3., 0.],
             [0., 1.]])
     """

@@ -144,13 +144,15 @@ class ElasticStep(JointStep):
 
     def _settle(self, material: Material) -> None:
         """Go by what the images say to the end, in training and afterwards; where they say nothing, by the weights."""
+        scores: dict[str, tuple[Scores, ...]] | None = None
         try:
             scores = scores_by_data(self.joint, self.network.model, self.settings, material)
         except InvalidArgumentError as error:
             warnings.warn(f"elastic_order={BY_DATA} cannot be had, the weights say the order: {error}", stacklevel=2)
+        if scores is None:
             self.order = BY_WEIGHTS
-            return
-        self.joint.criterion = self.network.scores = scores
+        else:
+            self.joint.criterion = self.network.scores = scores
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there, in the order that was settled."""
@@ -161,11 +163,11 @@ class ElasticStep(JointStep):
 
 def scores_by_data(
     joint: JointObjective, model: nn.Module, settings: Settings, material: Material
-) -> dict[str, tuple[Scores, ...]]:
+) -> dict[str, tuple[Scores, ...]] | None:
     """What every basis of the model as it is now is worth by what data say; what is not decomposed is never cut.
 
     The loss of the network says it where the network gives logits, else its output; where there are no gradients, every
-    layer's output.
+    layer's output. None where data know nothing better than the weights.
     """
     batch = on_device_of(model, material.example_input)
     by_data = partial(
@@ -177,10 +179,14 @@ def scores_by_data(
         min_rank=settings.min_rank,
         progress=material.progress,
     )
-    try:
-        net = by_data()
-    except NoGradientError:  # a part of the model runs without
-        net = by_data(criterion="output")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="data: on ")  # the weights then say the order, as they did so far
+        try:
+            net = by_data()
+        except NoGradientError:  # a part of the model runs without
+            net = by_data(criterion="output")
+    if net.cut_report is not None and net.cut_report.kept == "weights":
+        return None
     never = {layer.name: tuple(np.full(rank, NEVER) for rank in layer.full_ranks) for layer in joint.layers}
     return {**never, **{name: cuts for name, cuts in net.scores.items() if name in never}}
 

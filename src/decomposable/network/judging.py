@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from decomposable.core.moments import samples_in
 from decomposable.core.tracing import Forward
@@ -106,9 +106,7 @@ class Judge:
             if kept and sum(map(samples_in, kept)) >= most:
                 break
             kept.append(batch)
-        with torch.no_grad():
-            full = tuple(goal.read(forward(network, batch)) for batch in kept)
-        return cls(tuple(kept), full, forward, goal)
+        return cls(tuple(kept), tuple(_readings(network, kept, forward, goal)), forward, goal)
 
     @property
     def samples(self) -> int:
@@ -121,16 +119,22 @@ class Judge:
         return Judge(self.batches[:count], self.full[:count], self.forward, self.goal)
 
     def distance(self, network: nn.Module) -> float:
-        """How far a network is from the full one, the mean over all rows, with the network's normalisation by the
-        batches' own statistics.
-        """
-        with torch.no_grad(), _by_batch(network):
-            answers = (run_normalising(self.forward, network, batch, asker="decompose") for batch in self.batches)
-            found: list[Tensor] = [
-                self.goal.distances(self.goal.read(answer), full)
-                for answer, full in zip(answers, self.full, strict=True)
-            ]
+        """How far a network is from the full one, the mean over all rows."""
+        pairs = zip(_readings(network, self.batches, self.forward, self.goal), self.full, strict=True)
+        found = [self.goal.distances(low, full) for low, full in pairs]
         return float(torch.cat(found).double().mean()) if found else math.nan
+
+
+@torch.no_grad()
+def _readings(network: nn.Module, batches: Sequence[Any], forward: Forward, goal: Goal) -> Iterator[Readings]:
+    """What a goal reads of every batch.
+
+    Batch normalisation goes by the batch's own statistics, in the full network, too: a cut one has no others yet, and
+    so the two differ by nothing but the cut.
+    """
+    with _by_batch(network):
+        for batch in batches:
+            yield goal.read(run_normalising(forward, network, batch, asker="decompose"))
 
 
 @contextmanager

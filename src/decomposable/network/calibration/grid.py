@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -56,49 +56,32 @@ def calibrated_grid(
     """Statistics from the smallest size to the largest one by a measure, for `passes` passes of the full network at
     most; how many it took, and whether the grid is as dense as it has to be.
     """
-    costs, total = selector.all_costs(align, measure), selector.full_cost(measure)
+    sizes = _Sizes(selector, measure, align)
+    effort = Effort(batches, passes, report, sizes.noun)
+    grid = _Grid.coarse(subject, sizes, batches, effort, passes)
+    is_allowed = True
+    while grid.gaps and is_allowed:
+        grid.expect()
+        is_allowed = grid.refine(heapq.heappop(grid.gaps))
+    return replace(grid.whole, grids=(align,)), effort.spent, is_allowed
 
-    def plan_of(index: int) -> RankPlan:
-        return selector.of_size(int(costs[index]), measure, align=align)
 
-    noun = "sizes" if len(selector.measures) == 1 else f"sizes by {'MACs' if measure == 'macs' else 'parameters'}"
-    effort = Effort(batches, passes, report, noun)
-    coarse = _coarse(costs, total, passes)
-    plans = [plan_of(index) for index in coarse]
-    gaps = [_Gap(-math.inf, low, high) for low, high in pairwise(coarse)]  # a heap: the largest difference is next
-    count = max(1, batches.expected)
-    first = [Runs(1, position(plan), (1 + _PART) * count) for plan in plans]
-    effort.expect([*first, *(gap.runs(costs / total, 1.5 * _PART * count) for gap in gaps)])
-    whole = some = measured(subject, plans, batches, effort.ran)
-    part, length = batches.part(_PART)
-    head, share = batches.head(_COMPARED)
-    effort.weight = length / len(part)
-    if length < batches.count:
-        some = measured(subject, plans, part, effort.ran)
-    effort.sizes = len(plans)
-    judge = _Judge(subject, head)
-    effort.spend(subject.full_plan, share)
-    while gaps:
-        effort.expect(gap.runs(costs / total, length + 2 * share) for gap in gaps)
-        _, low, high = heapq.heappop(gaps)
-        if high - low < 2:
-            continue
-        middle = _middle(costs, low, high)
-        plan = plan_of(middle)
-        is_last = high - low == 2  # there is no other size between them, and so no interpolation to judge
-        judging = 0.0 if is_last else 2 * share
-        if not effort.allows(position(plan) * (length + judging)):
-            return replace(whole, grids=(align,)), effort.spent, False
-        newer = measured(subject, [plan], part, effort.ran)
-        refined = _corrected(whole, some, newer, plan)
-        difference = 0.0 if is_last else judge(plan, _at(whole, plan), _at(refined, plan))
-        effort.sizes += 1
-        effort.spend(plan, judging)
-        whole, some = whole.merged(refined), some.merged(newer)
-        if difference > _TOLERANCE:
-            for half in ((low, middle), (middle, high)):
-                heapq.heappush(gaps, _Gap(-difference, *half))
-    return replace(whole, grids=(align,)), effort.spent, True
+class _Sizes:
+    """All sizes by a measure, smallest first."""
+
+    def __init__(self, selector: RankSelector, measure: Measure, align: int) -> None:
+        self._selector, self._measure, self._align = selector, measure, align
+        self.costs, self.total = selector.all_costs(align, measure), selector.full_cost(measure)
+        self.positions = self.costs / self.total
+
+    @property
+    def noun(self) -> str:
+        """What they are called where there is another list of sizes besides."""
+        by = "MACs" if self._measure == "macs" else "parameters"
+        return "sizes" if len(self._selector.measures) == 1 else f"sizes by {by}"
+
+    def plan(self, place: int) -> RankPlan:
+        return self._selector.of_size(int(self.costs[place]), self._measure, align=self._align)
 
 
 class _Gap(NamedTuple):
@@ -114,6 +97,68 @@ class _Gap(NamedTuple):
         tolerances = -self.minus_difference / _TOLERANCE if is_known else None
         middle = math.sqrt(positions[self.low] * positions[self.high])
         return Runs(sizes_between(self.high - self.low - 1, tolerances), middle, batches)
+
+
+@dataclass(eq=False)
+class _Grid:
+    """What is measured so far, on all batches and on a part of them, and the gaps in it."""
+
+    subject: Subject
+    sizes: _Sizes
+    effort: Effort
+    gaps: list[_Gap]  # a heap: the largest difference is next
+    whole: Statistics
+    some: Statistics
+    part: list[Any]
+    length: float  # of the part, in batches
+    judge: _Judge
+    share: float  # of a batch, that it is judged on
+
+    @classmethod
+    def coarse(cls, subject: Subject, sizes: _Sizes, batches: Kept, effort: Effort, passes: float) -> _Grid:
+        """Both ends and some in between, on all batches and then on the part."""
+        places = _coarse(sizes.costs, sizes.total, passes)
+        plans = [sizes.plan(place) for place in places]
+        gaps = [_Gap(-math.inf, low, high) for low, high in pairwise(places)]
+        count = max(1, batches.expected)
+        first = [Runs(1, position(plan), (1 + _PART) * count) for plan in plans]
+        effort.expect([*first, *(gap.runs(sizes.positions, 1.5 * _PART * count) for gap in gaps)])
+        whole = some = measured(subject, plans, batches, effort.ran)
+        part, length = batches.part(_PART)
+        head, share = batches.head(_COMPARED)
+        effort.weight = length / len(part)
+        if length < batches.count:
+            some = measured(subject, plans, part, effort.ran)
+        effort.sizes = len(plans)
+        judge = _Judge(subject, head)
+        effort.spend(subject.full_plan, share)
+        return cls(subject, sizes, effort, gaps, whole, some, part, length, judge, share)
+
+    def expect(self) -> None:
+        """Tell the effort what is to come, as far as one can guess."""
+        self.effort.expect(gap.runs(self.sizes.positions, self.length + 2 * self.share) for gap in self.gaps)
+
+    def refine(self, gap: _Gap) -> bool:
+        """Measure the size in the middle of a gap, where there is one; False where the effort does not allow it."""
+        _, low, high = gap
+        if high - low < 2:
+            return True
+        middle = _middle(self.sizes.costs, low, high)
+        plan = self.sizes.plan(middle)
+        is_last = high - low == 2  # there is no other size between them, and so no interpolation to judge
+        judging = 0.0 if is_last else 2 * self.share
+        if not self.effort.allows(position(plan) * (self.length + judging)):
+            return False
+        newer = measured(self.subject, [plan], self.part, self.effort.ran)
+        refined = _corrected(self.whole, self.some, newer, plan)
+        difference = 0.0 if is_last else self.judge(plan, _at(self.whole, plan), _at(refined, plan))
+        self.effort.sizes += 1
+        self.effort.spend(plan, judging)
+        self.whole, self.some = self.whole.merged(refined), self.some.merged(newer)
+        if difference > _TOLERANCE:
+            for half in ((low, middle), (middle, high)):
+                heapq.heappush(self.gaps, _Gap(-difference, *half))
+        return True
 
 
 def _coarse(costs: Ints, total: int, passes: float) -> list[int]:
