@@ -42,8 +42,8 @@ _KEPT_BYTES, _LARGEST_KEPT = 1 << 30, 1 << 25  # glibc takes no larger block fro
 def keep_freed_memory() -> bool:
     """Let this process keep what it frees, for its next tensors; whether it does. For a program of one's own.
 
-    Else every activation comes from the system as fresh pages, which takes longer than computing it: a third of the
-    time of a calibration. Only glibc has this (Linux); elsewhere nothing changes.
+    Else every activation comes from the system as fresh pages, a calibration's by the million, and each has to be
+    cleared first. Only glibc has this (Linux); elsewhere nothing changes.
     """
     mallopt = None if os.name != "posix" else getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
