@@ -100,7 +100,10 @@ def _read(loader: Iterable[Any]) -> tuple[list[Any] | None, list[Any], list[int]
     for place, batch in enumerate(loader):
         counts.append(samples_in(batch))
         size += 0 if is_there else sum(t.numel() * t.element_size() for t in tensors_in(batch))
-        kept = [*kept, batch] if kept is not None and size <= MOST_KEPT else None
+        if kept is not None and size <= MOST_KEPT:
+            kept.append(batch)
+        else:
+            kept = None
         if place % EVERY == EVERY - 1:
             apart.append(batch)
     return kept, apart, counts
