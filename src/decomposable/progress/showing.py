@@ -58,7 +58,7 @@ class ProgressLine:
         if now < self._first:
             return
         line, passed = news.at(now), now - self._shown_at
-        is_new = line.task != self._shown
+        is_new = (line.task or line) != self._shown  # what has no task yet is told apart by what it says
         if self._terminal is not None:
             if not is_new and passed < SECONDS_BETWEEN_DRAWINGS:
                 return  # the next one, or the next tick, is soon enough
@@ -70,7 +70,7 @@ class ProgressLine:
             print(printable(line.task if is_new and not self._is_verbose else line), file=sys.stderr, flush=True)
         else:
             return
-        self._shown, self._shown_at = line.task, now
+        self._shown, self._shown_at = line.task or line, now
 
     def say(self, text: str) -> None:
         """A line that stays, above the one that is written over."""

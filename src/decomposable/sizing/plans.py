@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from decomposable.checks import is_integer, is_number, only_one
@@ -110,10 +109,13 @@ class RankPlan:
     align: Align = field(default=1, compare=False)
     instead_of: float | None = field(default=None, compare=False)
 
-    @cached_property
+    @property
     def flat_ranks(self) -> Ranks:
-        """The ranks of all layers, cut by cut, in order."""
-        return flat_ranks(self.ranks)
+        """The ranks of all layers, cut by cut, in order; put together once."""
+        # Not a `cached_property`: before Python 3.12 all plans share its lock, and a fork while another thread resizes
+        # would leave that locked in the child.
+        kept: dict[str, Ranks] = self.__dict__
+        return kept["_flat_ranks"] if "_flat_ranks" in kept else kept.setdefault("_flat_ranks", flat_ranks(self.ranks))
 
     @property
     def is_full(self) -> bool:
