@@ -9,6 +9,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.distillation import kl_divergence
+from decomposable.errors import InvalidArgumentError
 from decomposable.network.goals import LOSS
 from decomposable.network.judging import CutReport, Judge, JudgedSize, prefers_weights
 
@@ -133,7 +134,7 @@ def test_a_judge_goes_by_the_batches_own_statistics_and_leaves_the_networks_as_t
     )
     batches = [torch.randn(10, 6) for _ in range(4)]
     before = [{name: value.clone() for name, value in net.state_dict().items()} for net in (full, other)]
-    judge = Judge.of(full, batches, lambda net, batch: net(batch), LOSS, most=25)
+    judge = Judge.of(full, batches[:3], lambda net, batch: net(batch), LOSS)
     assert judge.samples == 30
     assert judge.first(10).samples == 10
     assert judge.distance(full) == 0
@@ -188,3 +189,45 @@ def test_a_network_without_logits_goes_by_its_own_output(recwarn):
         net.resize_(macs=size)
         with torch.no_grad():
             assert float((net(x) * model(x)).sum(dim=1).mean()) > least, size
+
+
+class Experts(nn.Module):
+    """Of which one sees no sample of some batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 16), nn.Linear(6, 16), nn.Linear(16, 5)
+
+    def forward(self, x):
+        to_a = x[:, 0] > 0
+        out = x.new_zeros(len(x), 16)
+        out = out.index_put((to_a.nonzero()[:, 0],), self.a(x[to_a]))
+        return self.head(out.index_put(((~to_a).nonzero()[:, 0],), self.b(x[~to_a])).relu())
+
+
+def test_a_layer_that_sees_nothing_of_a_batch(recwarn):
+    torch.manual_seed(0)
+    x = torch.randn(400, 6) @ torch.randn(6, 6)
+    x = x[x[:, 0].argsort()]  # whole batches go to one of the two
+    net = dn.decompose(Experts().eval(), data=list(x.split(20)))
+    assert net.cut_report.judged_with == 80
+    net.resize_(macs=0.7)
+    assert net(x).isfinite().all()
+
+
+class Detector(nn.Module):
+    """Gives as many rows as are above a threshold."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        boxes = self.head(self.trunk(x).relu())
+        return boxes[boxes[:, 0] > 0]
+
+
+def test_outputs_whose_shape_depends_on_the_numbers_are_refused_in_one_line():
+    torch.manual_seed(0)
+    with pytest.raises(InvalidArgumentError, match=r"data: output 1 of a cut network has shape \(\d+, 3\) where"):
+        dn.decompose(Detector().eval(), data=list(torch.randn(400, 6).split(20)), criterion="output")

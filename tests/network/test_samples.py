@@ -25,13 +25,13 @@ def test_a_fifth_is_kept_out(count, size):
     assert not {*measure} & {*judge}
     assert (found.count, found.judging, found.measuring) == (count * size, len(judge), len(measure))
     assert 0.1 <= len(judge) / found.count <= 0.25
-    assert not found.are_few
+    assert not found.are_halves
 
 
 @pytest.mark.parametrize(("count", "size"), [(4, 16), (1, 64), (2, 100), (5, 20), (3, 3)])
 def test_few_samples_are_two_halves_that_change_places(count, size):
     found = dealt(batches(count, size))
-    assert found.are_few
+    assert found.are_halves
     measure, judge = rows(found.measure), rows(found.judge)
     assert sorted(measure + judge) == list(range(count * size))
     assert min(len(measure), len(judge)) >= 0.3 * found.count
@@ -88,6 +88,21 @@ def test_a_small_loader_that_shuffles_is_read_once():
     measure, judge = rows(found.measure), rows(found.judge)
     assert not {*measure} & {*judge}
     assert rows(found.measure) == measure
+
+
+def test_no_more_are_kept_out_than_judge():
+    found = dealt(batches(100, 100))
+    assert module.JUDGED_WITH <= found.judging < module.JUDGED_WITH + 100
+    assert found.count == 10_000
+
+
+@pytest.mark.parametrize(("count", "size"), [(8, 32), (4, 256), (2, 600)])
+def test_a_large_loader_of_few_samples_or_batches_has_some_that_judge(count, size, monkeypatch):
+    monkeypatch.setattr(module, "MOST_KEPT", 100)
+    found = dealt(torch.utils.data.DataLoader(torch.arange(float(count * size))[:, None], batch_size=size))
+    assert found.judge
+    assert not found.are_halves
+    assert sorted(rows(found.measure) + rows(found.judge)) == list(range(count * size))
 
 
 def test_nothing_is_refused():

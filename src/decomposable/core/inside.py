@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from decomposable.core.forms import FormOf
 from decomposable.core.layers import REJECTED, FilterFn, Layer, avoid_fast_paths_, find_layers, in_order_of
@@ -125,12 +126,16 @@ def opened_where_it_runs(
     forward: Forward,
     candidates: Candidates = replaceable,
 ) -> tuple[nn.Module, FilterFn | None, dict[str, str]]:
-    """The tree with modules opened, but for those that the model does not run without: it may read their weights, or
-    ask for their class. With it, a filter that knows of them, and the reason for each.
+    """The tree with modules opened, but for those that the model does not run without, or not with the same numbers: it
+    may read their weights, ask for their class, or call them with more than their input. With it, a filter that knows
+    of them, and the reason for each.
     """
     tree = with_layers_opened(base, form, filter_fn, candidates)
     names = dict.fromkeys(names_of_opened(tree))
-    if batch is None or not names or _failure(tree, batch, forward) is None or _failure(base, batch, forward):
+    if batch is None or not names:
+        return tree, filter_fn, {}
+    expected = _Expected.of(base, batch, forward)
+    if expected is None or expected.failure(tree) is None:
         return tree, filter_fn, {}  # where the model itself fails, the watched pass says so
 
     def only(which: Callable[[str], bool]) -> FilterFn:
@@ -140,7 +145,7 @@ def opened_where_it_runs(
         return f"{name}.".startswith(f"{outer}.")
 
     found = {
-        outer: _failure(with_layers_opened(base, form, only(partial(inside, outer=outer)), candidates), batch, forward)
+        outer: expected.failure(with_layers_opened(base, form, only(partial(inside, outer=outer)), candidates))
         for outer in names
     }
     closed = {name: f"the model does not run without it: {error}" for name, error in found.items() if error}
@@ -156,11 +161,56 @@ def refused_calls(tree: nn.Module) -> dict[str, str]:
     return {name: why_not_called(module) or otherwise[name] for name, module in left.items()}
 
 
-def _failure(tree: nn.Module, batch: Any, forward: Forward) -> str | None:
-    """Why a pass fails, in one line, or None."""
+@dataclass(frozen=True, eq=False)
+class _Expected:
+    """What the model gives for a batch, as long as nothing in it is opened."""
+
+    outputs: list[Tensor]
+    is_steady: bool  # whether it gives the same again
+    batch: Any
+    forward: Forward
+
+    @classmethod
+    def of(cls, model: nn.Module, batch: Any, forward: Forward) -> _Expected | None:
+        """That of a model; None where it does not run."""
+        try:
+            first, second = (_tensors(_ran(model, batch, forward)) for _ in range(2))
+        except Exception:  # whatever the model's code raises
+            return None
+        return cls(first, _are_close(first, second), batch, forward)
+
+    def failure(self, tree: nn.Module) -> str | None:
+        """Why a pass of the tree fails, or that it gives other numbers, in one line; or None."""
+        try:
+            found = _tensors(_ran(tree, self.batch, self.forward))
+        except Exception as error:  # whatever the model's code raises
+            return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return "it gives other numbers" if self.is_steady and not _are_close(found, self.outputs) else None
+
+
+def _ran(tree: nn.Module, batch: Any, forward: Forward) -> Any:
+    """A pass without PyTorch's fast path of transformers, which gives zeros where a mask hides a position."""
+    has_fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with undisturbed(tree), torch.no_grad():
-            forward(tree, batch)
-    except Exception as error:  # whatever the model's code raises
-        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    return None
+            return forward(tree, batch)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(has_fast_path)
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _are_close(found: list[Tensor], expected: list[Tensor]) -> bool:
+    """Whether they differ by rounding at most."""
+    if [each.shape for each in found] != [each.shape for each in expected]:
+        return False
+    bounds = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
+    return all(
+        one.is_meta
+        or not one.numel()
+        or bool((one - other).abs().nan_to_num().max() <= bounds.get(one.dtype, 1e-3) * other.abs().nan_to_num().max())
+        for one, other in zip(found, expected, strict=True)
+    )

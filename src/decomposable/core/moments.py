@@ -307,6 +307,8 @@ class _Sums:
     def see(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         """A forward hook."""
         inputs = args[0] if args else kwargs["input"]
+        if not inputs.numel():  # as of an expert that no token of the batch goes to
+            return output
         first, second = self.layer.chain.stages
         is_spread = isinstance(module, Transposed)
         patches = input_pixels if is_spread else partial(input_patches, axes=first)

@@ -56,12 +56,21 @@ class Found:
     by_weights: frozenset[str]
 
 
-def searched(judge: Judge) -> Choose:
+def searched(judge: Judge, work: Work) -> Choose:
     """Choose the way whose network is nearest to the full one, from the last one on."""
     last: list[Way] = [0.0]
 
-    def choose(_: float, put: Put) -> Way:
-        last[0] = best_way(lambda way: judge.distance(put(way)), last[0])
+    def choose(size: float, put: Put) -> Way:
+        known: dict[Way, float] = {}
+        with work.sharing(size) as tried:
+
+            def distance(way: Way) -> float:
+                if way not in known:
+                    known[way] = judge.distance(put(way))
+                    tried()
+                return known[way]
+
+            last[0] = best_way(distance, last[0])
         return last[0]
 
     return choose
@@ -112,8 +121,7 @@ class Descent:
             judges = judged_by if place == 0 else ()
             losses, by_weights = self._measured(bases, samples, by_weights, judges)
             for size in on_the_way(goal, goals, self.by_weights.smallest_size):
-                with self.work.sharing(size):
-                    ways.append(choose(size, self._put(bases, losses, size)))
+                ways.append(choose(size, self._put(bases, losses, size)))
                 selector = ordered(self.by_weights, bases, losses, ways[-1])
                 for name, rank in selector.choose(macs=size).ranks.items() if goal is not None else ():
                     bases[name].drop(*ranks_of(rank))

@@ -26,13 +26,12 @@ from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.descent import Choose, Descent, Found, replayed, searched
 from decomposable.network.goals import LOSS, OUTPUT, Goal, is_certain, logits_in
 from decomposable.network.judging import (
-    JUDGED_WITH,
     SEARCHED_WITH,
-    SIZES,
     CutReport,
     Judge,
     JudgedSize,
     prefers_weights,
+    sizes_to_judge,
 )
 from decomposable.network.samples import Samples
 from decomposable.network.work import Work
@@ -84,7 +83,7 @@ def order_by_data(
     if goal is LOSS and _is_certain_of_all(base, samples, forward):
         warnings.warn(CERTAIN, stacklevel=5)
         goal = OUTPUT
-    judged_at = [size for size in SIZES if size > selector.smallest_size]
+    judged_at = sizes_to_judge(selector.smallest_size)
     work = Work.planned(layers, samples, selector, judged_at, report)
     descent = Descent(base, layers, selector, by_weights.factors, forward, goal, frozenset(centred), work)
     with _restored(base, layers):
@@ -92,7 +91,7 @@ def order_by_data(
         if prefers_weights(judged):
             warnings.warn(NO_BETTER.format(samples.judging), stacklevel=5)
             return replace(by_weights, report=_report(goal, samples, judged, "weights"))
-        if samples.are_few:  # what both halves say together, shared out as they found it
+        if samples.are_halves:  # what both halves say together, shared out as they found it
             found = descent.run(samples.together(), replayed(found.ways), by_weights=found.by_weights)
     factors = {layer.name: found.bases[layer.name].factors(layer) for layer in layers}
     return Order(factors, found.selector, _report(goal, samples, judged, "data", found.by_weights))
@@ -109,11 +108,11 @@ def _judged(descent: Descent, samples: Samples, sizes: Sequence[float]) -> tuple
     Of few samples each half is measured and judged by the other; what the first half found comes back, with the layers
     that either of them says are better cut by their weights.
     """
-    judge = Judge.of(descent.base, samples.judge, descent.forward, descent.goal, JUDGED_WITH)
-    found, judged = _judged_once(descent, samples, searched(judge.first(SEARCHED_WITH)), judge, sizes)
-    if not samples.are_few:
+    judge = Judge.of(descent.base, samples.judge, descent.forward, descent.goal)
+    found, judged = _judged_once(descent, samples, searched(judge.first(SEARCHED_WITH), descent.work), judge, sizes)
+    if not samples.are_halves:
         return found, judged
-    judge = Judge.of(descent.base, samples.swapped().judge, descent.forward, descent.goal, JUDGED_WITH)
+    judge = Judge.of(descent.base, samples.swapped().judge, descent.forward, descent.goal)
     other, others = _judged_once(descent, samples.swapped(), replayed(found.ways), judge, sizes)
     both = [
         JudgedSize(size=a.size, by_data=(a.by_data + b.by_data) / 2, by_weights=(a.by_weights + b.by_weights) / 2)
@@ -135,9 +134,9 @@ def _report(
     return CutReport(
         criterion=goal.name,
         unit=goal.unit,
-        measured_with=samples.count if samples.are_few else samples.measuring,
-        judged_with=0 if not judged else samples.count if samples.are_few else samples.judging,
-        is_crossed=samples.are_few,
+        measured_with=0 if not judged else samples.count if samples.are_halves else samples.measuring,
+        judged_with=0 if not judged else samples.count if samples.are_halves else samples.judging,
+        is_crossed=samples.are_halves and bool(judged),
         sizes=tuple(judged),
         kept=kept,
         layers_by_weights=tuple(by_weights),

@@ -13,17 +13,24 @@ from torch import nn
 
 from decomposable.core.moments import samples_in
 from decomposable.core.tracing import Forward
+from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.statistics import run_normalising, tracked_batch_norms
 from decomposable.network.goals import Goal, Readings
 
 SEARCHED_WITH = 128
 """Samples, in whole batches, that a way of sharing out is chosen by."""
 
-JUDGED_WITH = 512
-"""Samples at most, in whole batches, that the two cuts are compared by."""
-
 SIZES = (0.9, 0.75, 0.5, 0.35, 0.25, 0.12)
 """Sizes at which they are compared."""
+
+
+def sizes_to_judge(smallest: float) -> list[float]:
+    """Those of the sizes that a network has; of one that has none of them, the one half-way to its smallest.
+
+    >>> sizes_to_judge(0.4), sizes_to_judge(0.95)
+    ([0.9, 0.75, 0.5], [0.975])
+    """
+    return [size for size in SIZES if size > smallest] or [(1 + smallest) / 2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +72,8 @@ class CutReport:
 
     def __str__(self) -> str:
         judged = "two halves judged each other" if self.is_crossed else f"{self.judged_with} others judged"
+        if not self.sizes:
+            return f"bases by {self.kept}: nothing could be judged"
         lines = [
             f"bases by {self.kept}, criterion {self.criterion}: {self.measured_with} samples measured, {judged}",
             f"{self.unit} to the full network:",
@@ -99,14 +108,9 @@ class Judge:
     goal: Goal
 
     @classmethod
-    def of(cls, network: nn.Module, batches: Sequence[Any], forward: Forward, goal: Goal, most: int) -> Judge:
-        """One for this network as it is, with so many samples at most, or one batch."""
-        kept: list[Any] = []
-        for batch in batches:
-            if kept and sum(map(samples_in, kept)) >= most:
-                break
-            kept.append(batch)
-        return cls(tuple(kept), tuple(_readings(network, kept, forward, goal)), forward, goal)
+    def of(cls, network: nn.Module, batches: Sequence[Any], forward: Forward, goal: Goal) -> Judge:
+        """One for this network as it is."""
+        return cls(tuple(batches), tuple(_readings(network, batches, forward, goal)), forward, goal)
 
     @property
     def samples(self) -> int:
@@ -121,8 +125,19 @@ class Judge:
     def distance(self, network: nn.Module) -> float:
         """How far a network is from the full one, the mean over all rows."""
         pairs = zip(_readings(network, self.batches, self.forward, self.goal), self.full, strict=True)
-        found = [self.goal.distances(low, full) for low, full in pairs]
+        found = [self.goal.distances(low, _shaped_as(low, full)) for low, full in pairs]
         return float(torch.cat(found).double().mean()) if found else math.nan
+
+
+def _shaped_as(low: Readings, full: Readings) -> Readings:
+    """What the full network gives, where a cut one gives outputs of the same shapes."""
+    for number, (one, other) in enumerate(zip(low, full, strict=True), 1):
+        if one.shape != other.shape:
+            raise InvalidArgumentError(
+                f"data: output {number} of a cut network has shape {tuple(one.shape)} where the full one's has "
+                f"{tuple(other.shape)}; allowed: outputs whose shape does not depend on the numbers, by forward="
+            )
+    return full
 
 
 @torch.no_grad()

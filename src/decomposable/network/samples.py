@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
@@ -24,8 +24,11 @@ from decomposable.network.calibration.batches import MOST_KEPT, tensors_in
 FEW = 320
 """Samples of which a fifth, 64, would be too few to judge by."""
 
-EVERY = 5
-"""One batch of so many is kept out."""
+EVERY, KEPT_OUT = 5, 1
+"""One batch of so many is kept out; of a loader that is not kept in memory the second, so that there is always one."""
+
+JUDGED_WITH = 512
+"""Samples at most that judge, in whole batches; what is more measures."""
 
 _FEWEST_BATCHES, _FEWEST_OF_FEW = 10, 4  # so many can be dealt out, and tell by how much they differ
 
@@ -37,23 +40,19 @@ CHANGES = (
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What measures and what judges; of few samples these are two halves, which change places."""
+    """What measures and what judges. Where `are_halves`, the two change places: there is too little to keep out."""
 
     measure: Iterable[Any]
     judge: Sequence[Any]
-    count: int  # samples in all
-    judging: int  # samples that judge
+    measuring: int  # samples
+    judging: int  # samples
     batches: int  # that measure
+    are_halves: bool = False
 
     @property
-    def are_few(self) -> bool:
-        """Whether the two parts are halves of all there is."""
-        return self.count < FEW
-
-    @property
-    def measuring(self) -> int:
-        """Samples that measure."""
-        return self.count - self.judging
+    def count(self) -> int:
+        """Samples in all."""
+        return self.measuring + self.judging
 
     def first(self, most: int) -> Samples:
         """The same with so many samples to measure with, or a few more, in whole batches."""
@@ -61,17 +60,18 @@ class Samples:
             return self
         batches = max(1, -(-most * self.batches // self.measuring))
         measuring = round(batches * self.measuring / self.batches)
-        return Samples(_First(self.measure, batches), self.judge, measuring + self.judging, self.judging, batches)
+        return replace(self, measure=_First(self.measure, batches), measuring=measuring, batches=batches)
 
     def swapped(self) -> Samples:
         """The two halves in each other's place."""
         assert isinstance(self.measure, Sequence)
-        return Samples(self.judge, self.measure, self.count, self.measuring, len(self.judge))
+        return Samples(self.judge, self.measure, self.judging, self.measuring, len(self.judge), are_halves=True)
 
     def together(self) -> Samples:
         """Both halves measure, and nothing judges."""
         assert isinstance(self.measure, Sequence)
-        return Samples([*self.measure, *self.judge], (), self.count, 0, self.batches + len(self.judge))
+        both = [*self.measure, *self.judge]
+        return Samples(both, (), self.count, 0, len(both), are_halves=True)
 
 
 def dealt(loader: Iterable[Any]) -> Samples:
@@ -81,22 +81,33 @@ def dealt(loader: Iterable[Any]) -> Samples:
         raise InvalidArgumentError("data: it yielded no batch; allowed: a loader that can be gone through again")
     if kept is None:
         judging = sum(map(samples_in, apart))
-        return Samples(_Others(loader, apart), apart, sum(counts), judging, len(counts) - len(apart))
+        return Samples(_Others(loader, apart), apart, sum(counts) - judging, judging, len(counts) - len(apart))
     few = sum(counts) < FEW
     pieces = _pieces(kept, _FEWEST_OF_FEW if few else _FEWEST_BATCHES)
     every = 2 if few else EVERY
-    judge = pieces[every - 1 :: every]
-    measure = [batch for place, batch in enumerate(pieces) if place % every != every - 1]
-    return Samples(measure, judge, sum(counts), sum(map(samples_in, judge)), len(measure))
+    judge = pieces[every - 1 :: every] if few else _no_more(pieces[every - 1 :: every])
+    chosen = {id(batch) for batch in judge}
+    measure = [batch for batch in pieces if id(batch) not in chosen]
+    measuring, judging = (sum(map(samples_in, part)) for part in (measure, judge))
+    return Samples(measure, judge, measuring, judging, len(measure), are_halves=few)
+
+
+def _no_more(batches: Sequence[Any]) -> list[Any]:
+    """As many of the batches as there are samples to judge with, or a few more."""
+    found: list[Any] = []
+    for batch in batches:
+        if sum(map(samples_in, found)) < JUDGED_WITH:
+            found.append(batch)
+    return found
 
 
 def _read(loader: Iterable[Any]) -> tuple[list[Any] | None, list[Any], list[int]]:
-    """All batches, where memory allows; every fifth one in any case; and how many samples each has."""
+    """All batches, where memory allows; some that are kept apart in any case; and how many samples each has."""
     is_there = isinstance(loader, list | tuple)  # in memory as it is
     kept: list[Any] | None = []
     apart: list[Any] = []
     counts: list[int] = []
-    size = 0
+    size = held = 0
     for place, batch in enumerate(loader):
         counts.append(samples_in(batch))
         size += 0 if is_there else sum(t.numel() * t.element_size() for t in tensors_in(batch))
@@ -104,8 +115,9 @@ def _read(loader: Iterable[Any]) -> tuple[list[Any] | None, list[Any], list[int]
             kept.append(batch)
         else:
             kept = None
-        if place % EVERY == EVERY - 1:
+        if place % EVERY == KEPT_OUT and held < JUDGED_WITH:
             apart.append(batch)
+            held += counts[-1]
     return kept, apart, counts
 
 
@@ -127,9 +139,10 @@ class _Others:
 
     def __iter__(self) -> Iterator[Any]:
         for place, batch in enumerate(self._loader):
-            if place % EVERY != EVERY - 1:
+            number = place // EVERY
+            if place % EVERY != KEPT_OUT or number >= len(self._apart):
                 yield batch
-            elif not self._has_warned and not _are_equal(batch, self._apart[place // EVERY]):
+            elif not self._has_warned and not _are_equal(batch, self._apart[number]):
                 self._has_warned = True
                 warnings.warn(CHANGES, stacklevel=2)
 

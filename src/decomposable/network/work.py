@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from decomposable.core.layers import Layer
 from decomposable.core.moments import moments_bytes, passes
-from decomposable.network.judging import JUDGED_WITH, SEARCHED_WITH
+from decomposable.network.judging import SEARCHED_WITH
 from decomposable.network.samples import Samples
 from decomposable.progress import Progress, Report, Tracker
 from decomposable.sizing.ranks import RankSelector
@@ -69,8 +69,7 @@ class Work:
     ) -> Work:
         """That of all steps; says what is ahead before it begins."""
         goals = goal_sizes(selector)
-        judging = min(samples.judging, JUDGED_WITH)
-        searching = min(samples.judging, SEARCHED_WITH)
+        judging, searching = samples.judging, min(samples.judging, SEARCHED_WITH)
         searches = sum(len(on_the_way(goal, goals, selector.smallest_size)) for goal in (*goals, None))
         groups = len(passes(layers, with_gradients=True))
 
@@ -78,10 +77,11 @@ class Work:
             again = len(goals) * min(count, MEASURED_AGAIN_WITH)
             return MEASURING * groups * (count + again) + again
 
-        compared = 2 * judging * len(judged_at) + MEASURING * judging
+        compared = 2 * judging * len(judged_at) + MEASURING * groups * judging
         total = measuring(samples.measuring) + compared + TRIED * searching * searches
-        if samples.are_few:
-            total += measuring(samples.judging) + compared + measuring(samples.count)
+        if samples.are_halves:
+            swapped = 2 * samples.measuring * len(judged_at) + MEASURING * groups * samples.measuring
+            total += measuring(samples.judging) + swapped + measuring(samples.count)
         memory = moments_bytes(layers, with_gradients=True) >> 20
         ahead = f"{samples.count} samples, about {total / samples.count:.0f} passes, up to {memory:,} MiB of moments"
         report(Progress("measuring", ahead))
@@ -109,10 +109,10 @@ class Work:
             yield seen
 
     @contextmanager
-    def sharing(self, size: float) -> Iterator[None]:
-        """The search for a way of sharing out a cut."""
-        with self._step(TRIED * self._searching, 1, f"sharing out a cut to {size:.2g}x"):
-            yield
+    def sharing(self, size: float) -> Iterator[Callable[[], None]]:
+        """The search for a way of sharing out a cut; what comes back is called after every way that was tried."""
+        with self._step(TRIED * self._searching, int(TRIED), f"sharing out a cut to {size:.2g}x") as tried:
+            yield tried
 
     @contextmanager
     def comparing(self, size: float) -> Iterator[None]:

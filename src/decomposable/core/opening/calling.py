@@ -101,7 +101,11 @@ class Calling(nn.Module):
     _blanks: dict[str, tuple[int, ...]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the layer's class has it."""
+        """As the layer's class has it; with the input alone, as it was watched."""
+        if len(args) + len(kwargs) != 1:
+            raise InvalidArgumentError(
+                f"{self._kind.__name__}: its forward is called with {len(args) + len(kwargs)} arguments; allowed: one"
+            )
         made = 0
 
         def make(given: Given) -> Tensor:
