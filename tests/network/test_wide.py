@@ -25,7 +25,7 @@ lines = []
 net = dn.decompose(model, data=data, progress=lines.append)
 net.resize_(macs=0.25)
 assert net(data[0]).shape == (32, 50_000)
-print(next(line for line in lines if line.task == 'measuring'))
+print(next(line for line in lines if line.startswith('measuring')))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """
 
@@ -37,7 +37,7 @@ def test_fifty_thousand_outputs_end_within_a_minute_and_two_gib():
     ran = subprocess.run([sys.executable, "-c", CUT], capture_output=True, text=True, check=True, env=one_thread)
     first, gib = ran.stdout.splitlines()[-2:]
     assert float(gib) < 2
-    assert first.startswith("measuring: 320 samples, about ")
+    assert first.startswith("measuring 320 samples, about ")
     assert "MiB of moments" in first
 
 
@@ -53,7 +53,7 @@ def test_memory_grows_with_the_width_and_not_with_its_square():
 
 
 def test_a_wide_network_is_cut_as_well_in_blocks_as_whole(monkeypatch):
-    """On samples that neither saw; the better half of what the whole moments keep would do."""
+    """On samples that neither saw: at least half of what whole moments are better by than singular values."""
     torch.manual_seed(0)
     x = torch.randn(512, 24) @ torch.randn(24, 24)
     model = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 96)).eval()
@@ -71,4 +71,4 @@ def test_a_wide_network_is_cut_as_well_in_blocks_as_whole(monkeypatch):
     with torch.no_grad():
         plain = float((net(x[400:]) - model(x[400:])).square().mean())
     assert lost["whole"] < plain
-    assert lost["blocks"] < plain
+    assert lost["blocks"] <= (lost["whole"] + plain) / 2

@@ -22,9 +22,9 @@ def test_all_work_is_counted_and_its_search_too(count):
     data = list(torch.einsum("bchw,cd->bdhw", images, mixing).split(8))
     lines = []
     net = dn.decompose(network(), data=data, progress=lines.append)
-    measuring = [line for line in lines if line.task == "measuring"]
-    ahead, counted = measuring[0], measuring[1:]
-    assert f"{count * 8} samples, about" in ahead
+    ahead = next(line for line in lines if line.startswith(f"measuring {count * 8} samples, about "))
+    counted = [line for line in lines if line.task == "measuring"]
+    assert lines.index(ahead) < lines.index(counted[0])
     assert "MiB of moments" in ahead
     fractions = [line.fraction for line in counted]
     assert fractions == sorted(fractions)

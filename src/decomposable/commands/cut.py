@@ -112,6 +112,8 @@ def _bases(made: Cut) -> str:
     report = made.net.cut_report
     if report is None:
         return f"bases by {criterion}; statistics from {images}"
+    if not report.sizes:
+        return f"bases by singular_value, since too few batches came to judge a cut by data; statistics from {images}"
     if report.kept == "weights":
         return (
             f"bases by singular_value, since data did no better on images that were kept out; statistics from {images}"

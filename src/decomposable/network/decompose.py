@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 from warnings import warn
 
@@ -36,7 +37,7 @@ from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.goals import BY_DATA, goal_for
+from decomposable.network.goals import BY_DATA, LOOKED_AT, goal_of
 from decomposable.network.importance import Order, order_by_data, require_one_cut
 from decomposable.network.judging import CutReport
 from decomposable.network.parts import Parts
@@ -165,7 +166,7 @@ def _ordered_by_data(
 
     samples = dealt(batches)
     with torch.no_grad():
-        goal = goal_for(criterion, run(base, next(iter(samples.measure))))
+        goal = goal_of(criterion, (run(base, batch) for batch in islice(samples.measure, LOOKED_AT)))
     order = order_by_data(
         base,
         layers,

@@ -12,7 +12,7 @@ Neither needs a label.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,18 @@ class Goal:
     read: Callable[[Any], Readings]
     loss: Loss
     distances: Callable[[Readings, Readings], Tensor]
+
+
+LOOKED_AT = 8
+"""Batches whose outputs say what a network gives."""
+
+
+def goal_of(criterion: str | None, outputs: Iterable[Any]) -> Goal:
+    """The goal for what a network gives for some batches: logits may be positive in one of them by chance, and features
+    are so in all.
+    """
+    found = [goal_for(criterion, each) for each in outputs]
+    return LOSS if LOSS in found else OUTPUT
 
 
 def goal_for(criterion: str | None, outputs: Any) -> Goal:

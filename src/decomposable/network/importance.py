@@ -78,7 +78,7 @@ def order_by_data(
     """
     if not samples.judge:
         warnings.warn(ONE_BATCH, stacklevel=5)  # at who called decompose
-        return replace(by_weights, report=_report(goal, samples, (), "weights"))
+        return replace(by_weights, report=_report(goal, samples, None, "weights"))
     selector = by_weights.selector
     if goal is LOSS and _is_certain_of_all(base, samples, forward):
         warnings.warn(CERTAIN, stacklevel=5)
@@ -87,14 +87,24 @@ def order_by_data(
     work = Work.planned(layers, samples, selector, judged_at, report)
     descent = Descent(base, layers, selector, by_weights.factors, forward, goal, frozenset(centred), work)
     with _restored(base, layers):
-        found, judged = _judged(descent, samples, judged_at)
-        if prefers_weights(judged):
-            warnings.warn(NO_BETTER.format(samples.judging), stacklevel=5)
+        judged = _judged(descent, samples, judged_at)
+        found = judged.found
+        if prefers_weights(judged.sizes):
+            warnings.warn(NO_BETTER.format(judged.samples), stacklevel=5)
             return replace(by_weights, report=_report(goal, samples, judged, "weights"))
         if samples.are_halves:  # what both halves say together, shared out as they found it
             found = descent.run(samples.together(), replayed(found.ways), by_weights=found.by_weights)
     factors = {layer.name: found.bases[layer.name].factors(layer) for layer in layers}
-    return Order(factors, found.selector, _report(goal, samples, judged, "data", found.by_weights))
+    return Order(factors, found.selector, _report(goal, samples, judged, "data"))
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """What was found, how it does beside a cut by singular values, and by how many samples that is told."""
+
+    found: Found
+    sizes: Sequence[JudgedSize]
+    samples: int
 
 
 @torch.no_grad()
@@ -102,44 +112,43 @@ def _is_certain_of_all(base: nn.Module, samples: Samples, forward: Forward) -> b
     return all(is_certain(logits_in(forward(base, batch))) for batch in samples.judge)
 
 
-def _judged(descent: Descent, samples: Samples, sizes: Sequence[float]) -> tuple[Found, list[JudgedSize]]:
-    """What was found, and how it does beside a cut by singular values.
+def _judged(descent: Descent, samples: Samples, sizes: Sequence[float]) -> _Judged:
+    """What was found, judged.
 
     Of few samples each half is measured and judged by the other; what the first half found comes back, with the layers
     that either of them says are better cut by their weights.
     """
     judge = Judge.of(descent.base, samples.judge, descent.forward, descent.goal)
-    found, judged = _judged_once(descent, samples, searched(judge.first(SEARCHED_WITH), descent.work), judge, sizes)
+    one = _judged_by(judge, descent, samples, searched(judge.first(SEARCHED_WITH), descent.work), sizes)
     if not samples.are_halves:
-        return found, judged
+        return one
     judge = Judge.of(descent.base, samples.swapped().judge, descent.forward, descent.goal)
-    other, others = _judged_once(descent, samples.swapped(), replayed(found.ways), judge, sizes)
+    other = _judged_by(judge, descent, samples.swapped(), replayed(one.found.ways), sizes)
     both = [
         JudgedSize(size=a.size, by_data=(a.by_data + b.by_data) / 2, by_weights=(a.by_weights + b.by_weights) / 2)
-        for a, b in zip(judged, others, strict=True)
+        for a, b in zip(one.sizes, other.sizes, strict=True)
     ]
-    return Found(found.bases, found.selector, found.ways, found.by_weights | other.by_weights), both
+    found = replace(one.found, by_weights=one.found.by_weights | other.found.by_weights)
+    return _Judged(found, both, one.samples + other.samples)
 
 
-def _judged_once(
-    descent: Descent, samples: Samples, choose: Choose, judge: Judge, sizes: Sequence[float]
-) -> tuple[Found, list[JudgedSize]]:
+def _judged_by(judge: Judge, descent: Descent, samples: Samples, choose: Choose, sizes: Sequence[float]) -> _Judged:
     found = descent.run(samples, choose, judged_by=judge.batches)
-    return found, [descent.compared(found, judge, size) for size in sizes]
+    return _Judged(found, [descent.compared(found, judge, size) for size in sizes], judge.samples)
 
 
-def _report(
-    goal: Goal, samples: Samples, judged: Sequence[JudgedSize], kept: str, by_weights: Collection[str] = ()
-) -> CutReport:
+def _report(goal: Goal, samples: Samples, judged: _Judged | None, kept: str) -> CutReport:
+    if judged is None:
+        return CutReport(criterion=goal.name, unit=goal.unit, measured_with=0, judged_with=0, sizes=(), kept=kept)
     return CutReport(
         criterion=goal.name,
         unit=goal.unit,
-        measured_with=0 if not judged else samples.count if samples.are_halves else samples.measuring,
-        judged_with=0 if not judged else samples.count if samples.are_halves else samples.judging,
-        is_crossed=samples.are_halves and bool(judged),
-        sizes=tuple(judged),
+        measured_with=samples.count if samples.are_halves else samples.measuring,
+        judged_with=judged.samples,
+        is_crossed=samples.are_halves,
+        sizes=tuple(judged.sizes),
         kept=kept,
-        layers_by_weights=tuple(by_weights),
+        layers_by_weights=tuple(sorted(judged.found.by_weights)) if kept == "data" else (),
     )
 
 

@@ -20,6 +20,9 @@ from decomposable.network.goals import Goal, Readings
 SEARCHED_WITH = 128
 """Samples, in whole batches, that a way of sharing out is chosen by."""
 
+MOST_READ = 1 << 28
+"""Bytes of what the full network says that are held, beyond those of one batch: 256 MiB."""
+
 SIZES = (0.9, 0.75, 0.5, 0.35, 0.25, 0.12)
 """Sizes at which they are compared."""
 
@@ -109,8 +112,15 @@ class Judge:
 
     @classmethod
     def of(cls, network: nn.Module, batches: Sequence[Any], forward: Forward, goal: Goal) -> Judge:
-        """One for this network as it is."""
-        return cls(tuple(batches), tuple(_readings(network, batches, forward, goal)), forward, goal)
+        """One for this network as it is; with fewer batches where its outputs would take more than `MOST_READ`."""
+        full: list[Readings] = []
+        held = 0
+        for readings in _readings(network, batches, forward, goal):
+            held += sum(each.numel() * each.element_size() for each in readings)
+            if full and held > MOST_READ:
+                break
+            full.append(readings)
+        return cls(tuple(batches[: len(full)]), tuple(full), forward, goal)
 
     @property
     def samples(self) -> int:

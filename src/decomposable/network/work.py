@@ -83,8 +83,8 @@ class Work:
             swapped = 2 * samples.measuring * len(judged_at) + MEASURING * groups * samples.measuring
             total += measuring(samples.judging) + swapped + measuring(samples.count)
         memory = moments_bytes(layers, with_gradients=True) >> 20
-        ahead = f"{samples.count} samples, about {total / samples.count:.0f} passes, up to {memory:,} MiB of moments"
-        report(Progress("measuring", ahead))
+        ahead = f"about {total / samples.count:.0f} passes, up to {memory:,} MiB of moments"
+        report(Progress(f"measuring {samples.count} samples, {ahead}"))  # a task of its own, which a log shows whole
         return cls(
             report,
             samples=samples.count,
