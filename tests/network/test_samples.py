@@ -90,6 +90,11 @@ def test_a_small_loader_that_shuffles_is_read_once():
     assert rows(found.measure) == measure
 
 
+def test_a_batch_that_comes_again_and_again_is_several():
+    found = dealt([torch.zeros(16, 3)] * 4)
+    assert (found.measuring, found.judging, found.batches) == (32, 32, 2)
+
+
 def test_no_more_are_kept_out_than_judge():
     found = dealt(batches(100, 100))
     assert module.JUDGED_WITH <= found.judging < module.JUDGED_WITH + 100

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import torch
@@ -85,20 +85,18 @@ def dealt(loader: Iterable[Any]) -> Samples:
     few = sum(counts) < FEW
     pieces = _pieces(kept, _FEWEST_OF_FEW if few else _FEWEST_BATCHES)
     every = 2 if few else EVERY
-    judge = pieces[every - 1 :: every] if few else _no_more(pieces[every - 1 :: every])
-    chosen = {id(batch) for batch in judge}
-    measure = [batch for batch in pieces if id(batch) not in chosen]
+    places = range(every - 1, len(pieces), every)
+    judge = [pieces[place] for place in (places if few else _enough(pieces, places))]
+    chosen = places[: len(judge)]
+    measure = [batch for place, batch in enumerate(pieces) if place not in chosen]
     measuring, judging = (sum(map(samples_in, part)) for part in (measure, judge))
     return Samples(measure, judge, measuring, judging, len(measure), are_halves=few)
 
 
-def _no_more(batches: Sequence[Any]) -> list[Any]:
-    """As many of the batches as there are samples to judge with, or a few more."""
-    found: list[Any] = []
-    for batch in batches:
-        if sum(map(samples_in, found)) < JUDGED_WITH:
-            found.append(batch)
-    return found
+def _enough(batches: Sequence[Any], places: Sequence[int]) -> Sequence[int]:
+    """The first of the places whose batches have as many samples as judge, or a few more."""
+    held = list(accumulate(samples_in(batches[place]) for place in places))
+    return places[: 1 + sum(count < JUDGED_WITH for count in held)]
 
 
 def _read(loader: Iterable[Any]) -> tuple[list[Any] | None, list[Any], list[int]]:
