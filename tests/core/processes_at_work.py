@@ -341,8 +341,9 @@ def main() -> None:
     )
     for name in names.split(","):
         torch.save(globals()[name](index, count), Path(out) / f"{name}-{index}.pt")
-    if name != "killed":
-        dist.destroy_process_group()
+    if name == "killed":
+        os._exit(0)  # what was told is written; PyTorch's own end of a broken group may abort the process
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
