@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from decomposable import models
 from decomposable.data import cifar
 from decomposable.data.augment import PadCropFlip, Standardise
-from decomposable.errors import DecomposableError
+from decomposable_edge.errors import DecomposableError
 
 standardise = Standardise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The pretrained network was trained with ImageNet's mean and deviation."""

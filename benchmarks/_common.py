@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from decomposable.edge.onnx_runtime import onnx_runtime
-from decomposable.machine import timestamp
 from decomposable.training import records
+from decomposable_edge.machine import timestamp
+from decomposable_edge.onnx_runtime import onnx_runtime
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "benchmarks.jsonl"

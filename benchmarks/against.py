@@ -43,7 +43,7 @@ def measure() -> dict[str, float]:
     import torch
 
     import decomposable as dn
-    from decomposable.edge import AnySizeSession
+    from decomposable_edge import AnySizeSession
 
     warnings.simplefilter("ignore")
     torch.manual_seed(0)

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.optim.swa_utils import update_bn
 
 import decomposable as dn
-from decomposable.console import rounding
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.sizing.rounding import AUTO_PERCENT, AUTO_WIDE, Align
+from decomposable_edge.console import rounding
+from decomposable_edge.sizing.rounding import AUTO_PERCENT, AUTO_WIDE, Align
 
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1)
 WITHIN = 0.3  # points

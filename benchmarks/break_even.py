@@ -10,7 +10,7 @@ from _common import interleave, ratio_of_medians, record
 from torch.nn import functional as F
 
 from decomposable.core.forms import FORMS
-from decomposable.sizing.cost import CHAIN_LOSS, TRAFFIC, chain_is_faster
+from decomposable_edge.sizing.cost import CHAIN_LOSS, TRAFFIC, chain_is_faster
 
 BATCH = 128
 LAYOUT = torch.channels_last  # that of the low-rank pass on a CPU

@@ -20,8 +20,8 @@ import torch
 from _common import interleave, onnx_session, ratio_of_medians, record, summary, verdict
 
 import decomposable as dn
-from decomposable.console import rounding
-from decomposable.edge.onnx_runtime import onnx_runtime
+from decomposable_edge.console import rounding
+from decomposable_edge.onnx_runtime import onnx_runtime
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from _common import interleave, onnx_options, onnx_session, ratio_of_medians, record, summary, verdict
 
 import decomposable as dn
-from decomposable.edge import AnySizeSession
+from decomposable_edge import AnySizeSession
 
 SIZES = (0.27, 0.5, 0.25, 0.75, 0.3, 0.9, 0.2, 0.6, 0.4, 1.0, 0.8, 0.35, 0.15, 0.7, 0.45)
 

@@ -13,13 +13,13 @@ from _common import record, verdict
 from torch import nn
 
 import decomposable as dn
-from decomposable.console import as_table
 from decomposable.core.forms import FORMS
 from decomposable.export.checking import rounding, trials_of
 from decomposable.export.interface import interface_of
 from decomposable.export.subject import subject_of
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.sizing.plans import SizeRequest
+from decomposable_edge.console import as_table
+from decomposable_edge.sizing.plans import SizeRequest
 
 SIZES = (1.0, 0.5, 0.25, None)  # None: the smallest
 IMAGE = {"resnet50": 64}  # pixels; the others take 32, as on CIFAR

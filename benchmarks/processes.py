@@ -23,7 +23,7 @@ from decomposable import models
 from decomposable.core.layers import Layer, find_layers
 from decomposable.core.processes import ALONE, Processes
 from decomposable.core.sharing import costs_of, owners_of, shared
-from decomposable.machine import usable_cpus
+from decomposable_edge.machine import usable_cpus
 
 WANTED = 0.65
 

@@ -14,7 +14,7 @@ from _speech import FRAMES, MELS, SpeakerEncoder, speaker_encoder
 from torch import nn
 
 import decomposable as dn
-from decomposable.console import as_table
+from decomposable_edge.console import as_table
 
 WANTED_RATIO, WANTED_SECONDS = 3.0, 30.0
 

@@ -139,7 +139,7 @@ def measured_in(checkout: Path, what: str, args: argparse.Namespace) -> dict[str
 
 def as_a_command() -> None:
     """What `decomposable` does when it starts, where it does."""
-    from decomposable import machine
+    from decomposable_edge import machine
 
     if hasattr(machine, "keep_freed_memory"):
         machine.keep_freed_memory()

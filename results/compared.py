@@ -18,7 +18,7 @@ from typing import Any
 from decomposable.commands.compare import as_text
 from decomposable.comparison.figure import draw
 from decomposable.comparison.results import mean_over_seeds
-from decomposable.files import write_atomically
+from decomposable_edge.files import write_atomically
 
 
 def method_of(record: dict[str, Any]) -> str:

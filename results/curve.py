@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from decomposable.comparison.figure import Curve, draw_curves
-from decomposable.files import write_atomically
+from decomposable_edge.files import write_atomically
 
 TICKS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1)
 

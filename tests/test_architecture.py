@@ -6,7 +6,6 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-
 from decomposable.moved import MOVED
 
 CHECKOUT = Path(__file__).resolve().parents[1]

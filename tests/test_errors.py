@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from decomposable.errors import MissingExtraError, SettingError, how_to_install
+from decomposable_edge.errors import MissingExtraError, SettingError, how_to_install
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 READ = (".py", ".md", ".toml", ".txt", ".cff", "")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable import files
+from decomposable_edge import files
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def die(*_, **__):
 
 
 if kind == "plain":
-    from decomposable import files
+    from decomposable_edge import files
 
     with files.replacing(target) as unfinished:
         unfinished.write_bytes(b"half of it" * 100_000)
@@ -142,7 +142,7 @@ def test_what_another_process_is_writing_stays(tmp_path):
     path = tmp_path / "record.json"
     with files.replacing(path) as unfinished:
         unfinished.write_bytes(b"slow")
-        program = "import sys; from pathlib import Path; from decomposable import files; "
+        program = "import sys; from pathlib import Path; from decomposable_edge import files; "
         program += "files.write_atomically(Path(sys.argv[1]), b'fast'); files.sweep(Path(sys.argv[1]).parent)"
         subprocess.run([sys.executable, "-c", program, str(path)], check=True)
         assert path.read_bytes() == b"fast"
@@ -182,7 +182,7 @@ def test_a_target_may_have_a_long_name(tmp_path):
 
 def test_processes_that_save_one_file_at_once_leave_a_whole_one_and_nothing_else(tmp_path):
     path = tmp_path / "record.json"
-    program = "import sys; from pathlib import Path; from decomposable import files; "
+    program = "import sys; from pathlib import Path; from decomposable_edge import files; "
     program += "[files.write_atomically(Path(sys.argv[1]), sys.argv[2].encode() * 100_000) for _ in range(40)]"
     processes = [subprocess.Popen([sys.executable, "-c", program, str(path), letter]) for letter in "abc"]
     assert [process.wait() for process in processes] == [0, 0, 0]

@@ -6,7 +6,7 @@ import pytest
 PROGRAM = """
 import resource
 import numpy as np
-from decomposable.machine import keep_freed_memory
+from decomposable_edge.machine import keep_freed_memory
 
 is_kept = keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

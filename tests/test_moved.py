@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from decomposable.moved import MOVED
 
 import decomposable as dn
-from decomposable.moved import MOVED
 
 PATHS = {
     "decomposable.artifact": "decomposable.network.artifact",
     "decomposable.bench.measuring": "decomposable.export.measuring",
     "decomposable.forms": "decomposable.core.forms",
-    "decomposable.latency": "decomposable.sizing.latency",
+    "decomposable.latency": "decomposable_edge.sizing.latency",
     "decomposable.svd": "decomposable.core.svd",
 }
 
@@ -50,7 +50,7 @@ from decomposable import latency
 import decomposable.bench.measuring as measuring
 from decomposable.forms import to_matrix
 import decomposable.svd
-assert latency.__name__ == "decomposable.sizing.latency"
+assert latency.__name__ == "decomposable_edge.sizing.latency"
 assert measuring.__name__ == "decomposable.export.measuring"
 assert decomposable.svd.svd.__module__ == "decomposable.core.svd"
 assert sys.modules["decomposable.forms"] is sys.modules["decomposable.core.forms"]

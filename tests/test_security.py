@@ -16,13 +16,13 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.data.pickling import MOST_INSTRUCTIONS
-from decomposable.errors import ArtifactError, DecomposableError
-from decomposable.fields import MOST_VALUES
 from decomposable.network import artifact
 from decomposable.network.file.header import MOST_BYTES
 from decomposable.training.checkpoint import CheckpointError, Checkpoints
 from decomposable.training.torch_zip import MOST_DIRECTORY
 from decomposable.training.weights import WeightsError, read_weights
+from decomposable_edge.errors import ArtifactError, DecomposableError
+from decomposable_edge.fields import MOST_VALUES
 
 ROOT = Path(__file__).parents[1]
 READING = """
@@ -30,7 +30,7 @@ import re, sys
 from pathlib import Path
 from decomposable.network import artifact
 from decomposable.training.checkpoint import read_checkpoint
-from decomposable.errors import DecomposableError
+from decomposable_edge.errors import DecomposableError
 from decomposable.training.weights import read_weights
 
 def kilobytes(name):

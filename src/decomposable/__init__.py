@@ -5,32 +5,30 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from decomposable.moved import keep_old_paths
+from decomposable_edge import __version__ as __version__
 
-__version__ = "0.1.0.dev0"
-
-# Loaded on first use: a device without torch imports `decomposable.edge`, and a command answers --help at once.
+# Loaded on first use, so that a command answers --help at once.
 _HOME = {
-    "ArtifactError": "errors",
-    "DecomposableError": "errors",
-    "DecomposedNet": "network.decomposed",
-    "JointObjective": "core.joint",
-    "Losses": "core.joint",
-    "RankPlan": "sizing.plans",
-    "Settings": "methods.settings",
-    "Task": "recipes",
-    "Taylor": "core.factors",
-    "SizedNet": "network.sized",
-    "analysis": "analysis",
-    "compare": "comparison",
-    "decompose": "network.decompose",
-    "export_any_size": "export.any_size",
-    "export_onnx": "export.one_size",
-    "export_torch": "export.one_size",
-    "load": "methods.loading",
-    "models": "models",
-    "recipes": "recipes",
-    "train": "training.experiment",
+    "ArtifactError": "decomposable_edge.errors",
+    "DecomposableError": "decomposable_edge.errors",
+    "DecomposedNet": "decomposable.network.decomposed",
+    "JointObjective": "decomposable.core.joint",
+    "Losses": "decomposable.core.joint",
+    "RankPlan": "decomposable_edge.sizing.plans",
+    "Settings": "decomposable.methods.settings",
+    "Task": "decomposable.recipes",
+    "Taylor": "decomposable.core.factors",
+    "SizedNet": "decomposable.network.sized",
+    "analysis": "decomposable.analysis",
+    "compare": "decomposable.comparison",
+    "decompose": "decomposable.network.decompose",
+    "export_any_size": "decomposable.export.any_size",
+    "export_onnx": "decomposable.export.one_size",
+    "export_torch": "decomposable.export.one_size",
+    "load": "decomposable.methods.loading",
+    "models": "decomposable.models",
+    "recipes": "decomposable.recipes",
+    "train": "decomposable.training.experiment",
 }
 
 if TYPE_CHECKING:
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
     from decomposable.core.factors import Taylor as Taylor
     from decomposable.core.joint import JointObjective as JointObjective
     from decomposable.core.joint import Losses as Losses
-    from decomposable.errors import ArtifactError as ArtifactError
-    from decomposable.errors import DecomposableError as DecomposableError
     from decomposable.export.any_size import export_any_size as export_any_size
     from decomposable.export.one_size import export_onnx as export_onnx
     from decomposable.export.one_size import export_torch as export_torch
@@ -52,8 +48,10 @@ if TYPE_CHECKING:
     from decomposable.network.decomposed import DecomposedNet as DecomposedNet
     from decomposable.network.sized import SizedNet as SizedNet
     from decomposable.recipes import Task as Task
-    from decomposable.sizing.plans import RankPlan as RankPlan
     from decomposable.training.experiment import train as train
+    from decomposable_edge.errors import ArtifactError as ArtifactError
+    from decomposable_edge.errors import DecomposableError as DecomposableError
+    from decomposable_edge.sizing.plans import RankPlan as RankPlan
 
 __all__ = sorted(_HOME)
 
@@ -61,12 +59,9 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'decomposable' has no attribute {name!r}")
-    module = import_module(f"decomposable.{_HOME[name]}")
-    return module if name == _HOME[name] else getattr(module, name)
+    module = import_module(_HOME[name])
+    return module if module.__name__ == f"decomposable.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
-
-
-keep_old_paths()

@@ -7,7 +7,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.forms import to_matrix, to_weight
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 X = torch.randn(5, 6, 9, 8, generator=torch.Generator().manual_seed(0))
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.forms import to_matrix
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 
 def fully_connected(seed=0, activation=nn.ReLU):

@@ -6,8 +6,8 @@ import pytest
 
 import decomposable
 from decomposable.commands import main as cli
-from decomposable.errors import DecomposableError, InvalidArgumentError
-from decomposable.interrupts import Interrupted
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError
+from decomposable_edge.interrupts import Interrupted
 
 SOURCE = Path(cli.__file__).parents[2]
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 import decomposable as dn
 from decomposable import models, recipes
 from decomposable.commands import main as cli
-from decomposable.console import as_table, parse_size, parse_sizes
-from decomposable.errors import InvalidArgumentError
 from decomposable.network import artifact
 from decomposable.recipes import small
 from decomposable.training.evaluation import accuracy
+from decomposable_edge.console import as_table, parse_size, parse_sizes
+from decomposable_edge.errors import InvalidArgumentError
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")

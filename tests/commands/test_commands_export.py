@@ -13,9 +13,9 @@ from torch import nn
 import decomposable as dn
 from decomposable import methods, models, recipes
 from decomposable.commands import main as cli
-from decomposable.errors import how_to_install
 from decomposable.methods.settings import Settings
 from decomposable.network import artifact
+from decomposable_edge.errors import how_to_install
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -200,11 +200,11 @@ def test_the_hint_and_the_warning_lead_to_calibrate(wide, call, tmp_path):
 
 
 def test_any_size(net, file, call, tmp_path):
-    edge = pytest.importorskip("decomposable.edge")
+    edge = pytest.importorskip("decomposable_edge")
     code, out, err = call(file, "--any-size", "-o", tmp_path / "net.onnx")
     assert code == 0, err
     assert "size: all" in out
-    assert "decomposable.edge.AnySizeSession(" in out
+    assert "decomposable_edge.AnySizeSession(" in out
     session = edge.AnySizeSession(tmp_path / "net.onnx")
     session.resize(macs=0.25)
     x = torch.randn(2, 1, 8, 8)
@@ -394,7 +394,7 @@ def test_any_size_of_several_inputs(pairs, call, tmp_path):
     code, out, err = call(file, "--model", "own_pairs:Pairs", "--any-size", "-o", out_file)
     assert code == 0, err
     assert "session.run({'ids': ids, 'mask': mask})" in out
-    session = pytest.importorskip("decomposable.edge").AnySizeSession(out_file, ratio=0.5)
+    session = pytest.importorskip("decomposable_edge").AnySizeSession(out_file, ratio=0.5)
     net.resize_(ratio=0.5)
     with torch.no_grad():
         found = session.run({name: x.numpy() for name, x in batch.items()})

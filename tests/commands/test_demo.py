@@ -8,7 +8,7 @@ from decomposable import models
 from decomposable.commands import demo, demonstration
 from decomposable.commands import main as cli
 from decomposable.data import digits
-from decomposable.errors import InvalidArgumentError, how_to_install
+from decomposable_edge.errors import InvalidArgumentError, how_to_install
 
 QUICK = demonstration.Settings(
     seed=3, runs=2, train_images=200, widths=(16, 24, 24), epochs=20, batch_size=50, curve_sizes=(0.2,)

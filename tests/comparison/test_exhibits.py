@@ -29,11 +29,11 @@ from decomposable.comparison.exhibits.verdicts import (
 from decomposable.comparison.running import How
 from decomposable.comparison.watching import Watchers
 from decomposable.data import digits
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods import METHODS
 from decomposable.methods.settings import with_overrides
 from decomposable.recipes import Task
 from decomposable.recipes.small import DIGITS, DigitsSettings
+from decomposable_edge.errors import InvalidArgumentError
 
 NAMES = [
     "2a",

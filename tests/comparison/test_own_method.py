@@ -10,11 +10,11 @@ import pytest
 import decomposable as dn
 from decomposable import methods
 from decomposable.commands.main import main
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods import METHODS, LineStyle, Method, MethodSettings
 from decomposable.methods.decomposing import decomposed
 from decomposable.methods.settings import Settings, flat, from_text
 from decomposable.training.runs import plain_settings
+from decomposable_edge.errors import InvalidArgumentError
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 QUICK = {"epochs": 2, "train_images": 200, "calibration_images": 100, "sizes": (1.0, 0.5)}

@@ -14,7 +14,7 @@ from decomposable.comparison.report.finding import find
 from decomposable.comparison.report.html import Html, tag
 from decomposable.comparison.report.page import page, styles
 from decomposable.comparison.report.verdicts import linked
-from decomposable.errors import DataError
+from decomposable_edge.errors import DataError
 
 HOSTILE = '</script><script>alert(1)</script><b title="\'">'
 EXHIBIT = {

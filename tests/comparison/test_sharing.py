@@ -17,9 +17,9 @@ from decomposable.comparison.running import How, what_is_missing
 from decomposable.comparison.scheduling import work_off
 from decomposable.comparison.sharding import Shard, bundles
 from decomposable.comparison.watching import Watch, Watchers
-from decomposable.errors import InvalidArgumentError
 from decomposable.recipes import default_settings, find
 from decomposable.training.runs import RunError, held
+from decomposable_edge.errors import InvalidArgumentError
 
 SOURCE = Path(dn.__file__).parents[1]
 LIMIT = 400  # seconds until a cluster that hangs is ended, and the test fails

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decomposable.core.criteria import CRITERIA, energy, find_criterion, score, scores_of, singular_value, uniform
-from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.order import prefix_ranks
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.order import prefix_ranks
 
 some_spectra = settings(deadline=None, derandomize=True, max_examples=50)
 values = st.floats(1e-3, 1e3)

@@ -8,7 +8,7 @@ from torch.distributions import Categorical, kl_divergence
 
 import decomposable as dn
 from decomposable.core import distillation
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 X = torch.randn(6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([0, 1, 2, 0, 1, 2])

@@ -10,7 +10,7 @@ from torch import nn
 import decomposable as dn
 from decomposable.core.forms import to_matrix
 from decomposable.core.svd import svd
-from decomposable.errors import BudgetError, InvalidArgumentError
+from decomposable_edge.errors import BudgetError, InvalidArgumentError
 
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([0, 1, 2, 0])

@@ -14,7 +14,7 @@ from decomposable.core.forms import (
     to_matrix,
     to_weight,
 )
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 some_shapes = settings(deadline=None, derandomize=True, max_examples=40)
 forms = st.sampled_from(["channel", "spatial"])

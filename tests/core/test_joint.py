@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import decomposable.core.forms.matrix as matrix_module
 import decomposable.core.lowrank as lowrank_module
 from decomposable import JointObjective
-from decomposable.errors import DecomposableError, InvalidArgumentError, NonFiniteError, UnsupportedModelError
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError, NonFiniteError, UnsupportedModelError
 
 RATIO = 0.4
 

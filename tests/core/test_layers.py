@@ -14,7 +14,7 @@ from decomposable.core.layers import ChainLayers, avoid_fast_paths_, find_layers
 from decomposable.core.standin import StandIn
 from decomposable.core.svd import svd
 from decomposable.core.tree import rewire
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 some_layers = settings(deadline=None, derandomize=True, max_examples=80)
 PADDING_MODES = ["zeros", "reflect", "replicate", "circular"]

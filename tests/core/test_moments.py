@@ -10,7 +10,7 @@ from decomposable.core import moments
 from decomposable.core.forms import to_matrix
 from decomposable.core.layers import find_layers
 from decomposable.core.moments import passes, second_moments
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 KERNELS = [
     {"kernel_size": 3, "padding": 1},

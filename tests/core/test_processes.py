@@ -16,7 +16,7 @@ from decomposable.core.layers import find_layers
 from decomposable.core.processes import ALONE
 from decomposable.core.sharing import costs_of, owners_of, svd_cost
 from decomposable.core.tree import data_parallel, unwrap
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 PROGRAM = Path(__file__).with_name("processes_at_work.py")
 LIMIT = 240  # seconds until processes that hang are ended, and the test fails

@@ -13,7 +13,7 @@ from decomposable import decompose
 from decomposable.core.forms import FORMS, first_weight, matrix_shape, second_weight
 from decomposable.core.layers import ChainLayers
 from decomposable.core.standin import FactoredWeight, StandIn
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 CONV_OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode", "kernel_size", "in_channels", "out_channels")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_matrix, to_weight
 from decomposable.core.svd import RHO_MAX, SVD, project, svd, truncate
-from decomposable.errors import NonFiniteError
+from decomposable_edge.errors import NonFiniteError
 
 some_shapes = settings(deadline=None, derandomize=True, max_examples=40)
 sizes = st.integers(1, 24)

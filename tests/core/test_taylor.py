@@ -10,7 +10,7 @@ from decomposable import Taylor, decompose
 from decomposable.core.forms import to_matrix, to_weight
 from decomposable.core.layers import find_layers
 from decomposable.core.svd import svd
-from decomposable.errors import DecomposableError, InvalidArgumentError
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
 

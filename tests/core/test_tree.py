@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from decomposable.core.tree import clone_buffers_, deep_copy, plain_name, rewire, unwrap
-from decomposable.errors import UnsupportedModelError
+from decomposable_edge.errors import UnsupportedModelError
 
 
 @pytest.fixture(autouse=True)

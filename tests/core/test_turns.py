@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import decomposable as dn
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 GENERATOR = torch.Generator().manual_seed(3)
 BATCHES = [

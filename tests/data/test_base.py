@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from decomposable.data.augment import PadCropFlip, Standardise
 from decomposable.data.base import FromDatasets, Images, InMemory, TestBatches, TrainBatches, generator_for
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 STANDARDISE = Standardise((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 

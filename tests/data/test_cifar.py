@@ -7,10 +7,10 @@ import torch
 from decomposable import recipes
 from decomposable.data import cifar
 from decomposable.data.cifar import load_cifar10, load_cifar100
-from decomposable.errors import DataError, InvalidArgumentError
 from decomposable.recipes import small
 from decomposable.training.evaluation import accuracy
 from decomposable.training.weights import load_weights_
+from decomposable_edge.errors import DataError, InvalidArgumentError
 
 LOADERS = {"cifar10": load_cifar10, "cifar100": load_cifar100}
 CLASSES = {"cifar10": 10, "cifar100": 100}

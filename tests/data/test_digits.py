@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from decomposable.data import digits
-from decomposable.errors import InvalidArgumentError, MissingExtraError
+from decomposable_edge.errors import InvalidArgumentError, MissingExtraError
 
 
 def test_the_data_set_is_the_split_of_load():

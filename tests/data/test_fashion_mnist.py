@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from decomposable.data import fashion_mnist
-from decomposable.errors import DataError, InvalidArgumentError
+from decomposable_edge.errors import DataError, InvalidArgumentError
 
 COUNTS = {"train": 7, "t10k": 5}
 few = settings(

@@ -14,7 +14,7 @@ import torch
 from decomposable.data import imagenet
 from decomposable.data.augment import Standardise
 from decomposable.data.base import TestBatches, TrainBatches
-from decomposable.errors import DataError, InvalidArgumentError, MissingExtraError
+from decomposable_edge.errors import DataError, InvalidArgumentError, MissingExtraError
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from decomposable.data.pickles import load_plain
-from decomposable.errors import DataError
+from decomposable_edge.errors import DataError
 
 few = settings(
     max_examples=200,

@@ -3,7 +3,7 @@ import torch
 
 from decomposable.data import python_text
 from decomposable.data.base import TestBatches, TrainBatches
-from decomposable.errors import DataError
+from decomposable_edge.errors import DataError
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ def tiny_model(width=6, seed=0):
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """The file of `tiny_model`; not to be changed."""
-    from decomposable.edge.container import seal
+    from decomposable_edge.container import seal
 
     path = tmp_path_factory.mktemp("tiny") / "tiny.onnx"
     path.write_bytes(seal(*tiny_model()))

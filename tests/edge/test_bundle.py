@@ -10,10 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from decomposable.edge import AnySizeSession
-from decomposable.edge.bundle import read_bundle
-from decomposable.edge.container import seal
-from decomposable.errors import ArtifactError, DecomposableError
+from decomposable_edge import AnySizeSession
+from decomposable_edge.bundle import read_bundle
+from decomposable_edge.container import seal
+from decomposable_edge.errors import ArtifactError, DecomposableError
 
 
 def refused(path):
@@ -298,7 +298,7 @@ def _resealed(whole):
     """A checksum for a model that has everything else."""
     import hashlib
 
-    from decomposable.edge.container import _before_digits
+    from decomposable_edge.container import _before_digits
 
     content = whole.SerializeToString() + _before_digits()
     return content + hashlib.sha256(content).hexdigest().encode()

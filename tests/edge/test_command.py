@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable.edge import AnySizeSession
-from decomposable.edge.command import main
-from decomposable.edge.container import seal
-from decomposable.edge.npy import read_arrays
-from decomposable.errors import DecomposableError, InvalidArgumentError
-from decomposable.sizing.latency import LatencyProfile
+from decomposable_edge import AnySizeSession
+from decomposable_edge.command import main
+from decomposable_edge.container import seal
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError
+from decomposable_edge.npy import read_arrays
+from decomposable_edge.sizing.latency import LatencyProfile
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from decomposable import __version__
-from decomposable.edge import AnySizeSession
-from decomposable.errors import how_to_install
+from decomposable_edge import AnySizeSession
+from decomposable_edge.errors import how_to_install
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -31,8 +31,8 @@ PROGRAM = """
     sys.meta_path = [f for f in sys.meta_path if "editable" not in getattr(f, "__name__", type(f).__name__).lower()]
     import numpy as np
     import decomposable
-    from decomposable.edge import AnySizeSession
-    from decomposable.edge.command import main
+    from decomposable_edge import AnySizeSession
+    from decomposable_edge.command import main
 
     assert decomposable.__file__.startswith(unpacked), decomposable.__file__
     session = AnySizeSession(bundle, macs=0.62, threads=1)

@@ -6,7 +6,7 @@ import torch
 
 from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_matrix, to_weight
 from decomposable.core.svd import svd
-from decomposable.edge.weights import LayerWeights, dense_weight
+from decomposable_edge.weights import LayerWeights, dense_weight
 
 SHAPES = [((8, 4, 3, 5), "spatial"), ((8, 4, 3, 5), "channel"), ((6, 5, 1, 1), "channel"), ((7, 9), "channel")]
 

@@ -5,8 +5,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from decomposable.edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, merged_attributes
-from decomposable.fields import Damaged
+from decomposable_edge.fields import Damaged
+from decomposable_edge.graph import Use, Wiring, check_geometry, find_foldable, find_uses, merged_attributes
 
 
 def wired(*nodes, outputs=("y",)):

@@ -9,17 +9,17 @@ import textwrap
 import numpy as np
 import pytest
 
-from decomposable.edge import AnySizeSession
-from decomposable.edge.bundle import read_bundle
-from decomposable.edge.container import seal
-from decomposable.edge.source import BLOCK, Source, Stored
-from decomposable.errors import ArtifactError
+from decomposable_edge import AnySizeSession
+from decomposable_edge.bundle import read_bundle
+from decomposable_edge.container import seal
+from decomposable_edge.errors import ArtifactError
+from decomposable_edge.source import BLOCK, Source, Stored
 
 WIDTH = 1600
 PROGRAM = """
     import json, sys
     import numpy as np
-    from decomposable.edge import AnySizeSession
+    from decomposable_edge import AnySizeSession
 
 
     def peak():

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable.edge import AnySizeSession
-from decomposable.edge.building import build
-from decomposable.edge.bundle import read_bundle
-from decomposable.edge.container import seal, tensor_of, unseal
-from decomposable.edge.source import in_memory
-from decomposable.errors import ArtifactError
+from decomposable_edge import AnySizeSession
+from decomposable_edge.building import build
+from decomposable_edge.bundle import read_bundle
+from decomposable_edge.container import seal, tensor_of, unseal
+from decomposable_edge.errors import ArtifactError
+from decomposable_edge.source import in_memory
 
 X = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(0))
 

@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable.edge import AnySizeSession
-from decomposable.edge.building import build
-from decomposable.edge.bundle import read_bundle
-from decomposable.edge.onnx_runtime import default_threads, usable_cores
-from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, how_to_install
-from decomposable.sizing.latency import LatencyProfile
+from decomposable_edge import AnySizeSession
+from decomposable_edge.building import build
+from decomposable_edge.bundle import read_bundle
+from decomposable_edge.errors import BudgetError, DecomposableError, InvalidArgumentError, how_to_install
+from decomposable_edge.onnx_runtime import default_threads, usable_cores
+from decomposable_edge.sizing.latency import LatencyProfile
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 SIZES = [
@@ -385,7 +385,7 @@ WITHOUT_TORCH = """
 
     sys.meta_path.insert(0, Blocked())
     import numpy as np
-    from decomposable.edge import AnySizeSession
+    from decomposable_edge import AnySizeSession
     from decomposable import RankPlan
 
     path, x, out = sys.argv[1:]
@@ -406,7 +406,7 @@ def test_a_package_that_is_missing_is_named_in_one_line():
         import sys
         sys.modules["onnxruntime"] = None
         try:
-            import decomposable.edge
+            import decomposable_edge
         except ImportError as error:
             print(type(error).__name__, error)
     """

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from decomposable.edge import AnySizeSession
+from decomposable_edge import AnySizeSession
 
 SWITCHES, REQUESTERS = 2000, 6
 RATIOS = (0.1, 0.3, 0.4, 0.6, 0.8, 1.0)  # more than are kept, so that sessions are made all the time

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SESSION = """
 import sys
-from decomposable.edge import AnySizeSession
+from decomposable_edge import AnySizeSession
 session = AnySizeSession(sys.argv[1], macs=0.6)
 """
 TOOLS = """

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable.edge import AnySizeSession
-from decomposable.edge.container import seal, tensor_of, unseal
-from decomposable.edge.source import in_memory
-from decomposable.errors import ArtifactError
+from decomposable_edge import AnySizeSession
+from decomposable_edge.container import seal, tensor_of, unseal
+from decomposable_edge.errors import ArtifactError
+from decomposable_edge.source import in_memory
 
 SIZES = (1.0, 0.8, 0.6, 0.45, 0.3, 0.22)
 

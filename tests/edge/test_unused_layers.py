@@ -5,9 +5,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from decomposable.edge import AnySizeSession
-from decomposable.edge.container import seal
-from decomposable.errors import ArtifactError
+from decomposable_edge import AnySizeSession
+from decomposable_edge.container import seal
+from decomposable_edge.errors import ArtifactError
 
 
 @pytest.fixture

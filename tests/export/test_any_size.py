@@ -10,13 +10,13 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import models
-from decomposable.edge import AnySizeSession
-from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.export import any_size
 from decomposable.export.any_size import export_any_size
 from decomposable.export.program import ExportError
 from decomposable.models import resnet
 from decomposable.network import artifact
+from decomposable_edge import AnySizeSession
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)")
 SIZES = [{"macs": 1.0}, {"macs": 0.9}, {"macs": 0.6}, {"macs": 0.35}, {"params": 0.6}, {"ratio": 0.15}, {"ratio": 0.9}]

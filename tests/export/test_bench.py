@@ -11,12 +11,12 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import models
-from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.export.measuring import measure, runners
 from decomposable.network.calls import Call, InputSpec
-from decomposable.sizing import sweep as sweeping
-from decomposable.sizing.latency import LatencyProfile
-from decomposable.sizing.sweep import SIZES, interleaved, sweep
+from decomposable_edge.errors import BudgetError, InvalidArgumentError
+from decomposable_edge.sizing import sweep as sweeping
+from decomposable_edge.sizing.latency import LatencyProfile
+from decomposable_edge.sizing.sweep import SIZES, interleaved, sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
 IMAGE = (1, 8, 8)

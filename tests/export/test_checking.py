@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from decomposable.errors import InvalidArgumentError
 from decomposable.export.checking import check_tolerance, difference, largest_difference, require_close
 from decomposable.export.program import ExportError
+from decomposable_edge.errors import InvalidArgumentError
 
 NAN, INF = math.nan, math.inf
 

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 import decomposable
 from decomposable import models
-from decomposable.errors import DecomposableError, InvalidArgumentError, MissingExtraError
 from decomposable.export import graph
 from decomposable.export.interface import Interface
 from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
 from decomposable.network.calls import Call, InputSpec
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError, MissingExtraError
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import decomposable as dn
-from decomposable.edge import AnySizeSession
-from decomposable.edge.feeding import example
-from decomposable.errors import InvalidArgumentError
 from decomposable.export import checking, one_size
 from decomposable.export.checking import trials_of
 from decomposable.export.interface import MOST_BATCH, MOST_NUMBERS, Interface, interface_of, resized
 from decomposable.export.program import ExportError, to_program
+from decomposable_edge import AnySizeSession
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.feeding import example
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")

@@ -11,12 +11,12 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import models
-from decomposable.errors import ExampleNeededError, InvalidArgumentError
 from decomposable.export import checking, one_size
 from decomposable.export.program import ExportError
 from decomposable.methods.widths import Widths
 from decomposable.network.sized import Size, SizedNet
-from decomposable.sizing.latency import LatencyProfile, TimedSize, timed_now
+from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
+from decomposable_edge.sizing.latency import LatencyProfile, TimedSize, timed_now
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")

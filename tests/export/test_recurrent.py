@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import decomposable as dn
-from decomposable.edge import AnySizeSession
 from decomposable.export.program import ExportError
+from decomposable_edge import AnySizeSession
 
 X = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(0))
 LONG = torch.randn(2, 19, 8, generator=torch.Generator().manual_seed(1))

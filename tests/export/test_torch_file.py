@@ -12,9 +12,9 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import models
-from decomposable.errors import InvalidArgumentError
 from decomposable.export import one_size
 from decomposable.export.program import ExportError
+from decomposable_edge.errors import InvalidArgumentError
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -88,7 +88,7 @@ import sys
 sys.modules.update(onnx=None, onnxruntime=None, onnxscript=None)
 import torch
 import decomposable as dn
-from decomposable.errors import MissingExtraError
+from decomposable_edge.errors import MissingExtraError
 from decomposable.export.measuring import measure
 net = dn.decompose(torch.nn.Linear(6, 4), torch.zeros(1, 6))
 dn.export_torch(net, sys.argv[1], ratio=0.5)

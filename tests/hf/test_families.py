@@ -13,9 +13,9 @@ from families import FAMILIES, transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 import decomposable as dn
-from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.hf import from_pretrained, save_pretrained
 from decomposable.hf.pretrained import WEIGHTS
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUICK = ("bert", "gpt2", "t5", "vit", "wav2vec2")
@@ -176,7 +176,7 @@ def test_a_folder_is_not_believed(made, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_is_exported_and_run_at_any_size(name, made, tmp_path):
-    edge = pytest.importorskip("decomposable.edge")
+    edge = pytest.importorskip("decomposable_edge")
     pytest.importorskip("onnxscript")
     family, _, net = made(name)
     if not family.exports:

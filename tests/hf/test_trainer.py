@@ -9,9 +9,9 @@ transformers = pytest.importorskip("transformers", reason="the extra hf is not i
 pytest.importorskip("accelerate", reason="the extra hf is not installed")
 from families import FAMILIES  # noqa: E402
 
-from decomposable.errors import ArtifactError, InvalidArgumentError  # noqa: E402
 from decomposable.hf import JointTrainer  # noqa: E402
 from decomposable.training.state_file import read_state  # noqa: E402
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ELASTIC = {"macs": (0.3, 0.9), "distill": 1.0, "turns": True, "refresh": 3, "smallest": 0.2}

@@ -10,8 +10,8 @@ from torch import nn
 import decomposable as dn
 
 lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
-from decomposable.errors import InvalidArgumentError  # noqa: E402
 from decomposable.lightning import JointModule  # noqa: E402
+from decomposable_edge.errors import InvalidArgumentError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from decomposable import models
 from decomposable.core.criteria import CRITERIA
 from decomposable.core.forms import MATRIX_FORMS
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Material
 from decomposable.methods.decomposing import decomposed, each_form_and_criterion, short_name
 from decomposable.methods.settings import Settings
+from decomposable_edge.errors import InvalidArgumentError
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from torch.nn import functional as F
 
 import decomposable as dn
 from decomposable import methods
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Material
 from decomposable.methods.elastic import NEVER
 from decomposable.methods.settings import Settings
 from decomposable.training.checkpoint import Position
+from decomposable_edge.errors import InvalidArgumentError
 
 X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(8) % 4

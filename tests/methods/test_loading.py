@@ -10,11 +10,11 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import methods
-from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.methods import Material
 from decomposable.methods.settings import Settings
 from decomposable.network.file.container import read_container, write_container
 from decomposable.recipes import cross_entropy
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")

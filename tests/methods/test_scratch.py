@@ -13,12 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import decompose, methods, models
 from decomposable.core.standin import StandIn
-from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError, NonFiniteError
 from decomposable.methods.base import Material
 from decomposable.methods.scratch import METHOD
 from decomposable.methods.settings import Settings
 from decomposable.network.file.container import read_container
 from decomposable.network.sized import restored
+from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError, NonFiniteError
 
 SETTINGS = Settings(method="scratch", ranks=(9, 7, 4, 2))
 FORMS = ["spatial", "channel"]

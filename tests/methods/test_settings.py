@@ -4,9 +4,9 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
-from decomposable.errors import InvalidArgumentError, SettingError
 from decomposable.methods.registry import kinds
 from decomposable.methods.settings import Settings, flat, from_text, with_overrides
+from decomposable_edge.errors import InvalidArgumentError, SettingError
 
 
 def test_the_defaults_are_the_papers_for_cifar():

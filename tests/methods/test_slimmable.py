@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from decomposable import methods, models
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Material
 from decomposable.methods.settings import Settings
 from decomposable.methods.slimmable import METHOD
@@ -14,6 +13,7 @@ from decomposable.network.file.container import read_container
 from decomposable.network.sized import restored
 from decomposable.training import experiment
 from decomposable.training.loop import parameter_groups
+from decomposable_edge.errors import InvalidArgumentError
 
 SETTINGS = Settings(method="slimmable", widths=(0.25, 0.5, 0.75, 1.0))
 EXAMPLE = torch.zeros(1, 1, 8, 8)

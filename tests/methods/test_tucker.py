@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from decomposable import models
 from decomposable.core.forms import form_for, to_matrix, to_weight
 from decomposable.core.standin import StandIn
-from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError, NonFiniteError
 from decomposable.methods.base import Material, PlainStep
 from decomposable.methods.settings import Settings, with_overrides
 from decomposable.methods.tucker import CIFAR_GRID, IMAGENET_GRID, METHOD
@@ -31,6 +30,7 @@ from decomposable.methods.tucker.vbmf import vbmf
 from decomposable.network.file.container import read_container
 from decomposable.network.sized import restored
 from decomposable.training.weights import load_weights_
+from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError, NonFiniteError
 
 FORMS = ["tucker", "channel", "spatial"]
 

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from decomposable import methods, models
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Material
 from decomposable.methods.settings import Settings
 from decomposable.methods.us_net import METHOD
@@ -15,6 +14,7 @@ from decomposable.network.file.container import read_container
 from decomposable.network.sized import restored
 from decomposable.training import experiment
 from decomposable.training.divergence import DivergedError, WatchedLoss, check_finite
+from decomposable_edge.errors import InvalidArgumentError
 
 SETTINGS = Settings(method="us-net", width_range=(0.25, 1.0), random_widths=2)
 EXAMPLE = torch.zeros(1, 1, 8, 8)

@@ -21,13 +21,19 @@ import decomposable as dn
 from decomposable import decompose, models
 from decomposable.commands.main import main
 from decomposable.core.forms import matrix
-from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError, ModelNeededError
-from decomposable.fields import values_in
 from decomposable.network import decompose as decomposing
 from decomposable.network.artifact import read, save_size, shrink, size_state_dict
 from decomposable.network.file import container
-from decomposable.sizing.interpolation import choose_calibrated
-from decomposable.sizing.plans import SizeRequest
+from decomposable_edge.errors import (
+    ArtifactError,
+    BudgetError,
+    DecomposableError,
+    InvalidArgumentError,
+    ModelNeededError,
+)
+from decomposable_edge.fields import values_in
+from decomposable_edge.sizing.interpolation import choose_calibrated
+from decomposable_edge.sizing.plans import SizeRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)")
 

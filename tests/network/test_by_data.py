@@ -10,9 +10,9 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.forms import to_factors, to_matrix
-from decomposable.errors import InvalidArgumentError
 from decomposable.network import descent, work
 from decomposable.network.goals import drawing, drawn_loss
+from decomposable_edge.errors import InvalidArgumentError
 
 SIZES = (0.8, 0.6, 0.4, 0.3)
 
@@ -318,7 +318,7 @@ def test_budgets_of_parameters_have_statistics_of_their_own_order(by_loss, train
 
 def test_a_device_keeps_both_orders(by_loss, tmp_path):
     pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-    from decomposable.edge import AnySizeSession
+    from decomposable_edge import AnySizeSession
 
     x = images(4)
     net = copy.deepcopy(by_loss)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import decomposable.network.calibration.batches as batches_module
 from decomposable import decompose, models
-from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError
+from decomposable_edge.errors import BudgetError, DecomposableError, InvalidArgumentError
 
 few = settings(max_examples=10, deadline=None, derandomize=True)
 

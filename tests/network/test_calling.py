@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import decomposable as dn
-from decomposable.edge import AnySizeSession
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.artifact import save_size
+from decomposable_edge import AnySizeSession
+from decomposable_edge.errors import InvalidArgumentError
 
 
 class Same(nn.Conv2d):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from decomposable.fields import Damaged, Fields
 from decomposable.network.calls import Call, InputSpec, Slot
 from decomposable.network.file.inputs import call_entries, read_call
+from decomposable_edge.fields import Damaged, Fields
 
 CALL = {
     "inputs": [

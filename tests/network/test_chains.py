@@ -224,7 +224,7 @@ REST = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not
 @pytest.mark.parametrize("kind", [*ALL, *REST])
 def test_it_is_exported_and_bundled(kind, tmp_path):
     pytest.importorskip("onnxruntime")
-    from decomposable.edge import AnySizeSession
+    from decomposable_edge import AnySizeSession
 
     _, x, net = make(kind)
     net.calibrate_([x, x + 0.1])

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from decomposable.core.distillation import kl_divergence
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.goals import (
     LOSS,
     OUTPUT,
@@ -18,6 +17,7 @@ from decomposable.network.goals import (
     squared_distances,
     values_in,
 )
+from decomposable_edge.errors import InvalidArgumentError
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -17,8 +17,8 @@ import decomposable.network.calibration.batches as batches_module
 import decomposable.network.calibration.grid as grid_module
 from decomposable import decompose, recipes
 from decomposable.commands.main import main
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.grid import _coarse, _middle
+from decomposable_edge.errors import InvalidArgumentError
 
 few = settings(max_examples=15, deadline=None, derandomize=True)
 

@@ -9,9 +9,9 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.distillation import kl_divergence
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.goals import LOSS
 from decomposable.network.judging import CutReport, Judge, JudgedSize, prefers_weights
+from decomposable_edge.errors import InvalidArgumentError
 
 WIDE, CLASSES = 384, 200
 

@@ -7,8 +7,8 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.commands import main as cli
-from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.network import artifact
+from decomposable_edge.errors import BudgetError, InvalidArgumentError
 
 ONLY = "only convolutions and Linear are decomposed"
 
@@ -157,7 +157,7 @@ def test_at_the_command_line(file, tmp_path, capsys):
 @pytest.mark.slow
 def test_on_the_device(tmp_path):
     pytest.importorskip("onnxruntime")
-    from decomposable.edge import AnySizeSession
+    from decomposable_edge import AnySizeSession
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 64, 3, groups=8), nn.Flatten(), nn.Linear(64, 4)).eval()

@@ -19,8 +19,6 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import decompose, methods, models
-from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError, ModelNeededError
-from decomposable.fields import Damaged
 from decomposable.methods import Material
 from decomposable.methods.settings import Settings
 from decomposable.models import BUILDERS, rebuilt
@@ -30,9 +28,11 @@ from decomposable.network.file import container
 from decomposable.network.file.digests import Blocks
 from decomposable.network.file.header import DTYPES, parse_header, read_header
 from decomposable.recipes import BUILT_IN, cross_entropy, find, make_task
-from decomposable.sizing.interpolation import choose_calibrated
-from decomposable.sizing.latency import Entry, LatencyProfile, TimedSize
-from decomposable.sizing.plans import SizeRequest
+from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError, ModelNeededError
+from decomposable_edge.fields import Damaged
+from decomposable_edge.sizing.interpolation import choose_calibrated
+from decomposable_edge.sizing.latency import Entry, LatencyProfile, TimedSize
+from decomposable_edge.sizing.plans import SizeRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)"),

@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import RankPlan, Taylor, decompose, load, models
 from decomposable.core.standin import StandIn
-from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
-from decomposable.sizing.latency import LatencyProfile, TimedSize, timed_now
-from decomposable.sizing.profiles import Sample
+from decomposable_edge.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
+from decomposable_edge.sizing.latency import LatencyProfile, TimedSize, timed_now
+from decomposable_edge.sizing.profiles import Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation still has")
 

@@ -54,7 +54,7 @@ def test_a_part_of_a_file_of_before_is_read(size):
 @pytest.mark.parametrize("size", PLANS)
 def test_a_bundle_of_before_gives_what_it_gave(size):
     pytest.importorskip("onnxruntime")
-    from decomposable.edge import AnySizeSession
+    from decomposable_edge import AnySizeSession
 
     session = AnySizeSession(BUNDLE, threads=1)
     check(session.resize(macs=float(size), align=1), size)

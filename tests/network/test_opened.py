@@ -7,8 +7,8 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.gradients import norm
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.artifact import save_size, size_state_dict
+from decomposable_edge.errors import InvalidArgumentError
 
 X = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0))
 
@@ -206,7 +206,7 @@ def test_packed_batches_at_a_smaller_size():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_exported_and_run_at_any_size(name, tmp_path):
-    edge = pytest.importorskip("decomposable.edge")
+    edge = pytest.importorskip("decomposable_edge")
     pytest.importorskip("onnxscript")
     net = dn.decompose(make(name), X)
     dynamic = {"input": {1: "length"}} if name == "encoder" else None  # a loop over time has so many steps

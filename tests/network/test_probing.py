@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from decomposable import decompose
-from decomposable.errors import InvalidArgumentError
 from decomposable.export.any_size_graph import in_chains
+from decomposable_edge.errors import InvalidArgumentError
 
 X = (2, 8)
 

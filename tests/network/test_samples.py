@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from decomposable.errors import InvalidArgumentError
 from decomposable.network import samples as module
 from decomposable.network.samples import FEW, dealt
+from decomposable_edge.errors import InvalidArgumentError
 
 
 def batches(count, size):

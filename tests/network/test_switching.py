@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable import locks
 from decomposable.core.layers import ChainLayers
-from decomposable.errors import BudgetError
 from decomposable.network import original
+from decomposable_edge import locks
+from decomposable_edge.errors import BudgetError
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|has statistics|was calibrated)")
 

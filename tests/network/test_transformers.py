@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import decomposable as dn
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 transformers = pytest.importorskip("transformers")
 

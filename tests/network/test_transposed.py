@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import decomposable as dn
-from decomposable.edge import AnySizeSession
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.artifact import save_size, size_state_dict
+from decomposable_edge import AnySizeSession
+from decomposable_edge.errors import InvalidArgumentError
 
 SIZES = (0.9, 0.6, 0.4, 0.2)
 

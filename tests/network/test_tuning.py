@@ -14,10 +14,10 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import decompose
-from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.network import artifact
 from decomposable.network.calibration import batches as kept
 from decomposable.network.file import container
+from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
 
 SIZES = [0.7, 0.4, 0.2]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decomposable.progress import InTurn, Progress, ProgressLine, Steps, Tracker, as_duration, quiet, shown, within
-from decomposable.progress.pace import Countdown, Pace
-from decomposable.progress.terminal import with_bar
+from decomposable_edge.progress import InTurn, Progress, ProgressLine, Steps, Tracker, as_duration, quiet, shown, within
+from decomposable_edge.progress.pace import Countdown, Pace
+from decomposable_edge.progress.terminal import with_bar
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def test_a_real_terminal_is_drawn_on_and_left_clean(tmp_path):
     script = tmp_path / "work.py"
     script.write_text(
         "import sys\n"
-        "from decomposable.progress import Progress, ProgressLine, Tracker\n"
+        "from decomposable_edge.progress import Progress, ProgressLine, Tracker\n"
         "with ProgressLine() as line:\n"
         "    line(Progress('', 'reading'))\n"
         "    Tracker(line, 'calibrating', total=4, unit='sizes').update(1)\n"

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from decomposable import recipes
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.settings import Settings
 from decomposable.recipes import BUILT_IN, Task, default_settings, find, make_task
+from decomposable_edge.errors import InvalidArgumentError
 
 PROMISED = ["epochs", "seed", "batch_size", "form", "balance", "ratio", "refresh"]
 

@@ -10,12 +10,12 @@ from decomposable.data import python_text
 from decomposable.data.base import Images, InMemory
 from decomposable.data.digits import unaugmented, unchanged
 from decomposable.data.python_text import Text
-from decomposable.errors import DataError, SettingError
 from decomposable.methods.settings import Settings
 from decomposable.models import small_lm, small_vit
 from decomposable.recipes import Task
 from decomposable.recipes.transformers import TEXT, VIT, TextSettings, next_token
 from decomposable.training.evaluation import judged
+from decomposable_edge.errors import DataError, SettingError
 
 METHODS = ("plain", "decomposable", "elastic")
 SHORT = {"epochs": 2, "batch_size": 16, "sizes": (1.0, 0.6), "warmup_epochs": 0.0}

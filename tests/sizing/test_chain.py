@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decomposable.errors import InvalidArgumentError
-from decomposable.fields import Damaged
-from decomposable.sizing.chain import Chain, check_chain, price, rank_of, ranks_of
-from decomposable.sizing.cost import LayerCost, LayerShape
-from decomposable.sizing.order import rank_limits
-from decomposable.sizing.ranks import RankSelector
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.fields import Damaged
+from decomposable_edge.sizing.chain import Chain, check_chain, price, rank_of, ranks_of
+from decomposable_edge.sizing.cost import LayerCost, LayerShape
+from decomposable_edge.sizing.order import rank_limits
+from decomposable_edge.sizing.ranks import RankSelector
 
 TUCKER = ((False, False), (True, True), (False, False))
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decomposable.core.forms import FORMS, first_weight, matrix_shape, second_weight
-from decomposable.sizing.cost import LayerCost, chain_is_faster
+from decomposable_edge.sizing.cost import LayerCost, chain_is_faster
 
 some_shapes = settings(deadline=None, derandomize=True, max_examples=40)
 conv_shapes = st.tuples(st.integers(1, 64), st.integers(1, 64), st.integers(1, 5), st.integers(1, 5))

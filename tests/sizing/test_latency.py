@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decomposable
-from decomposable import locks
-from decomposable.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
-from decomposable.machine import Machine, check_threads
-from decomposable.sizing.cost import LayerCost
-from decomposable.sizing.latency import Entry, LatencyProfile, TimedSize, choose_timed, fingerprint, timed_now
-from decomposable.sizing.plans import SizeRequest
-from decomposable.sizing.profiles import Sample
-from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.sweep import WARM_UP, interleaved
+from decomposable_edge import locks
+from decomposable_edge.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
+from decomposable_edge.machine import Machine, check_threads
+from decomposable_edge.sizing.cost import LayerCost
+from decomposable_edge.sizing.latency import Entry, LatencyProfile, TimedSize, choose_timed, fingerprint, timed_now
+from decomposable_edge.sizing.plans import SizeRequest
+from decomposable_edge.sizing.profiles import Sample
+from decomposable_edge.sizing.ranks import RankSelector
+from decomposable_edge.sizing.sweep import WARM_UP, interleaved
 
 few = settings(deadline=None, derandomize=True, max_examples=80)
 
@@ -530,10 +530,10 @@ def test_who_saves_waits_for_who_is_saving(locking, tmp_path):
 
 SAVER = """
     import sys
-    from decomposable import locks
-    from decomposable.sizing import latency
-    from decomposable.sizing.profiles import Entry, TimedSize
-    from decomposable.machine import Machine
+    from decomposable_edge import locks
+    from decomposable_edge.sizing import latency
+    from decomposable_edge.sizing.profiles import Entry, TimedSize
+    from decomposable_edge.machine import Machine
     path, locking, start = sys.argv[1:]
     if locking == "without":
         locks.fcntl = None
@@ -656,7 +656,7 @@ def test_profiles_need_no_torch():
     """A device without PyTorch measures and chooses with this code."""
     code = (
         "import sys; sys.modules['torch'] = sys.modules['safetensors'] = None\n"
-        "import decomposable.sizing.latency, decomposable.sizing.sweep"
+        "import decomposable_edge.sizing.latency, decomposable_edge.sizing.sweep"
     )
     source = str(Path(decomposable.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}, check=True)

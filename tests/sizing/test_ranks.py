@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decomposable
-from decomposable.checks import check_ratio
-from decomposable.errors import BudgetError, InvalidArgumentError
-from decomposable.sizing import rounding
-from decomposable.sizing.cost import LayerCost
-from decomposable.sizing.order import prefix_ranks, rank_limits
-from decomposable.sizing.plans import absolute_budget
-from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.rounding import AUTO_PERCENT, aligned_ranks, auto_ranks, rounded_ranks
+from decomposable_edge.checks import check_ratio
+from decomposable_edge.errors import BudgetError, InvalidArgumentError
+from decomposable_edge.sizing import rounding
+from decomposable_edge.sizing.cost import LayerCost
+from decomposable_edge.sizing.order import prefix_ranks, rank_limits
+from decomposable_edge.sizing.plans import absolute_budget
+from decomposable_edge.sizing.ranks import RankSelector
+from decomposable_edge.sizing.rounding import AUTO_PERCENT, aligned_ranks, auto_ranks, rounded_ranks
 
 some_networks = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -347,7 +347,7 @@ def test_given_ranks_are_not_rounded():
 
 def test_the_table_of_an_alignment_is_made_once(monkeypatch):
     chooser, made = selector(layer("a", 10, 10), layer("b", 20, 20)), []
-    monkeypatch.setattr("decomposable.sizing.ranks.rounded_ranks", lambda *a: made.append(a) or rounded_ranks(*a))
+    monkeypatch.setattr("decomposable_edge.sizing.ranks.rounded_ranks", lambda *a: made.append(a) or rounded_ranks(*a))
     for align in (4, 8, 4, 8, 21, 1000):  # above the largest rank, all are one
         chooser.choose(params=1.0, align=align)
     assert len(made) == 3 * 2
@@ -374,7 +374,7 @@ def auto(rank: int, low: int, high: int, full: int) -> int:
 
 
 wide = {"full": st.integers(1, 600), "data": st.data()}
-narrow_counts_as_wide = mock.patch("decomposable.sizing.rounding.AUTO_WIDE", 20)  # so that small networks will do
+narrow_counts_as_wide = mock.patch("decomposable_edge.sizing.rounding.AUTO_WIDE", 20)  # so that small networks will do
 
 
 @given(**wide)
@@ -715,7 +715,7 @@ def test_a_plan_without_macs_prints_too():
 
 def test_choosing_ranks_needs_no_torch():
     """A device without PyTorch sizes networks with this code."""
-    code = "import sys, decomposable.sizing.ranks, decomposable.core.criteria; print('torch' in sys.modules)"
+    code = "import sys, decomposable_edge.sizing.ranks, decomposable.core.criteria; print('torch' in sys.modules)"
     source = str(Path(decomposable.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": source}, capture_output=True, text=True, check=True

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from decomposable.fields import Damaged, Fields
-from decomposable.sizing.cost import LayerCost, LayerShape, LeftAlone
-from decomposable.sizing.interpolation import CalibratedSizes, position
-from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.record import (
+from decomposable_edge.fields import Damaged, Fields
+from decomposable_edge.sizing.cost import LayerCost, LayerShape, LeftAlone
+from decomposable_edge.sizing.interpolation import CalibratedSizes, position
+from decomposable_edge.sizing.ranks import RankSelector
+from decomposable_edge.sizing.record import (
     BUNDLE,
     NETWORK_FILE,
     Arrays,

@@ -16,11 +16,11 @@ import decomposable as dn
 from decomposable.core.processes import ALONE
 from decomposable.data.augment import Drawing, PadCropFlip, Standardise
 from decomposable.data.base import TrainBatches
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.file.container import open_container
 from decomposable.training.checkpoint import read_checkpoint
 from decomposable.training.company import agreed, by_the_first, own_device, was_launched
 from decomposable.training.devices import random_as_bytes, random_from_bytes, random_state, seed_everything
+from decomposable_edge.errors import InvalidArgumentError
 
 SOURCE = Path(dn.__file__).parents[1]
 LIMIT = 240  # seconds until a job that hangs is ended, and the test fails

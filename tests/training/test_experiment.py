@@ -19,10 +19,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import decomposable as dn
-from decomposable import files, recipes
+from decomposable import recipes
 from decomposable.data.base import FromDatasets, generator_for
-from decomposable.errors import DataError, InvalidArgumentError
-from decomposable.interrupts import Interrupted
 from decomposable.methods.settings import from_plain
 from decomposable.recipes import small
 from decomposable.training import experiment
@@ -31,6 +29,9 @@ from decomposable.training.evaluation import accuracy
 from decomposable.training.metrics import read_metrics
 from decomposable.training.runs import RunError
 from decomposable.training.weights import read_weights
+from decomposable_edge import files
+from decomposable_edge.errors import DataError, InvalidArgumentError
+from decomposable_edge.interrupts import Interrupted
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 SOURCE = Path(experiment.__file__).parents[2]

@@ -18,8 +18,6 @@ from torch import nn
 
 from decomposable import methods
 from decomposable.data.base import Images, InMemory, TrainBatches
-from decomposable.errors import InvalidArgumentError
-from decomposable.interrupts import Interrupted, stop_signals
 from decomposable.methods.settings import Settings
 from decomposable.training.checkpoint import CheckpointError, Checkpoints, position_in
 from decomposable.training.devices import random_state, seed_everything, set_random_state
@@ -33,6 +31,8 @@ from decomposable.training.loop import (
 )
 from decomposable.training.metrics import MetricsLog, read_metrics
 from decomposable.training.runs import check_same_run
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.interrupts import Interrupted, stop_signals
 
 SETTINGS = Settings(epochs=2, batch_size=10, ratio=(0.2, 0.6), learning_rate=0.05, schedule="cosine")
 

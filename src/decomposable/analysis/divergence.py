@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from decomposable.analysis.watching import first_images, recorded
-from decomposable.checks import check_count
 from decomposable.core.tracing import call_with_first, on_device_of
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.decomposed import DecomposedNet
+from decomposable_edge.checks import check_count
+from decomposable_edge.errors import InvalidArgumentError
 
 Floats = NDArray[np.float64]
 

@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from decomposable.analysis.watching import See, layers_of, watch
-from decomposable.checks import check_count, is_number
 from decomposable.core.forms import matrix_shape, second_weight, to_matrix
 from decomposable.core.layers import Convolution, FilterFn, Layer
 from decomposable.core.moments import input_patches, padded_extents
 from decomposable.core.svd import SVD, svd
 from decomposable.core.tracing import Forward, call_with_first
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.batches import renewable
-from decomposable.sizing.chain import Axes
+from decomposable_edge.checks import check_count, is_number
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.chain import Axes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from decomposable.analysis.watching import first_images, recorded
-from decomposable.checks import check_count
 from decomposable.core.forms import MATRIX_FORMS, to_matrix
 from decomposable.core.layers import Convolution, Transposed
 from decomposable.core.tracing import call_with_first, on_device_of
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.decomposed import DecomposedNet
+from decomposable_edge.checks import check_count
+from decomposable_edge.errors import InvalidArgumentError
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from decomposable.core.forms import to_matrix
 from decomposable.core.layers import FilterFn
 from decomposable.core.svd import svd
 from decomposable.network.decompose import decompose
-from decomposable.sizing.plans import RankPlan
+from decomposable_edge.sizing.plans import RankPlan
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from decomposable.core.forms import check_matrix_form
 from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers, without_transposed
 from decomposable.core.tracing import Forward, call_with_first, first_entry, on_device_of
 from decomposable.core.tree import evaluating, undisturbed, unwrap
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 See = Callable[[nn.Module, Tensor, Tensor], None]
 """``see(module, inputs, outputs)``, once for every call of a layer."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decomposable.console import alignment, parse_size, parse_sizes
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.console import alignment, parse_size, parse_sizes
+from decomposable_edge.errors import InvalidArgumentError
 
 RECIPES = (
     "recipes: digits, fashion-mnist, cifar10-resnet20, cifar10-resnet56, cifar10-vit, python-text-lm\n"

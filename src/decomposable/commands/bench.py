@@ -10,12 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, answer, as_table, batch_size, progress_line, seconds, showing_warnings, threads
-from decomposable.errors import InvalidArgumentError
-from decomposable.progress import ProgressLine
+from decomposable_edge.console import (
+    Verb,
+    answer,
+    as_table,
+    batch_size,
+    progress_line,
+    seconds,
+    showing_warnings,
+    threads,
+)
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from decomposable.sizing.latency import Entry, LatencyProfile
+    from decomposable_edge.sizing.latency import Entry, LatencyProfile
 
 HEADER = ("runtime", "size", "MACs", "parameters", "median ms", "middle half", "speed-up", "repetitions")
 RUNTIMES_IN_WORDS = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
@@ -50,7 +59,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _place(options: argparse.Namespace) -> Path:
     """Where the profile goes, seen to before anything is measured."""
-    from decomposable.sizing.latency import LatencyProfile
+    from decomposable_edge.sizing.latency import LatencyProfile
 
     beside = LatencyProfile.path_beside(options.file)
     if options.file.exists() and (options.out is None or options.file.suffix == ".onnx"):  # a session keeps it there
@@ -69,7 +78,7 @@ def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: Pro
     from decomposable.export.measuring import measure
     from decomposable.network.calls import InputSpec
     from decomposable.network.decomposed import DecomposedNet
-    from decomposable.sizing.latency import LatencyProfile
+    from decomposable_edge.sizing.latency import LatencyProfile
 
     runtimes = _runtimes(options.runtime)
     net = networks.open_network(options)
@@ -85,7 +94,7 @@ def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: Pro
 
 def _of_bundle(options: argparse.Namespace, sizes: list[float] | None, say: ProgressLine) -> LatencyProfile:
     """An any-size ONNX file, as a device runs it."""
-    from decomposable.edge import AnySizeSession
+    from decomposable_edge import AnySizeSession
 
     for name in ("input", "model", "recipe"):
         if getattr(options, name) is not None:
@@ -107,7 +116,7 @@ def _threads(options: argparse.Namespace) -> int:
 
 
 def _runtimes(text: str | None) -> Sequence[str]:
-    from decomposable.sizing.latency import RUNTIMES
+    from decomposable_edge.sizing.latency import RUNTIMES
 
     if text is None:
         return RUNTIMES if find_spec("onnxruntime") and find_spec("onnxscript") else RUNTIMES[:1]

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, answer, multiple, progress_line, showing_warnings
-from decomposable.errors import DecomposableError, InvalidArgumentError, ModelNeededError, SettingError
-from decomposable.progress import Progress, ProgressLine, Report
-from decomposable.text import first_line
+from decomposable_edge.console import Verb, answer, multiple, progress_line, showing_warnings
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError, ModelNeededError, SettingError
+from decomposable_edge.progress import Progress, ProgressLine, Report
+from decomposable_edge.text import first_line
 
 if TYPE_CHECKING:
     from decomposable.methods.settings import Settings
     from decomposable.network.calibration.statistics import CalibrationReport, Statistics
     from decomposable.network.decomposed import DecomposedNet
     from decomposable.recipes import Task
-    from decomposable.sizing.ranks import RankSelector
+    from decomposable_edge.sizing.ranks import RankSelector
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -145,7 +145,7 @@ def _has_same_statistics(
 def _show(
     options: argparse.Namespace, out: Path, net: DecomposedNet, report: CalibrationReport, images: int, dropped: int
 ) -> None:
-    from decomposable.sizing.rounding import described
+    from decomposable_edge.sizing.rounding import described
 
     statistics = net.artifact().statistics
     assert statistics is not None

@@ -6,16 +6,16 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, answer, parse_sizes, progress_line, rounding, showing_warnings
-from decomposable.errors import InvalidArgumentError
-from decomposable.progress import Progress, ProgressLine, Tracker
+from decomposable_edge.console import Verb, answer, parse_sizes, progress_line, rounding, showing_warnings
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.progress import Progress, ProgressLine, Tracker
 
 if TYPE_CHECKING:
     from decomposable.network.file.contents import Artifact
     from decomposable.network.sized import SizedNet
-    from decomposable.sizing.plans import RankPlan
-    from decomposable.sizing.ranks import Measure
     from decomposable.training.evaluation import Row
+    from decomposable_edge.sizing.plans import RankPlan
+    from decomposable_edge.sizing.ranks import Measure
 
 DEFAULT = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
 
@@ -30,7 +30,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from decomposable.sizing.rounding import described
+    from decomposable_edge.sizing.rounding import described
 
     with showing_warnings("decomposable evaluate"), progress_line(options) as line:
         line(Progress("", "reading the network"))  # at once: importing PyTorch takes a while

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, answer, progress_line, showing_warnings
-from decomposable.errors import ExampleNeededError, InvalidArgumentError
+from decomposable_edge.console import Verb, answer, progress_line, showing_warnings
+from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from decomposable.export.report import ExportReport
     from decomposable.network.decomposed import DecomposedNet
-    from decomposable.progress import Report
-    from decomposable.sizing.plans import RankPlan
+    from decomposable_edge.progress import Report
+    from decomposable_edge.sizing.plans import RankPlan
 
 ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
 _USUAL = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1)  # sizes that a device may take
@@ -28,7 +28,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     arguments.add(parser, "file", "--macs", "--params", "--ratio")
     add("--latency-ms", metavar="MS", type=float, help="at most this long here, as decomposable bench measured it")
     arguments.add(parser, "--align", help=arguments.ALIGN.format("what bench found to be best"))
-    add("--any-size", action="store_true", help="all sizes in one ONNX file, for decomposable.edge")
+    add("--any-size", action="store_true", help="all sizes in one ONNX file, for decomposable_edge")
     add("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write: .onnx or .pt2")
     add("--format", metavar="FORMAT", choices=ENDINGS, help="onnx or torch-export (default: OUT's)")
     add("--batch", metavar="N", type=int, help="the one batch size that it takes (default: any)")
@@ -61,7 +61,7 @@ def _dynamic(options: argparse.Namespace) -> dict[str, dict[int, str]] | None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from decomposable.sizing.rounding import described
+    from decomposable_edge.sizing.rounding import described
 
     kind, size = _checked(options)
     with showing_warnings("decomposable export"), progress_line(options) as line:
@@ -102,7 +102,7 @@ def _rounded(options: argparse.Namespace, kind: str, net: nn.Module, size: dict[
 
 def _hint(options: argparse.Namespace, net: Any, plan: RankPlan) -> str | None:
     """Where a coarser rounding may be faster still, say so, and what it needs."""
-    from decomposable.sizing.chain import ranks_of
+    from decomposable_edge.sizing.chain import ranks_of
 
     in_factors = [rank for name in set(plan.ranks) - plan.dense for rank in ranks_of(plan.ranks[name])]
     if plan.align not in (1, "auto") or all(rank % 8 == 0 for rank in in_factors):
@@ -186,7 +186,7 @@ def _how_to_run(report: ExportReport) -> str:
     feeds = f"{{{', '.join(f'{name!r}: {array}' for name, array in arrays.items())}}}"
     if report.format == "any-size":
         taken = "x" if is_default else feeds
-        return f"session = decomposable.edge.AnySizeSession({name!r}); session.resize(macs=0.25); session.run({taken})"
+        return f"session = decomposable_edge.AnySizeSession({name!r}); session.resize(macs=0.25); session.run({taken})"
     takes = "; ".join(f"{arrays[name]}: {spec.dtype}, {_shape(report, name)}" for name, spec in report.inputs.items())
     if report.format == "torch-export":
         taken = "x" if is_default else ", ".join(f"{name}={name}" for name in names)
@@ -208,7 +208,7 @@ VERB = Verb(
     description=(
         "Write one size of a network file as ONNX (.onnx) or as a program of torch.export (.pt2), compared with\n"
         "PyTorch on the spot; without a size, the one that it was saved at. --any-size writes all sizes into one ONNX\n"
-        "file, which decomposable.edge resizes on a device without PyTorch."
+        "file, which decomposable_edge resizes on a device without PyTorch."
     ),
     example="decomposable export runs/digits/network.safetensors --macs 0.25 -o small.onnx",
     add_options=_options,

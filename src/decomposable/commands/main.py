@@ -10,8 +10,8 @@ from typing import Any
 
 from decomposable import __version__
 from decomposable.commands import bench, calibrate, compare, cut, demo, evaluate, export, report, resize, sizes, train
-from decomposable.console import OneLineParser, SaidElsewhere, Verb, is_first_process, run_command
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.console import OneLineParser, SaidElsewhere, Verb, is_first_process, run_command
+from decomposable_edge.errors import InvalidArgumentError
 
 _IN_ORDER = (demo, cut, train, calibrate, sizes, evaluate, resize, export, bench, compare, report)
 VERBS: tuple[Verb, ...] = tuple(module.VERB for module in _IN_ORDER)

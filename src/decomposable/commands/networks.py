@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.console import as_table
-from decomposable.errors import ArtifactError, InvalidArgumentError, MissingExtraError, ModelNeededError
-from decomposable.notes import measured_rows, recipe_in
-from decomposable.text import printable
+from decomposable_edge.console import as_table
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError, MissingExtraError, ModelNeededError
+from decomposable_edge.notes import measured_rows, recipe_in
+from decomposable_edge.text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -88,7 +88,7 @@ def table(rows: Sequence[tuple[str, Row]], measured: str = "test accuracy") -> s
 
 def write_figure(path: Path, drawn: Callable[[], bytes], again: str) -> str:
     """Write a figure, if what it takes is installed; what to say about it."""
-    from decomposable.files import write_atomically
+    from decomposable_edge.files import write_atomically
 
     try:
         png = drawn()

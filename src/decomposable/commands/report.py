@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments
-from decomposable.console import Verb, answer, progress_line
-from decomposable.progress import Progress
+from decomposable_edge.console import Verb, answer, progress_line
+from decomposable_edge.progress import Progress
 
 if TYPE_CHECKING:
     from decomposable.comparison.report.finding import Found
@@ -24,7 +24,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from decomposable.comparison.report.finding import find
     from decomposable.comparison.report.page import page, plotting_library
-    from decomposable.files import write_atomically
+    from decomposable_edge.files import write_atomically
 
     out = arguments.checked_out(options, [".html"])
     with progress_line(options) as line:
@@ -50,8 +50,8 @@ def _counts(found: Found) -> dict[str, int]:
 def _add_explorer(run: dict[str, Any]) -> None:
     """The sizes of the network beside a record, where it is there and can be cut to any."""
     from decomposable.comparison.explorer import explored
-    from decomposable.errors import ArtifactError
     from decomposable.network import artifact
+    from decomposable_edge.errors import ArtifactError
 
     path = run["folder"] / "network.safetensors"
     if not path.is_file():

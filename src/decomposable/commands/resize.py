@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.checks import only_one
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, answer
+from decomposable_edge.checks import only_one
+from decomposable_edge.console import Verb, answer
 
 if TYPE_CHECKING:
-    from decomposable.sizing.plans import RankPlan
+    from decomposable_edge.sizing.plans import RankPlan
 
 KINDS = ("state-dict", "artifact")
 

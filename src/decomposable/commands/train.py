@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable.console import Verb, answer, is_first_process, progress_line
-from decomposable.errors import InvalidArgumentError
-from decomposable.progress import Progress, ProgressLine
+from decomposable_edge.console import Verb, answer, is_first_process, progress_line
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
     from decomposable.methods.settings import Settings

@@ -20,12 +20,12 @@ from decomposable.comparison.parts import Circumstances, Comparison, Part
 from decomposable.comparison.scheduling import threads_for
 from decomposable.comparison.stepping import Stepper, fresh_model
 from decomposable.data.base import Data, TrainBatches
-from decomposable.errors import DataError, DecomposableError
 from decomposable.methods.settings import Settings
 from decomposable.network.decompose import decompose
-from decomposable.progress import Progress, Report
 from decomposable.training.loop import moved
 from decomposable.training.metrics import read_metrics
+from decomposable_edge.errors import DataError, DecomposableError
+from decomposable_edge.progress import Progress, Report
 
 TIMED_CALLS = 4
 ENOUGH_SECONDS = 2.0  # of calls that are timed: then there are no more of them

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from decomposable.sizing.ranks import RankSelector
+from decomposable_edge.sizing.ranks import RankSelector
 
 SIZES = 61
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from decomposable import methods, recipes
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods import Method, Training
 from decomposable.methods.registry import BUILT_IN, kinds
 from decomposable.methods.settings import Settings, flat, with_overrides
@@ -22,6 +21,7 @@ from decomposable.network import artifact
 from decomposable.training import runs
 from decomposable.training.devices import choose_device
 from decomposable.training.runs import OtherRunError, RunError, RunFolder, check_same_run
+from decomposable_edge.errors import InvalidArgumentError
 
 RANKS_FROM = "decomposable"  # whose ranks a network has that is trained from scratch
 

@@ -18,10 +18,10 @@ from typing import Any
 from decomposable import methods
 from decomposable.comparison.parts import Circumstances, Comparison, Part, finished, plan
 from decomposable.comparison.watching import Failures
-from decomposable.errors import DecomposableError
-from decomposable.files import write_atomically
-from decomposable.machine import timestamp
 from decomposable.training.runs import RunError
+from decomposable_edge.errors import DecomposableError
+from decomposable_edge.files import write_atomically
+from decomposable_edge.machine import timestamp
 
 Rows = list[dict[str, Any]]
 _NUMBERS = ("size", "macs", "params", "macs_fraction", "params_fraction", "accuracy")

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decomposable.comparison.parts import Part
-from decomposable.errors import InvalidArgumentError
-from decomposable.locks import lock_file, unlock_file
 from decomposable.training.runs import RunError
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.locks import lock_file, unlock_file
 
 _NAME = re.compile(r"\.shard-(\d+)-of-(\d+)\.lock")
 

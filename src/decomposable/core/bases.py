@@ -14,7 +14,7 @@ from decomposable.core.layers import Layer
 from decomposable.core.processes import ALONE, Processes
 from decomposable.core.sharing import shared
 from decomposable.core.svd import check_finite, most_precise
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 
 class KeptBases:

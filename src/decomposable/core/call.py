@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from decomposable.checks import is_integer, is_number
 from decomposable.core.passes import counting_samples
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.checks import is_integer, is_number
+from decomposable_edge.errors import InvalidArgumentError
 
 Closure = Callable[[nn.Module], Tensor]
 Scaler = torch.amp.GradScaler

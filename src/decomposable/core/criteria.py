@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 Scores = NDArray[np.float64]
 Criterion = Callable[[Scores], Scores]

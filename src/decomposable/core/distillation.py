@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 Distance = Callable[[Any, Any], Tensor]
 """``distance(low, full)``: a loss that is small where the low-rank network's outputs are like the full one's."""

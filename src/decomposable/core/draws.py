@@ -17,15 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from decomposable.checks import check_ratio, is_number
 from decomposable.core.layers import Layer
 from decomposable.core.tracing import Forward, Trace, layer_costs, on_device_of, other_macs, trace
 from decomposable.core.tree import undisturbed
-from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.chain import Rank, rank_of
-from decomposable.sizing.order import Limits, prefix_ranks, rank_limits
-from decomposable.sizing.plans import absolute_budget
-from decomposable.sizing.ranks import Ints, Measure, RankSelector
+from decomposable_edge.checks import check_ratio, is_number
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.chain import Rank, rank_of
+from decomposable_edge.sizing.order import Limits, prefix_ranks, rank_limits
+from decomposable_edge.sizing.plans import absolute_budget
+from decomposable_edge.sizing.ranks import Ints, Measure, RankSelector
 
 Range = tuple[float, float]
 Scores = Sequence[NDArray[np.float64]]

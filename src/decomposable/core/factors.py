@@ -19,8 +19,8 @@ from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, scores_
 from decomposable.core.forms.base import Decomposition
 from decomposable.core.layers import Layer, in_order, laid_out
 from decomposable.core.tree import evaluating
-from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.chain import Chain
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.chain import Chain
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from decomposable.core.layers import Layer
 from decomposable.core.opening.parts import Cut
 from decomposable.core.svd import most_precise
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 Gradient = Mapping[nn.Parameter, Tensor | None]
 """∂L/∂w of every trainable parameter; None where the loss does not depend on it."""

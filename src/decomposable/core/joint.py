@@ -32,7 +32,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from decomposable.checks import check_count, is_integer, is_number
 from decomposable.core.bases import KeptBases
 from decomposable.core.call import Call, Closure, Scaler
 from decomposable.core.criteria import Criterion, ScoresByLayer, find_criterion, scores_of
@@ -57,9 +56,10 @@ from decomposable.core.passes import Local, Pass, averaged
 from decomposable.core.processes import Processes, same_buffers_
 from decomposable.core.tracing import Forward, call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, data_parallel, refuse_sharded, rewire, unwrap
-from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.chain import Rank, flat_ranks, like_ranks, ranks_of
-from decomposable.sizing.order import Limits
+from decomposable_edge.checks import check_count, is_integer, is_number
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.chain import Rank, flat_ranks, like_ranks, ranks_of
+from decomposable_edge.sizing.order import Limits
 
 
 class Losses(NamedTuple):

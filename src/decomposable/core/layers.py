@@ -18,8 +18,8 @@ from decomposable.core.opening import COMPUTED, ViewLinear, has_own_forward, is_
 from decomposable.core.opening.parts import WHOLE, Cut
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
-from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.chain import Axes, Chain, Rank, Ranks
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.chain import Axes, Chain, Rank, Ranks
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d

@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from decomposable.core.layers import ChainLayers, Decomposable, Layer, Transposed, laid_out
 from decomposable.core.standin import factored_weight, product
 from decomposable.core.tree import remembered
-from decomposable.sizing.chain import Chain
-from decomposable.sizing.cost import chain_is_faster
+from decomposable_edge.sizing.chain import Chain
+from decomposable_edge.sizing.cost import chain_is_faster
 
 
 class LowRankLayer(nn.Module):

@@ -39,8 +39,8 @@ from decomposable.core.layers import Convolution, Layer, Transposed
 from decomposable.core.spreading import gradient_taps, input_pixels
 from decomposable.core.tracing import Forward, first_entry
 from decomposable.core.tree import evaluating
-from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.chain import Axes
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.chain import Axes
 
 MOST_MOMENTS = 1 << 30
 """Bytes of second moments that are held at a time: 1 GiB. What does not fit is measured in a pass of its own."""

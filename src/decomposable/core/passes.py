@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from decomposable.core.gradients import Gradient
 from decomposable.core.processes import Averaging, Processes
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 
 class Local(NamedTuple):

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from decomposable.core.gradients import Gradient
-from decomposable.errors import DecomposableError, InvalidArgumentError, NonFiniteError
-from decomposable.text import first_line
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError, NonFiniteError
+from decomposable_edge.text import first_line
 
 BUCKET_BYTES = 25 * 2**20
 """Tensors go together until they are so many: large enough for the wire, small enough to be on their way early."""

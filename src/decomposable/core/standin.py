@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.chain import in_words
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.chain import in_words
 
 _INTERNAL = frozenset(vars(nn.Module()))  # hooks, parameters, flags: every module has its own
 _LEAVES = (int, float, bool, str, type(None), torch.dtype, torch.device)

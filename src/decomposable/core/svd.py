@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from decomposable.errors import NonFiniteError
+from decomposable_edge.errors import NonFiniteError
 
 RHO_MAX = 0.99**0.5
 """δ: the ratio ρ = σ_k/σ_i of a cut-off to a kept singular value is clipped here, so that 1/(1 − ρ²) ≤ 100."""

@@ -17,9 +17,9 @@ from decomposable.core.layers import CONVOLUTIONS, Layer
 from decomposable.core.opening import Opened
 from decomposable.core.products import Products
 from decomposable.core.tree import evaluating, plain_name
-from decomposable.errors import InvalidArgumentError
-from decomposable.sizing.chain import Chain
-from decomposable.sizing.cost import LayerCost, LayerShape, per_rank
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.chain import Chain
+from decomposable_edge.sizing.cost import LayerCost, LayerShape, per_rank
 
 Forward = Callable[[nn.Module, Any], Any]
 Extents = tuple[int, ...]

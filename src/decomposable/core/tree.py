@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from decomposable.errors import UnsupportedModelError
+from decomposable_edge.errors import UnsupportedModelError
 
 _HOOKS = (
     "_forward_hooks",

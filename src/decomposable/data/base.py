@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from decomposable.errors import DataError, DecomposableError, InvalidArgumentError
-from decomposable.interrupts import leave_signals_to_the_parent
+from decomposable_edge.errors import DataError, DecomposableError, InvalidArgumentError
+from decomposable_edge.interrupts import leave_signals_to_the_parent
 
 Batch = tuple[Tensor, Tensor]
 Augment = Callable[[Tensor, torch.Generator], Tensor]

@@ -17,7 +17,7 @@ from decomposable.data import folders
 from decomposable.data.augment import PadCropFlip, PerChannel, Standardise
 from decomposable.data.base import Images, InMemory
 from decomposable.data.pickles import load_plain
-from decomposable.errors import DataError
+from decomposable_edge.errors import DataError
 
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

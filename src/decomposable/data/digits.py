@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from decomposable.data.base import Images, InMemory
-from decomposable.errors import InvalidArgumentError, MissingExtraError
+from decomposable_edge.errors import InvalidArgumentError, MissingExtraError
 
 IMAGES = 1797
 CLASSES = 10

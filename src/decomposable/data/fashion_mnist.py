@@ -19,7 +19,7 @@ import torch
 from decomposable.data import folders
 from decomposable.data.augment import PadCropFlip, PerChannel, Standardise
 from decomposable.data.base import Images, InMemory
-from decomposable.errors import DataError
+from decomposable_edge.errors import DataError
 
 MEAN, STD = (0.2860,), (0.3530,)
 CLASSES = 10

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decomposable.errors import DataError, InvalidArgumentError
+from decomposable_edge.errors import DataError, InvalidArgumentError
 
 
 def given(folder: Path | str | None, what: str, source: str) -> Path:

@@ -24,7 +24,7 @@ from torch import Tensor
 from decomposable.data import folders
 from decomposable.data.augment import Drawing, FlipJitterLighting, PerChannel, Standardise, central_box, random_boxes
 from decomposable.data.base import Batch, TwoParts
-from decomposable.errors import DataError, InvalidArgumentError, MissingExtraError
+from decomposable_edge.errors import DataError, InvalidArgumentError, MissingExtraError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SOURCE = "https://www.image-net.org/download.php"

@@ -16,7 +16,7 @@ import numpy as np
 
 from decomposable.data import folders
 from decomposable.data.pickling import Machine, Refused, Token, in_brief, kind_of, shown
-from decomposable.errors import DataError
+from decomposable_edge.errors import DataError
 
 _KINDS = frozenset(kind + size for kind in "iu" for size in "1248")
 _BYTE_ORDERS = frozenset("<>=|")

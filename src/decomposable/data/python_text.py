@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from decomposable.data.base import Batch
-from decomposable.errors import DataError
+from decomposable_edge.errors import DataError
 
 BYTES = 256
 """The classes: one for each value of a byte."""

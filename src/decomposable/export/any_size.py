@@ -1,4 +1,4 @@
-"""The any-size ONNX: one file that a device without PyTorch resizes, by `decomposable.edge.AnySizeSession`.
+"""The any-size ONNX: one file that a device without PyTorch resizes, by `decomposable_edge.AnySizeSession`.
 
     net ── every layer as a chain with all bases ── ONNX graph ── tidy ── description, arrays, checksum ──▶ file
                                                                                                      │
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.tracing import Forward
-from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.export.any_size_graph import in_chains, names_of, tidy
 from decomposable.export.checking import (
     Trials,
@@ -42,24 +41,25 @@ from decomposable.export.quiet import reason, refusing
 from decomposable.export.report import ExportReport
 from decomposable.export.stages import COMPARING, SIMPLIFYING, Stages
 from decomposable.export.subject import known_of, same_shapes, taken_by
-from decomposable.files import replacing
 from decomposable.network.calls import INPUT, Call
 from decomposable.network.capture import Captured
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import as_json
 from decomposable.network.file.contents import Artifact
 from decomposable.network.parts import kept_ranks
-from decomposable.progress import Report, shown
-from decomposable.sizing.chain import rank_of
-from decomposable.sizing.interpolation import position
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.record import BUNDLE, describe, layer_entry
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError
+from decomposable_edge.files import replacing
+from decomposable_edge.progress import Report, shown
+from decomposable_edge.sizing.chain import rank_of
+from decomposable_edge.sizing.interpolation import position
+from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.ranks import RankSelector
+from decomposable_edge.sizing.record import BUNDLE, describe, layer_entry
 
 if TYPE_CHECKING:
     import onnx
 
-_DOC = "Runs at full size in any ONNX runtime, and at any size with decomposable.edge.AnySizeSession."
+_DOC = "Runs at full size in any ONNX runtime, and at any size with decomposable_edge.AnySizeSession."
 _CHECKED, _TRUNCATED = (0.75, 0.5, 0.25), 0.9
 _BATCHES = (1, 3)
 
@@ -87,7 +87,7 @@ def export_any_size(
     tolerance: float = 1e-4,
     progress: Report | None = None,
 ) -> AnySizeReport:
-    """Write one ONNX file that `decomposable.edge.AnySizeSession` runs at any size, on a device without PyTorch.
+    """Write one ONNX file that `decomposable_edge.AnySizeSession` runs at any size, on a device without PyTorch.
 
     The file is opened and compared with the network in PyTorch at the full size, the smallest one and some in between
     before it takes its place; where they differ too much, the export is refused and nothing is written. Inputs and
@@ -180,8 +180,8 @@ def _sealed(model: onnx.ModelProto, artifact: Artifact, interface: Interface, *,
     """The file's content, with all that choosing and setting a size depends on."""
     import onnx
 
-    from decomposable.edge.container import seal
-    from decomposable.edge.graph import factor_names
+    from decomposable_edge.container import seal
+    from decomposable_edge.graph import factor_names
 
     present = {tensor.name for tensor in model.graph.initializer}
     layers = [layer_entry(*pair) for pair in zip(artifact.skeleton.layers, artifact.selector.costs, strict=True)]
@@ -215,7 +215,7 @@ def _compare(
     net: DecomposedNet, path: Path, interface: Interface, trials: Trials, tolerance: float, stages: Stages
 ) -> tuple[tuple[float, ...], float]:
     """The sizes at which the file was compared with PyTorch, and the largest difference; raise if it is too large."""
-    from decomposable.edge import AnySizeSession
+    from decomposable_edge import AnySizeSession
 
     def candidate(batch: Feeds) -> list[Any]:
         found = session.run({name: as_numpy(batch[name]) for name in interface.names})

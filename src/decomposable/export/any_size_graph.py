@@ -30,7 +30,7 @@ def names_of(net: DecomposedNet, artifact: Artifact) -> tuple[dict[str, str], se
 
     And the other weights that must not be computed away: scale and shift of batch normalisation.
     """
-    from decomposable.edge.graph import factor_names
+    from decomposable_edge.graph import factor_names
 
     names: dict[str, str] = {}
     kept: set[str] = set()
@@ -100,7 +100,7 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     """Give the factors and statistics their names, and lay all values out as plain bytes."""
     from onnx import numpy_helper
 
-    from decomposable.edge.container import tensor_of, type_name
+    from decomposable_edge.container import tensor_of, type_name
 
     present: dict[str, Any] = {}
     made = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}

@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from decomposable.checks import is_number
 from decomposable.core.tree import deep_copy
-from decomposable.errors import InvalidArgumentError
 from decomposable.export.interface import Feeds, Interface, resized
 from decomposable.export.program import ExportError, run
 from decomposable.export.quiet import refusing
 from decomposable.network.calls import Call, InputSpec
+from decomposable_edge.checks import is_number
+from decomposable_edge.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import onnx
@@ -108,7 +108,7 @@ def onnx_runner(model: onnx.ModelProto) -> Run:
     """ONNX Runtime on the CPU, as a function of a batch; the graph is checked first."""
     import onnx
 
-    from decomposable.edge.onnx_runtime import cpu_session
+    from decomposable_edge.onnx_runtime import cpu_session
 
     text = "export: ONNX Runtime cannot run it on a CPU, and nothing was written"
     allowed = "; allowed: a network of types and operators that it knows, such as float32"

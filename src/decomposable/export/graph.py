@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from decomposable import __version__
-from decomposable.errors import MissingExtraError
 from decomposable.export.interface import BATCH, PREFIX, Feeds, Interface
 from decomposable.export.program import ExportError, output_names, ready, symbols, to_program
 from decomposable.export.quiet import quiet, refusing
 from decomposable.export.recurrent import kept_whole, put_in_place, translations
 from decomposable.export.stages import TRACING, TRANSLATING
-from decomposable.progress import quiet as ignored
+from decomposable_edge.errors import MissingExtraError
+from decomposable_edge.progress import quiet as ignored
 
 if TYPE_CHECKING:
     import onnx
@@ -100,7 +100,7 @@ def _check_bytes(count: int) -> None:
 
 def _strip(model: onnx.ModelProto) -> None:
     """Take out all notes: the exporter puts stack traces, with the paths of source files, next to every node."""
-    from decomposable.edge.container import graphs_of
+    from decomposable_edge.container import graphs_of
 
     holders: list[Any] = [model, *model.functions]
     for function in model.functions:
@@ -132,7 +132,7 @@ def name_values(graph: onnx.GraphProto, inputs: Mapping[str, str], outputs: Sequ
 
 def _rename_values(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
     """Give inputs and outputs their names; a weight or a value in between that has such a name gets another."""
-    from decomposable.edge.container import graphs_of
+    from decomposable_edge.container import graphs_of
 
     graphs = list(graphs_of(graph))
     taken = {name for inner in graphs for node in inner.node for name in (*node.input, *node.output)}

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.checks import is_integer
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calls import Call
+from decomposable_edge.checks import is_integer
+from decomposable_edge.errors import InvalidArgumentError
 
 BATCH = "batch"
 """What the first axis of every input is called."""

@@ -9,15 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.export.graph import to_onnx
 from decomposable.export.interface import Interface
 from decomposable.export.quiet import refusing
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.sizing.latency import Entry
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.sweep import Runs, sweep
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError
+from decomposable_edge.sizing.latency import Entry
+from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.sweep import Runs, sweep
 
 
 def measure(
@@ -99,7 +99,7 @@ def _torch_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor], thre
 
 def _onnx_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor], threads: int) -> Callable[[], object]:
     model, taken = to_onnx(module, Interface(call=call), optimize=True)
-    from decomposable.edge.onnx_runtime import cpu_session  # now that it is known to be there
+    from decomposable_edge.onnx_runtime import cpu_session  # now that it is known to be there
 
     with refusing(DecomposableError, "onnxruntime cannot run this network"):
         session = cpu_session(model.SerializeToString(), threads, spins=False)

@@ -15,7 +15,6 @@ from torch.fx import GraphModule
 
 from decomposable import __version__
 from decomposable.core.tracing import Forward
-from decomposable.errors import InvalidArgumentError
 from decomposable.export.checking import (
     Run,
     Trials,
@@ -34,9 +33,10 @@ from decomposable.export.program import ExportError, output_names, tensors_of, t
 from decomposable.export.quiet import quiet, reason, refusing
 from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
-from decomposable.files import replacing, write_atomically
-from decomposable.sizing.chain import Rank
-from decomposable.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.files import replacing, write_atomically
+from decomposable_edge.sizing.chain import Rank
+from decomposable_edge.sizing.plans import RankPlan, SizeRequest
 
 
 def export_onnx(

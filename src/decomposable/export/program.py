@@ -12,10 +12,10 @@ from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 from decomposable.core.tree import deep_copy, rewire, unwrap
-from decomposable.errors import DecomposableError, InvalidArgumentError
 from decomposable.export.interface import BATCH, Feeds, Interface, Named, is_plain, plain, resized
 from decomposable.export.quiet import quiet, reason
 from decomposable.network.calls import INPUT, Call
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 
 _TRACED = 2  # an axis of one would be taken for a constant
 

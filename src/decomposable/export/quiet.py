@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
-from decomposable.errors import DecomposableError
+from decomposable_edge.errors import DecomposableError
 
 _TALKATIVE = ("torch", "torch.onnx", "onnxscript", "onnx_ir")
 

@@ -22,7 +22,7 @@ from decomposable.export.program import ExportError
 if TYPE_CHECKING:
     import onnx
 
-    from decomposable.edge.recurrent import Recurrence
+    from decomposable_edge.recurrent import Recurrence
 
 _DOMAIN, _NAME = "decomposable", "Recurrence"
 
@@ -96,7 +96,7 @@ def put_in_place(model: onnx.ModelProto, *, as_operators: bool) -> None:
     """Replace the nodes that stand for recurrent layers: by operators of ONNX where `as_operators` and there is one,
     by loops over the steps elsewhere.
     """
-    from decomposable.edge.container import graphs_of
+    from decomposable_edge.container import graphs_of
 
     graph = model.graph
     holders = [inner for inner in graphs_of(graph) if any(map(is_kept, inner.node))]
@@ -123,8 +123,8 @@ def _made_of(
     """The nodes of one recurrence, and the weights that they take besides those that there are."""
     from onnx import TensorProto, numpy_helper
 
-    from decomposable.edge.container import tensor_of
-    from decomposable.edge.recurrent import as_operator, can_be_operator, in_steps
+    from decomposable_edge.container import tensor_of
+    from decomposable_edge.recurrent import as_operator, can_be_operator, in_steps
 
     kind, names = weights[one.ih].data_type, (one.ih, *one.hh, *one.biases)
     if kind not in (TensorProto.FLOAT, TensorProto.DOUBLE):  # it has no kernels for them, and may end the process
@@ -142,7 +142,7 @@ def _read(node: onnx.NodeProto) -> Recurrence:
     """What a node says, by the names of its inputs."""
     from onnx import helper
 
-    from decomposable.edge.recurrent import Recurrence
+    from decomposable_edge.recurrent import Recurrence
 
     told: Mapping[str, Any] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     mode, (biases, hh, hr) = told["mode"].decode(), told["counts"]
@@ -169,7 +169,7 @@ def _read(node: onnx.NodeProto) -> Recurrence:
 
 def drop_unused(graph: onnx.GraphProto) -> None:
     """Take out the weights that no node uses, not even inside."""
-    from decomposable.edge.container import graphs_of
+    from decomposable_edge.container import graphs_of
 
     taken = {name for inner in graphs_of(graph) for node in inner.node for name in node.input}
     taken |= {value.name for value in graph.output}

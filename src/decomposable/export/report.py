@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from decomposable.network.calls import INPUT, InputSpec
-from decomposable.sizing.chain import Rank
+from decomposable_edge.sizing.chain import Rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from decomposable.core.tracing import Forward, call_with_first, on_device_of, other_macs, trace
-from decomposable.errors import ExampleNeededError, InvalidArgumentError
 from decomposable.export.interface import Feeds, Interface
 from decomposable.export.program import ExportError, ready
 from decomposable.export.quiet import refusing
@@ -20,8 +19,9 @@ from decomposable.network.calls import Call, InputSpec
 from decomposable.network.capture import Captured, Watch, first_captured
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.sized import Size, SizedNet
-from decomposable.sizing.chain import Rank
-from decomposable.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
+from decomposable_edge.sizing.chain import Rank
+from decomposable_edge.sizing.plans import RankPlan, SizeRequest
 
 _OF_SIZED = ("macs", "params")
 

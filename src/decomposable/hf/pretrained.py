@@ -16,12 +16,12 @@ from typing import Any
 import transformers
 from torch import nn
 
-from decomposable.errors import ArtifactError, InvalidArgumentError
-from decomposable.files import replacing
 from decomposable.methods.loading import load
 from decomposable.network.artifact import save_size
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.sizing.plans import RankPlan
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError
+from decomposable_edge.files import replacing
+from decomposable_edge.sizing.plans import RankPlan
 
 WEIGHTS = "model.decomposable.safetensors"
 """The file of the weights in such a folder."""

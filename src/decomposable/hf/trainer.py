@@ -19,8 +19,8 @@ from transformers.utils import ModelOutput
 
 from decomposable.core.distillation import kl_divergence, logits_of
 from decomposable.core.joint import JointObjective, Losses
-from decomposable.errors import InvalidArgumentError
 from decomposable.training.state_file import read_state, write_state
+from decomposable_edge.errors import InvalidArgumentError
 
 STATE = "joint.safetensors"
 """The file of a checkpoint that holds the state of the objective."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decomposable.errors import MissingExtraError
+from decomposable_edge.errors import MissingExtraError
 
 try:
     import lightning.pytorch as _lightning  # noqa: F401

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from decomposable.checks import check_count, is_number
 from decomposable.core.joint import JointObjective, Losses
 from decomposable.core.tracing import call_with_first
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.checks import check_count, is_number
+from decomposable_edge.errors import InvalidArgumentError
 
 _STATE = "decomposable.joint"
 

@@ -6,13 +6,13 @@ import difflib
 import re
 from dataclasses import fields
 
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods import decomposable, elastic, plain, scratch, slimmable, trp, tucker, us_net, width
 from decomposable.methods.base import LineStyle, Material, Method, Sized, Step, Training
 from decomposable.methods.registry import BUILT_IN, METHODS, kinds
 from decomposable.methods.settings import Settings
 from decomposable.methods.values import MethodSettings
-from decomposable.text import first_line
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.text import first_line
 
 __all__ = [
     "METHODS",

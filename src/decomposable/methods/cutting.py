@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from decomposable.core.factors import memory_format_of
-from decomposable.errors import UnsupportedModelError
+from decomposable_edge.errors import UnsupportedModelError
 
 _WITH_FIXED_CHANNELS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _InstanceNorm)  # even where they have no parameters
 _ALLOWED = (

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from decomposable.core.criteria import CRITERIA
 from decomposable.core.joint import JointObjective
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material, Method
 from decomposable.methods.decomposing import decomposed
 from decomposable.methods.settings import Settings
 from decomposable.methods.values import Check, MethodSettings
 from decomposable.network.decomposed import DecomposedNet
+from decomposable_edge.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)

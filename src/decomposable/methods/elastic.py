@@ -29,7 +29,6 @@ from decomposable.core.distillation import kl_divergence
 from decomposable.core.joint import JointObjective
 from decomposable.core.moments import NoGradientError
 from decomposable.core.tracing import on_device_of
-from decomposable.errors import BudgetError, InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material
 from decomposable.methods.decomposable import Decomposable, JointStep
 from decomposable.methods.decomposing import decomposed
@@ -39,6 +38,7 @@ from decomposable.methods.values import Check, MethodSettings
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.importance import require_one_cut
+from decomposable_edge.errors import BudgetError, InvalidArgumentError
 
 TURNS = 3
 """Low-rank steps after each full one where the weights are trained already; from scratch, both in each step."""

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from decomposable import methods
 from decomposable.core.tree import deep_copy
-from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable.methods.settings import Settings
 from decomposable.network.file.skeleton import join
 from decomposable.network.loading import Unbuilt, load_network
 from decomposable.network.sized import SizedNet, restored, sizes_of
-from decomposable.sizing.plans import SizeRequest
-from decomposable.text import one_line
+from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
+from decomposable_edge.sizing.plans import SizeRequest
+from decomposable_edge.text import one_line
 
 _MOST_INPUT = 1 << 23  # numbers in one sample: nothing is allocated that a file merely claims
 _MOST_COMPUTED = 3 * 256 * 256  # the same where it has to be computed with, for want of a better way

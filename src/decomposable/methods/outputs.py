@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure
+from decomposable_edge.errors import InvalidArgumentError
 
 
 def loss_and_outputs(closure: Closure, network: nn.Module, method: str, otherwise: str = "") -> tuple[Tensor, Tensor]:

@@ -17,18 +17,18 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from decomposable.checks import is_integer
 from decomposable.core.factors import memory_format_of
 from decomposable.core.forms import check_matrix_form, matrix_form, matrix_shape, to_matrix
 from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_, find_layers, laid_out, require_layers
 from decomposable.core.svd import check_finite, svd
 from decomposable.core.tracing import on_device_of, other_macs, trace
 from decomposable.core.tree import deep_copy, rewire, unwrap
-from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.methods.base import LineStyle, Material, Method, Training
 from decomposable.methods.settings import Settings
 from decomposable.methods.values import Check, MethodSettings
 from decomposable.network.sized import Size, SizedNet
+from decomposable_edge.checks import is_integer
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 
 _PAIRS = "_pairs_of_factors"  # attribute of a factored network: where its pairs are
 

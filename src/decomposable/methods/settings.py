@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from decomposable.core.criteria import CRITERIA
 from decomposable.core.forms import FORMS, is_form
-from decomposable.errors import InvalidArgumentError, SettingError
 from decomposable.methods.registry import kinds, own_defaults
 from decomposable.methods.values import MOST, Check, Checked, MethodSettings, Text, as_text, is_one_of
-from decomposable.sizing.plans import FrozenDict
+from decomposable_edge.errors import InvalidArgumentError, SettingError
+from decomposable_edge.sizing.plans import FrozenDict
 
 if TYPE_CHECKING:  # to whom the settings of single methods are fields like all others; at run time `_FlatNames` is why
     from decomposable.methods.decomposable import JointSettings

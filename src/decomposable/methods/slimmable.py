@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from decomposable.errors import ArtifactError, InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material, Method, PlainStep
 from decomposable.methods.settings import Settings
 from decomposable.methods.values import Check, is_one_of
 from decomposable.methods.width import WidthsSettings, are_widths
 from decomposable.methods.widths import WidthsNet
 from decomposable.network.sized import Size, SizedNet
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)

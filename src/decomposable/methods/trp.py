@@ -30,12 +30,12 @@ from decomposable.core.forms import MATRIX_FORMS, check_matrix_form, short_form,
 from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers, without_transposed
 from decomposable.core.svd import SVD, svd
 from decomposable.core.tree import deep_copy, plain_name, rewire, unwrap
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material, Method, Training
 from decomposable.methods.decomposing import decomposed
 from decomposable.methods.settings import Settings
 from decomposable.methods.values import Check, MethodSettings, is_one_of
 from decomposable.network.decomposed import DecomposedNet
+from decomposable_edge.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)

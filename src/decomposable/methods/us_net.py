@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.data.base import generator_for
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.base import Closure, LineStyle, Material, Method
 from decomposable.methods.outputs import loss_and_outputs
 from decomposable.methods.settings import Settings
@@ -25,7 +24,8 @@ from decomposable.methods.values import Check
 from decomposable.methods.width import WidthsSettings
 from decomposable.methods.widths import Widths, WidthsNet
 from decomposable.network.sized import Size, SizedNet, batch_statistics
-from decomposable.progress import Tracker
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.progress import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)

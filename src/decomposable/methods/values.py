@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-from decomposable.errors import SettingError
+from decomposable_edge.errors import SettingError
 
 MOST = 2**31 - 1
 """Of a whole number in the settings: epochs, images and seeds are far below."""

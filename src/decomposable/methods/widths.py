@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from decomposable.checks import check_count, is_number
 from decomposable.core.tracing import first_entry, trace
 from decomposable.core.tree import clone_buffers_, deep_copy, plain_name, rewire, unwrap
-from decomposable.errors import BudgetError, DecomposableError, InvalidArgumentError, UnsupportedModelError
 from decomposable.methods import cutting
 from decomposable.methods.cutting import Cut, extents_of, is_depthwise, shell_of, size_of
 from decomposable.network.sized import Size
-from decomposable.text import first_line
+from decomposable_edge.checks import check_count, is_number
+from decomposable_edge.errors import BudgetError, DecomposableError, InvalidArgumentError, UnsupportedModelError
+from decomposable_edge.text import first_line
 
 Modules = Mapping[nn.Module, nn.Module]
 """What takes the places of the model's modules."""

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from decomposable.errors import InvalidArgumentError
 from decomposable.models.origin import built_by, is_patched
 from decomposable.models.resnet import resnet20, resnet34, resnet50, resnet56
 from decomposable.models.transformer import small_lm, small_vit
 from decomposable.models.vgg import small_cnn, vgg15
+from decomposable_edge.errors import InvalidArgumentError
 
 __all__ = [
     "MODELS",

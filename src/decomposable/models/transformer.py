@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decomposable.checks import is_integer
-from decomposable.errors import InvalidArgumentError
 from decomposable.models.origin import noting
+from decomposable_edge.checks import is_integer
+from decomposable_edge.errors import InvalidArgumentError
 
 
 class Attention(nn.Module):

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from decomposable.core.factors import Factors, as_held
-from decomposable.errors import ArtifactError
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import Container, FilePath, open_container, write_container
 from decomposable.network.file.contents import Artifact, describe_size
@@ -25,8 +24,9 @@ from decomposable.network.file.parsing import kind_of, naming, network_from
 from decomposable.network.file.shrinking import read_network, shrink, statistics_at, tuned_at
 from decomposable.network.file.skeleton import chain_around, join
 from decomposable.network.parts import sliced, truncated
-from decomposable.sizing.chain import Rank, ranks_of
-from decomposable.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.errors import ArtifactError
+from decomposable_edge.sizing.chain import Rank, ranks_of
+from decomposable_edge.sizing.plans import RankPlan, SizeRequest
 
 __all__ = ["Artifact", "outline", "read", "save_size", "shrink", "size_state_dict"]
 

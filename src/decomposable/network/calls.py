@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.tracing import Entry, first_entry, map_entries
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 INPUT = "input"
 """What the one input of a network is called that takes the first entry of a batch."""

@@ -32,7 +32,6 @@ from decomposable.core.tracing import (
     trace,
 )
 from decomposable.core.tree import deep_copy, refuse_sharded, rewire, settle_lazy_, undisturbed, unwrap
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
@@ -43,10 +42,11 @@ from decomposable.network.judging import CutReport
 from decomposable.network.parts import Parts
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
 from decomposable.network.samples import dealt
-from decomposable.progress import Progress, Report, shown
-from decomposable.sizing.cost import LeftAlone
-from decomposable.sizing.order import Limits
-from decomposable.sizing.ranks import RankSelector
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.progress import Progress, Report, shown
+from decomposable_edge.sizing.cost import LeftAlone
+from decomposable_edge.sizing.order import Limits
+from decomposable_edge.sizing.ranks import RankSelector
 
 PRODUCTS = "products of two activations, as inside attention, which have no weights"
 """Why no size makes a module smaller that has such products."""

@@ -24,8 +24,6 @@ from decomposable.core.factors import Factors
 from decomposable.core.layers import Layer
 from decomposable.core.tracing import Forward, on_device_of, other_macs, trace
 from decomposable.core.tree import clone_buffers_, deep_copy, own_parameters_, rewire, undisturbed
-from decomposable.errors import InvalidArgumentError
-from decomposable.locks import ForkLock
 from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.calibrating import calibrated, checked_plans, recalibrated
 from decomposable.network.calibration.grid import PASSES
@@ -49,12 +47,14 @@ from decomposable.network.tuning import (
     tuned,
     with_calibration,
 )
-from decomposable.progress import Report, shown
-from decomposable.sizing.chain import Rank
-from decomposable.sizing.interpolation import NOT_CALIBRATED
-from decomposable.sizing.latency import LatencyProfile
-from decomposable.sizing.plans import RankPlan, SizeRequest
-from decomposable.sizing.ranks import RankSelector
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.locks import ForkLock
+from decomposable_edge.progress import Report, shown
+from decomposable_edge.sizing.chain import Rank
+from decomposable_edge.sizing.interpolation import NOT_CALIBRATED
+from decomposable_edge.sizing.latency import LatencyProfile
+from decomposable_edge.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.sizing.ranks import RankSelector
 
 _OF_TRANSFORMERS = frozenset({"save_pretrained", "push_to_hub"})
 """What Hugging Face's models write themselves with: tensors that their classes have no place for."""

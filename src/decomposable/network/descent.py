@@ -34,8 +34,8 @@ from decomposable.network.judging import Judge, JudgedSize
 from decomposable.network.samples import Samples
 from decomposable.network.turned import Numbers, TurnedBases, ordered, write_
 from decomposable.network.work import MEASURED_AGAIN_WITH, Work, goal_sizes, on_the_way
-from decomposable.sizing.chain import ranks_of
-from decomposable.sizing.ranks import RankSelector
+from decomposable_edge.sizing.chain import ranks_of
+from decomposable_edge.sizing.ranks import RankSelector
 
 Put = Callable[[Way], nn.Module]
 """The network of the wanted size, with the cut shared out in a way."""

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from decomposable.core.distillation import logits_of
 from decomposable.core.moments import Loss
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.batches import tensors_in
+from decomposable_edge.errors import InvalidArgumentError
 
 BY_DATA = ("loss", "output")
 """Criteria that need data: what is lost of the network's answers, or of its outputs."""

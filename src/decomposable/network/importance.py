@@ -21,7 +21,6 @@ from decomposable.core.factors import Factors
 from decomposable.core.forms import MATRIX_FORMS
 from decomposable.core.layers import Layer
 from decomposable.core.tracing import Forward
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.descent import Choose, Descent, Found, replayed, searched
 from decomposable.network.goals import LOSS, OUTPUT, Goal, is_certain, logits_in
@@ -35,8 +34,9 @@ from decomposable.network.judging import (
 )
 from decomposable.network.samples import Samples
 from decomposable.network.work import Work
-from decomposable.progress import Report
-from decomposable.sizing.ranks import RankSelector
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.progress import Report
+from decomposable_edge.sizing.ranks import RankSelector
 
 ONE_BATCH = (
     "data: one batch that cannot be parted, so that nothing is left to judge a cut by; bases go by singular values"

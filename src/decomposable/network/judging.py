@@ -13,9 +13,9 @@ from torch import nn
 
 from decomposable.core.moments import samples_in
 from decomposable.core.tracing import Forward
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.statistics import run_normalising, tracked_batch_norms
 from decomposable.network.goals import Goal, Readings
+from decomposable_edge.errors import InvalidArgumentError
 
 SEARCHED_WITH = 128
 """Samples, in whole batches, that a way of sharing out is chosen by."""

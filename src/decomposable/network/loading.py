@@ -15,8 +15,6 @@ from decomposable.core.layers import CONVOLUTIONS, KINDS, TRANSPOSED, ChainLayer
 from decomposable.core.opening import Copies, replaceable, with_opened
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
-from decomposable.errors import InvalidArgumentError, ModelNeededError
-from decomposable.fields import Damaged, Fields
 from decomposable.models import BUILDERS, rebuilt
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import FilePath, open_container
@@ -24,8 +22,10 @@ from decomposable.network.file.contents import Artifact
 from decomposable.network.file.parsing import Size, kind_of, naming, read_built_by, read_opened, size_from
 from decomposable.network.file.shrinking import read_network
 from decomposable.network.file.skeleton import Skeleton, TensorSlot, join, slots_of
-from decomposable.sizing.plans import SizeRequest
-from decomposable.text import one_line
+from decomposable_edge.errors import InvalidArgumentError, ModelNeededError
+from decomposable_edge.fields import Damaged, Fields
+from decomposable_edge.sizing.plans import SizeRequest
+from decomposable_edge.text import one_line
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from decomposable.core.tree import clone_buffers_, put_parameters_, rewire
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.parts import Parts, sliced, truncated
 from decomposable.network.tuned import feeder_of, vectors_of
-from decomposable.sizing.chain import ranks_of
+from decomposable_edge.sizing.chain import ranks_of
 
 
 class Original:

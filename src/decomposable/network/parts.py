@@ -18,10 +18,10 @@ from decomposable.core.standin import product
 from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.tuned import Tuned
-from decomposable.sizing.chain import Chain, Ranks
-from decomposable.sizing.latency import LatencyProfile, choose_timed
-from decomposable.sizing.plans import RankPlan, SizeRequest
-from decomposable.sizing.ranks import RankSelector
+from decomposable_edge.sizing.chain import Chain, Ranks
+from decomposable_edge.sizing.latency import LatencyProfile, choose_timed
+from decomposable_edge.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.sizing.ranks import RankSelector
 
 P = TypeVar("P", bound="Parts")
 

@@ -25,7 +25,7 @@ from decomposable.core.standin import WITHOUT_VALUES
 from decomposable.core.tracing import Forward
 from decomposable.core.tree import clone_buffers_, rewire, undisturbed
 from decomposable.network.parts import mapped, sliced
-from decomposable.sizing.chain import Ranks, in_words
+from decomposable_edge.sizing.chain import Ranks, in_words
 
 
 class WeightsUsedElsewhere(TorchDispatchMode):

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from decomposable.core.moments import samples_in
 from decomposable.core.tracing import first_entry, map_entries
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.batches import MOST_KEPT, tensors_in
+from decomposable_edge.errors import InvalidArgumentError
 
 FEW = 320
 """Samples of which a fifth, 64, would be too few to judge by."""

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.checks import is_number, only_one
 from decomposable.core.tracing import call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, deep_copy, rewire
-from decomposable.errors import ArtifactError, BudgetError, InvalidArgumentError
-from decomposable.fields import require
 from decomposable.models.origin import built_inside
 from decomposable.network.calibration.statistics import Row, averaged, tracked_batch_norms
 from decomposable.network.file.container import FilePath, as_json, write_container
 from decomposable.network.file.parsing import naming
+from decomposable_edge.checks import is_number, only_one
+from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError
+from decomposable_edge.fields import require
 
 
 @dataclass(frozen=True, kw_only=True)

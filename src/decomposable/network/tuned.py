@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.network.calibration.statistics import InTorch
-from decomposable.sizing.interpolation import TunedSizes
-from decomposable.sizing.plans import RankPlan
+from decomposable_edge.sizing.interpolation import TunedSizes
+from decomposable_edge.sizing.plans import RankPlan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

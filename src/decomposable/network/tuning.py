@@ -20,18 +20,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from decomposable.checks import check_count, is_number
 from decomposable.core.distillation import Distance, detached, kl_divergence, logits_of
 from decomposable.core.tracing import Forward, on_device_of
 from decomposable.core.tree import put_parameters_
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.batches import endless, seen_by
 from decomposable.network.calibration.statistics import Build, CalibrationReport, run_normalising
 from decomposable.network.tuned import Tuned
-from decomposable.progress import Report, Tracker
-from decomposable.sizing.interpolation import position
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.ranks import RankSelector
+from decomposable_edge.checks import check_count, is_number
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.progress import Report, Tracker
+from decomposable_edge.sizing.interpolation import position
+from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.ranks import RankSelector
 
 SIZES = (0.75, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07)
 """The sizes that are tuned unless others are asked for, as far as there are such."""

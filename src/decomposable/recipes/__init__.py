@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.data.base import Batch, Data
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.settings import Settings
+from decomposable_edge.errors import InvalidArgumentError
 
 Recipe = Callable[..., "Task"]
 

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.data.base import TrainBatches
-from decomposable.errors import ArtifactError, DecomposableError, InvalidArgumentError
-from decomposable.fields import Damaged, Fields, require
 from decomposable.methods.base import Step
 from decomposable.network.file.container import open_container, write_container
 from decomposable.network.file.header import DTYPES
-from decomposable.text import first_line
 from decomposable.training.devices import random_state, set_random_state
+from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
+from decomposable_edge.fields import Damaged, Fields, require
+from decomposable_edge.text import first_line
 
 VERSION = 2
 """The version of what is in a checkpoint. (Version 1, a pickle without a checksum, was never released.)"""

@@ -24,14 +24,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from decomposable.console import SaidElsewhere, is_first_process
 from decomposable.core.passes import Local, averaged
 from decomposable.core.processes import ALONE, LostProcessError, OtherProcessError, Processes
 from decomposable.data.base import generator_for
-from decomposable.errors import DecomposableError, InvalidArgumentError
-from decomposable.interrupts import Interrupted
 from decomposable.training.devices import seed_everything
 from decomposable.training.divergence import DivergedError
+from decomposable_edge.console import SaidElsewhere, is_first_process
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError
+from decomposable_edge.interrupts import Interrupted
 
 T = TypeVar("T")
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)

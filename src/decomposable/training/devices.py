@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 
 def choose_device(name: str) -> str:

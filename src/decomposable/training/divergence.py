@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.data.base import Batch
-from decomposable.errors import DecomposableError, NonFiniteError
+from decomposable_edge.errors import DecomposableError, NonFiniteError
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 

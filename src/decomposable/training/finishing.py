@@ -15,15 +15,10 @@ from torch import nn
 
 from decomposable import methods
 from decomposable.data.base import Batch, Data, TrainBatches
-from decomposable.errors import InvalidArgumentError
-from decomposable.files import write_atomically
-from decomposable.interrupts import Interrupted, stop_signals
-from decomposable.machine import timestamp
 from decomposable.methods import decomposing
 from decomposable.methods.loading import load
 from decomposable.methods.settings import Settings, from_plain, with_overrides
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.progress import InTurn, Progress, Report
 from decomposable.training import records
 from decomposable.training.checkpoint import Position
 from decomposable.training.devices import make_deterministic
@@ -32,6 +27,11 @@ from decomposable.training.evaluation import Row, measure
 from decomposable.training.loop import Say
 from decomposable.training.metrics import MetricsLog, read_metrics
 from decomposable.training.runs import OF_THE_CALIBRATION, OF_THE_SIZES, Job, RunFolder, check_same_run, plain_settings
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.files import write_atomically
+from decomposable_edge.interrupts import Interrupted, stop_signals
+from decomposable_edge.machine import timestamp
+from decomposable_edge.progress import InTurn, Progress, Report
 
 
 def at_its_sizes(

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from decomposable.files import write_atomically
+from decomposable_edge.files import write_atomically
 
 
 class MetricsLog:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from decomposable import __version__
-from decomposable.machine import Machine
+from decomposable_edge.machine import Machine
 
 THIS_FILE = Path(__file__).resolve()
 PACKAGE = THIS_FILE.parents[1]

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from decomposable import methods, recipes
-from decomposable.errors import DecomposableError, InvalidArgumentError
-from decomposable.files import sweep
-from decomposable.locks import lock_file, unlock_file
 from decomposable.methods.registry import of_other_methods
 from decomposable.methods.settings import Settings, flat, with_overrides
 from decomposable.training.devices import choose_device
 from decomposable.training.weights import sha256
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError
+from decomposable_edge.files import sweep
+from decomposable_edge.locks import lock_file, unlock_file
 
 OF_THE_CALIBRATION = ("calibrated_sizes", "calibrated_alignments", "calibration_images", "calibration_passes")
 """Settings of the statistics: where they have changed, a finished run is calibrated anew, and not trained."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from decomposable.errors import ArtifactError
 from decomposable.network.file.container import open_container, write_container
 from decomposable.network.file.parsing import naming
 from decomposable.training.checkpoint import pack, unpack
+from decomposable_edge.errors import ArtifactError
 
 _KIND = "objective"
 

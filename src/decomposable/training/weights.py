@@ -12,13 +12,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from decomposable.errors import DecomposableError
-from decomposable.fields import Damaged
 from decomposable.network import artifact
 from decomposable.network.file.header import parse_header, read_header
-from decomposable.text import one_line
 from decomposable.training.checkpoint import is_checkpoint, read_checkpoint
 from decomposable.training.torch_files import Claim, open_torch_file, read_tensors
+from decomposable_edge.errors import DecomposableError
+from decomposable_edge.fields import Damaged
+from decomposable_edge.text import one_line
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # the last of methods that train a network around the model

@@ -37,7 +37,7 @@ from decomposable.methods import find
 from decomposable.methods.decomposing import short_name
 from decomposable.methods.us_net import UniversalSettings
 from decomposable.network.decompose import decompose
-from decomposable.sizing.chain import ranks_of
+from decomposable_edge.sizing.chain import ranks_of
 
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 CRITERIA = {"uniform": "uniform", "energy": "energy", "singular_value": "singular value"}

@@ -10,7 +10,7 @@ from decomposable.comparison.exhibits import ablations, appendices, beyond, comp
 from decomposable.comparison.exhibits.context import Context
 from decomposable.comparison.exhibits.scales import Group, Scale
 from decomposable.comparison.exhibits.shown import Shown, Table
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)

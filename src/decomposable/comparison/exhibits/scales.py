@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decomposable import recipes
-from decomposable.errors import InvalidArgumentError
 from decomposable.methods.settings import Settings, with_overrides
 from decomposable.methods.trp import TRPSettings
 from decomposable.methods.tucker.method import CIFAR_GRID, IMAGENET_GRID
 from decomposable.network.tuning import STEPS
+from decomposable_edge.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decomposable.comparison.exhibits.catalogue import EXHIBITS
-from decomposable.errors import DataError
+from decomposable_edge.errors import DataError
 
 LARGEST = 1 << 25
 """Bytes of a file that are read: 32 MiB."""

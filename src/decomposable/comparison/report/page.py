@@ -19,9 +19,9 @@ from decomposable.comparison.report.html import Html, joined, tag
 from decomposable.comparison.report.runs import of_run
 from decomposable.comparison.report.sections import Section, id_of, of_exhibit
 from decomposable.comparison.report.trainings import Trained
-from decomposable.errors import MissingExtraError
-from decomposable.machine import timestamp
 from decomposable.methods import METHODS
+from decomposable_edge.errors import MissingExtraError
+from decomposable_edge.machine import timestamp
 
 READINGS = {"size": "part of the MACs", "accuracy": "accuracy", "macs": "MACs", "params": "parameters"}
 SLICES = (

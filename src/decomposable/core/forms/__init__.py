@@ -17,7 +17,7 @@ from decomposable.core.forms.matrix import MatrixForm
 from decomposable.core.forms.pointwise import Pointwise
 from decomposable.core.forms.spatial import Spatial
 from decomposable.core.forms.tucker import Tucker
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 FORMS: Mapping[str, Form] = {form.name: form for form in (Spatial(), Channel(), Tucker())}
 """Those that can be asked for."""

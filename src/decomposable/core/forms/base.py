@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from decomposable.sizing.chain import Axes, Chain
+from decomposable_edge.sizing.chain import Axes, Chain
 
 
 class Decomposition(Protocol):

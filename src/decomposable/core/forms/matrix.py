@@ -27,7 +27,7 @@ from torch import Tensor
 
 from decomposable.core.forms.base import Decomposition, Form
 from decomposable.core.svd import SVD, project, svd, truncate
-from decomposable.sizing.chain import Chain
+from decomposable_edge.sizing.chain import Chain
 
 
 class MatrixForm(Form):

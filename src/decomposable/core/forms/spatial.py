@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decomposable.core.forms.matrix import MatrixForm
-from decomposable.sizing.chain import Axes
+from decomposable_edge.sizing.chain import Axes
 
 
 class Spatial(MatrixForm):

@@ -23,7 +23,7 @@ from decomposable.core.forms.base import Decomposition, Form
 from decomposable.core.forms.matrix import are_of
 from decomposable.core.projection import projection_gradient
 from decomposable.core.svd import Left, left_svd, numerical_rank, project_left
-from decomposable.sizing.chain import Axes, Chain
+from decomposable_edge.sizing.chain import Axes, Chain
 
 _INPUTS, _OUTPUTS = 1, 0  # the axes of a weight
 

@@ -22,7 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from decomposable.core.tree import evaluating, undisturbed
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 _PLAIN: Mapping[type[nn.Module], Any] = {
     nn.Linear: F.linear,

@@ -19,7 +19,7 @@ from decomposable.core.opening import recurrence
 from decomposable.core.opening.base import Opened
 from decomposable.core.opening.cells import CellWeights, State, gru, lstm, plain
 from decomposable.core.opening.parts import Part
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 
 class OpenedRecurrent(Opened):

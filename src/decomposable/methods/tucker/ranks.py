@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from decomposable.checks import is_integer
 from decomposable.core.forms import FORMS, MATRIX_FORMS, to_matrix
 from decomposable.core.layers import Layer, find_layers, require_layers, without_transposed
 from decomposable.core.svd import check_finite, svd
 from decomposable.core.tracing import Trace, on_device_of, other_macs, trace
 from decomposable.core.tree import plain_name
-from decomposable.errors import ArtifactError
 from decomposable.methods.tucker.layers import FactorForm, form_of
 from decomposable.methods.tucker.tensors import Kept, possible_ranks, unfold
 from decomposable.methods.tucker.vbmf import vbmf_rank
 from decomposable.network.sized import Size
-from decomposable.sizing.chain import Chain
+from decomposable_edge.checks import is_integer
+from decomposable_edge.errors import ArtifactError
+from decomposable_edge.sizing.chain import Chain
 
 WHOLE_UP_TO = 4
 """Channels of a mode that Tucker leaves whole. Of L singular values VBMF keeps at most ⌈L/(1+α)⌉ − 1, so the three

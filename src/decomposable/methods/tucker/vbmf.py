@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable.errors import InvalidArgumentError, NonFiniteError
+from decomposable_edge.errors import InvalidArgumentError, NonFiniteError
 
 Floats = NDArray[np.float64]
 

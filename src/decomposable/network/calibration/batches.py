@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decomposable.core.tracing import Forward, call_with_first, first_entry
-from decomposable.errors import InvalidArgumentError
+from decomposable_edge.errors import InvalidArgumentError
 
 MOST_KEPT = 1 << 29
 """Bytes of batches that are kept, beyond the first one: 512 MiB."""

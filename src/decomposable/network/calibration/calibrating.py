@@ -10,9 +10,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from decomposable.checks import is_number
 from decomposable.core.tracing import on_device_of
-from decomposable.errors import InvalidArgumentError
 from decomposable.network.calibration.batches import Kept, seen_by
 from decomposable.network.calibration.grid import calibrated_grid
 from decomposable.network.calibration.statistics import (
@@ -23,11 +21,13 @@ from decomposable.network.calibration.statistics import (
     measured,
     measured_exactly,
 )
-from decomposable.progress import InTurn, Progress, Report, Tracker
-from decomposable.sizing.interpolation import position
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.rounding import AUTO_NEEDS_NONE
+from decomposable_edge.checks import is_number
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.progress import InTurn, Progress, Report, Tracker
+from decomposable_edge.sizing.interpolation import position
+from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.ranks import RankSelector
+from decomposable_edge.sizing.rounding import AUTO_NEEDS_NONE
 
 FEWEST_PASSES = 3
 """What a coarse grid takes at least."""

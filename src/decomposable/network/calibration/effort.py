@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from decomposable.network.calibration.batches import Kept
-from decomposable.progress import Report, Tracker
-from decomposable.sizing.interpolation import position
-from decomposable.sizing.plans import RankPlan
+from decomposable_edge.progress import Report, Tracker
+from decomposable_edge.sizing.interpolation import position
+from decomposable_edge.sizing.plans import RankPlan
 
 _PER_TOLERANCE, _GROWTH = 1.4, 0.05  # sizes for a difference of x tolerances: x (1.4 + 0.05 x), as many as there are
 _UNKNOWN = 12.0  # tolerances, as long as no size between the two was measured

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from decomposable.network.calibration.batches import Kept, tensors_in
 from decomposable.network.calibration.effort import Effort, Runs, sizes_between
 from decomposable.network.calibration.statistics import Row, Statistics, Subject, measured
-from decomposable.progress import Report
-from decomposable.sizing.interpolation import position
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.ranks import Ints, Measure, RankSelector
+from decomposable_edge.progress import Report
+from decomposable_edge.sizing.interpolation import position
+from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.ranks import Ints, Measure, RankSelector
 
 PASSES = 60.0
 """How many passes of the full network a grid may cost, unless something else is asked for."""

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from decomposable.core.tracing import Forward
-from decomposable.errors import InvalidArgumentError
-from decomposable.progress import Report, Tracker
-from decomposable.sizing.interpolation import CalibratedSizes, KnownSizes, position
-from decomposable.sizing.plans import RankPlan
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.progress import Report, Tracker
+from decomposable_edge.sizing.interpolation import CalibratedSizes, KnownSizes, position
+from decomposable_edge.sizing.plans import RankPlan
 
 Build = Callable[[RankPlan], nn.Module]
 Ran = Callable[[RankPlan], None]  # told of every batch that the network of a plan has run

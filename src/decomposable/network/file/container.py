@@ -28,12 +28,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from decomposable.errors import ArtifactError, InvalidArgumentError
-from decomposable.fields import MOST_VALUES, Damaged, parse_json, values_in
-from decomposable.files import replacing
 from decomposable.network.file.digests import Blocks, as_bytes, row_count
 from decomposable.network.file.header import MOST_BYTES, Entry, expect, parse_header, read_at, read_header
-from decomposable.text import first_line, one_line
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError
+from decomposable_edge.fields import MOST_VALUES, Damaged, parse_json, values_in
+from decomposable_edge.files import replacing
+from decomposable_edge.text import first_line, one_line
 
 FORMAT = 2
 """The version of the format that is written and read. (Version 1, with one checksum over the whole file, was never

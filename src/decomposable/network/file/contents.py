@@ -17,12 +17,12 @@ from decomposable.network.file.container import FilePath, as_json, write_contain
 from decomposable.network.file.inputs import call_entries
 from decomposable.network.file.skeleton import Skeleton, StoredLayer, name_in_size
 from decomposable.network.parts import Parts
-from decomposable.sizing.chain import ORDINALS
-from decomposable.sizing.interpolation import NOT_CALIBRATED, choose_calibrated
-from decomposable.sizing.plans import RankPlan, SizeRequest
-from decomposable.sizing.ranks import Measure
-from decomposable.sizing.record import NETWORK_FILE, describe, layer_entry
-from decomposable.sizing.rounding import Align
+from decomposable_edge.sizing.chain import ORDINALS
+from decomposable_edge.sizing.interpolation import NOT_CALIBRATED, choose_calibrated
+from decomposable_edge.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.sizing.ranks import Measure
+from decomposable_edge.sizing.record import NETWORK_FILE, describe, layer_entry
+from decomposable_edge.sizing.rounding import Align
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decomposable.fields import Corrupt, require
+from decomposable_edge.fields import Corrupt, require
 
 DIGITS = 64
 """Of one SHA-256."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from decomposable.fields import MOST, MOST_VALUES, Corrupt, Damaged, parse_json, require, values_in
+from decomposable_edge.fields import MOST, MOST_VALUES, Corrupt, Damaged, parse_json, require, values_in
 
 DTYPES = {
     "F64": torch.float64,

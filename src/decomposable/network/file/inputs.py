@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from decomposable.fields import MOST, Damaged, Fields, require
 from decomposable.network.calls import INPUT, Call, Entry, InputSpec, Slot
 from decomposable.network.file.header import DTYPE_NAMES
+from decomposable_edge.fields import MOST, Damaged, Fields, require
 
 _MOST_NUMBERS = 1 << 28  # of one sample: nobody is made to take memory for a claim
 _MOST_INPUTS, _MOST_DEPTH = 1000, 20

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from decomposable.core.factors import Factors
-from decomposable.errors import ArtifactError
-from decomposable.fields import Corrupt, Damaged, Fields, require
 from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.file.container import Container, FilePath
 from decomposable.network.file.contents import Artifact, factor_names, from_stored, state_name
@@ -25,10 +23,12 @@ from decomposable.network.file.inputs import read_call
 from decomposable.network.file.skeleton import Skeleton, StoredLayer, join, name_in_size
 from decomposable.network.parts import kept_ranks
 from decomposable.network.tuned import Tuned
-from decomposable.sizing.chain import Rank
-from decomposable.sizing.plans import RankPlan
-from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.record import (
+from decomposable_edge.errors import ArtifactError
+from decomposable_edge.fields import Corrupt, Damaged, Fields, require
+from decomposable_edge.sizing.chain import Rank
+from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.ranks import RankSelector
+from decomposable_edge.sizing.record import (
     NETWORK_FILE,
     Arrays,
     check_factors,
@@ -39,7 +39,7 @@ from decomposable.sizing.record import (
     read_statistics,
     read_tuned,
 )
-from decomposable.text import one_line
+from decomposable_edge.text import one_line
 
 Tensors = dict[str, Tensor]
 StateTensor = TypeVar("StateTensor", Tensor, Tensor | None)

@@ -21,13 +21,13 @@ from decomposable.network.file.contents import Artifact, as_stored, factor_names
 from decomposable.network.file.parsing import network_from
 from decomposable.network.file.skeleton import StoredLayer, join
 from decomposable.network.parts import dense, kept_ranks, sliced, truncated
-from decomposable.sizing.chain import Ranks, ranks_of
-from decomposable.sizing.cost import LayerCost
-from decomposable.sizing.interpolation import KnownSizes
-from decomposable.sizing.latency import LatencyProfile
-from decomposable.sizing.plans import RankPlan, RunsAs, SizeRequest
-from decomposable.sizing.ranks import RankSelector
-from decomposable.sizing.record import NETWORK_FILE, check_tuned
+from decomposable_edge.sizing.chain import Ranks, ranks_of
+from decomposable_edge.sizing.cost import LayerCost
+from decomposable_edge.sizing.interpolation import KnownSizes
+from decomposable_edge.sizing.latency import LatencyProfile
+from decomposable_edge.sizing.plans import RankPlan, RunsAs, SizeRequest
+from decomposable_edge.sizing.ranks import RankSelector
+from decomposable_edge.sizing.record import NETWORK_FILE, check_tuned
 
 K = TypeVar("K", bound=InTorch)
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from decomposable.core.layers import Layer
 from decomposable.core.opening import names_of_opened
 from decomposable.core.tracing import shape_of
-from decomposable.errors import InvalidArgumentError
 from decomposable.models import noted
 from decomposable.network.file.header import DTYPES
-from decomposable.sizing.cost import LayerShape
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.cost import LayerShape
 
 
 @dataclass(frozen=True, kw_only=True)

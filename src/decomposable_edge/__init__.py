@@ -1,0 +1,46 @@
+"""Run a network at any size on a device, without PyTorch: `AnySizeSession`.
+
+The package has the runtime of a device, and below it what the device shares with `decomposable`: choosing a size
+(`sizing/`), progress, and small modules such as errors, checks and files. Those need numpy only. The runtime needs the
+extra `onnx`, and is loaded on first use.
+
+source        the file, of which no more is read than is needed
+wire          where in it the large tensors lie
+container     its outer shape: an ONNX model with a description, arrays and a checksum
+bundle        what it holds, every claim checked
+graph         where its graph has the decomposed layers
+recurrent     recurrent layers, as an operator or as a loop over the steps
+weights       factors, dense weights and batch normalisation at any size
+building      the ONNX model of one size
+feeding       what goes into it, checked
+onnx_runtime  how ONNX Runtime is asked to work
+npy           an array in a file, for the command line
+session       the session, and changing its size under load
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from decomposable_edge.bundle import Port as Port
+    from decomposable_edge.session import AnySizeSession as AnySizeSession
+
+__version__ = "0.1.0.dev0"
+__all__ = ["AnySizeSession", "Port"]
+
+_HOME = {"AnySizeSession": "session", "Port": "bundle"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'decomposable_edge' has no attribute {name!r}")
+    from decomposable_edge.errors import needs_extra
+
+    with needs_extra():
+        return getattr(import_module(f"decomposable_edge.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,148 @@
+"""From a bundle and a plan to the ONNX model of that size.
+
+    stages at ranks r ───────┬─ a node for each, with slices of the weights
+                             └─ one node with W̃, where the plan says dense: all but the last are taken out, and
+                                that one takes the geometry of all
+    batch normalisation ─────── part of the node before it, where it can be, with the statistics of this size
+    tuned vectors ───────────── those of this size, before that
+    recurrent layers ────────── a Scan with these weights inside; one operator, where the plan says dense
+
+The model comes without its large weights: the runtime is given them as memory, and nothing is copied or serialised that
+need not be.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper
+
+from decomposable_edge.bundle import Bundle
+from decomposable_edge.container import header_of, tensor_of
+from decomposable_edge.graph import attribute, captured, merged_attributes, outputs_axis
+from decomposable_edge.recurrent import Found, as_operator, can_be_operator, in_steps
+from decomposable_edge.sizing.chain import Ranks, ranks_of
+from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.source import Array
+from decomposable_edge.weights import LayerWeights, folded
+from decomposable_edge.wire import SMALL
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SizeModel:
+    """An ONNX model, and the weights that it takes from memory."""
+
+    content: bytes
+    weights: dict[str, Array]
+
+
+def build(bundle: Bundle, plan: RankPlan) -> SizeModel:
+    """The model of a size."""
+    draft, most = _Draft(bundle), {cost.name: each for cost, each in bundle.selector.by_layer(bundle.selector.upper)}
+    if bundle.statistics is not None:
+        statistics = bundle.statistics.at(plan).items()
+        draft.tensors.update((name, values) for name, values in statistics if name in draft.tensors)
+    if bundle.tuned is not None:
+        for name, values in bundle.tuned.at(plan).items():
+            own = draft.tensors[name]
+            draft.tensors[name] = values.astype(own.dtype, copy=False).reshape(own.shape)
+    for layer in (layer for layer in bundle.layers if layer.is_used):
+        ranks = ranks_of(plan.ranks[layer.name])
+        if plan.runs_as(layer.name) == "factors":
+            draft.tensors.update(zip(layer.names, layer.slices(ranks), strict=True))
+        else:
+            draft.put_dense(layer, ranks, most[layer.name])
+    for norm, maker in bundle.foldable.items():
+        draft.fold(norm, maker)
+    for found in bundle.recurrences:
+        draft.put_recurrence(found)
+    return draft.finished()
+
+
+class _Draft:
+    """The graph of one size in the making. Nodes are copied before they are changed."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._nodes: dict[int, NodeProto] = dict(enumerate(bundle.wiring.nodes))
+        self._own: set[int] = set()
+        self._dense: dict[tuple[str, ...], str] = {}  # the one weight in place of stages
+        self._instead: dict[int, list[NodeProto]] = {}
+        self.tensors: dict[str, Array] = dict(bundle.tensors)
+
+    def _node(self, index: int) -> NodeProto:
+        """The node, to be changed."""
+        if index not in self._own:
+            self._nodes[index] = copy.deepcopy(self._nodes[index])
+            self._own.add(index)
+        return self._nodes[index]
+
+    def put_dense(self, layer: LayerWeights, ranks: Ranks, most: Ranks) -> None:
+        """One node where the layer has several, wherever it is used; W̃ of the most bases there can be is kept."""
+        wiring = self._bundle.wiring
+        *gone, last_name = layer.names
+        self._dense[layer.names] = last_name
+        self.tensors[last_name] = layer.dense(ranks, keep=all(r >= m for r, m in zip(ranks, most, strict=True)))
+        for index in (index for name in gone for index, _ in wiring.takers(name)):
+            if wiring.nodes[index].op_type == "Transpose":
+                self._nodes.pop(index, None)
+        for use in self._bundle.uses[layer.name]:
+            last = self._node(use.nodes[-1])
+            for index, entry in zip(use.nodes, use.entries, strict=False):
+                self._node(entry).input[0] = self._nodes.pop(index).input[0]
+            if last.op_type in ("Conv", "ConvTranspose"):
+                merged = merged_attributes([wiring.nodes[index] for index in use.nodes], layer.shape[2:])
+                kept = [a for a in last.attribute if a.name not in merged]
+                last.op_type = "ConvTranspose" if layer.transposed else "Conv"
+                del last.attribute[:]
+                last.attribute.extend([*kept, *(helper.make_attribute(k, v) for k, v in merged.items())])
+
+    def fold(self, norm_index: int, maker_index: int) -> None:
+        """Make a batch normalisation part of the node before it."""
+        norm, maker = self._nodes.pop(norm_index), self._node(maker_index)
+        bias = self.tensors[maker.input[2]] if any(maker.input[2:3]) else None
+        gamma, beta, mean, var = (self.tensors[name] for name in norm.input[1:5])
+        epsilon = attribute(norm, "epsilon", 1e-5)
+        weight, axis = self.tensors[maker.input[1]], outputs_axis(maker)
+        made = folded(weight, bias, gamma, beta, mean, var, epsilon=epsilon, axis=axis)
+        names = [f"decomposable/{maker_index}/{kind}" for kind in ("weight", "bias")]  # one use, not all of the layer
+        self.tensors.update(zip(names, made, strict=True))
+        maker.input[:] = [maker.input[0], *names]
+        maker.output[0] = norm.output[0]
+
+    def put_recurrence(self, found: Found) -> None:
+        """A recurrent layer with the weights of this size: as an operator, if it has dense ones, or step by step."""
+        hh, hr = (
+            (self._dense[chain],) if chain in self._dense else chain
+            for chain in (found.recurrence.hh, found.recurrence.hr)
+        )
+        one = replace(found.recurrence, x=self._nodes[found.product].input[0], hh=hh, hr=hr)
+        if can_be_operator(one, self.tensors):
+            made, weights = as_operator(one, self.tensors)
+            for index in found.before:
+                del self._nodes[index]
+            self.tensors.update(weights)
+            self._instead[found.scan] = made
+        else:
+            self._instead[found.scan] = in_steps(one, found.kind)[-1:]
+
+    def finished(self) -> SizeModel:
+        """The model with the weights that are left in use."""
+        source = self._bundle.model
+        ports: Any = {"input": source.graph.input, "output": source.graph.output}
+        nodes = [each for index, node in self._nodes.items() for each in self._instead.get(index, [node])]
+        graph = onnx.GraphProto(name=source.graph.name or "graph", node=nodes, **ports)
+        taken = {name for node in nodes for name in (*node.input, *captured(node))}
+        weights = {}
+        for name in sorted(taken & self.tensors.keys()):
+            array = np.asarray(self.tensors[name], order="C")
+            is_large = array.nbytes > SMALL  # else it stays in the model: shapes have to be there
+            graph.initializer.append(header_of(name, array) if is_large else tensor_of(name, array))
+            if is_large:
+                weights[name] = array
+        model = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import, graph=graph)
+        return SizeModel(content=model.SerializeToString(), weights=weights)

@@ -1,0 +1,110 @@
+"""The one exception family of the package. Every message names the layer or option, what came and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from decomposable_edge.text import printable
+
+
+class DecomposableError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+    def __str__(self) -> str:
+        """The message as one printable line: it may quote a file that somebody else wrote."""
+        return printable(super().__str__())
+
+
+class InvalidArgumentError(DecomposableError, ValueError):
+    """An option or argument has a value that is not allowed."""
+
+
+class SettingError(InvalidArgumentError):
+    """A setting has a value that is not allowed; a command may name the option that it was given by."""
+
+    def __init__(self, name: str, value: str, allowed: str) -> None:
+        super().__init__(f"{name}={value}; allowed: {allowed}")
+        self.name, self.value, self.allowed = name, value, allowed
+
+    def __reduce__(self) -> tuple[type[SettingError], tuple[str, str, str]]:
+        return SettingError, (self.name, self.value, self.allowed)
+
+
+class ModelNeededError(InvalidArgumentError):
+    """A file holds weights but not the code that uses them, and no model was given."""
+
+
+class ExampleNeededError(InvalidArgumentError):
+    """It is not known what a network takes, and no example input was given."""
+
+
+class BudgetError(InvalidArgumentError):
+    """A size was asked for that the network cannot have; `smallest` is the smallest part that it can, where known."""
+
+    smallest: float | None = None
+
+    @classmethod
+    def of(cls, text: str, smallest: float) -> BudgetError:
+        """The error, with the size that there could be."""
+        error = cls(text)
+        error.smallest = smallest
+        return error
+
+
+class NonFiniteError(DecomposableError, ValueError):
+    """A weight holds NaN or infinity, so it has no singular value decomposition."""
+
+
+class UnsupportedModelError(DecomposableError, TypeError):
+    """The model is of a kind that cannot be decomposed at all."""
+
+
+class ArtifactError(DecomposableError):
+    """A file is not an artifact, or is damaged."""
+
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, path: object, reason: str) -> ArtifactError:
+        """The error of a file, whose `reason` does without the file's name: who asked may call it otherwise."""
+        error = cls(f"{path}: {reason}")
+        error.reason = reason
+        return error
+
+
+class DataError(DecomposableError):
+    """A data set is not where it was said to be, or a file of it is broken."""
+
+
+class MissingExtraError(DecomposableError, ImportError):
+    """An optional package is needed and not installed."""
+
+    @classmethod
+    def of(cls, package: str, extra: str) -> MissingExtraError:
+        """The error that says how to install the package."""
+        return cls(f"{package} is not installed; run {how_to_install(extra)}")
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra. It is said here and in docs/index.md, for a release to change.
+
+    >>> how_to_install("onnx")
+    "in a checkout of decomposable: pip install -c constraints.txt '.[onnx]'"
+    """
+    return f"in a checkout of decomposable: pip install -c constraints.txt '.[{extra}]'"
+
+
+@contextmanager
+def needs_extra() -> Iterator[None]:
+    """Turn the error of a runtime that is not installed into one line that says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("numpy", "onnx", "onnxruntime"):
+            raise
+        raise MissingExtraError(
+            f"{package} is not installed, which a device needs; run: pip install 'decomposable-edge[onnx]'; or "
+            f"{how_to_install('onnx')}"
+        ) from error

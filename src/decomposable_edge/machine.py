@@ -1,0 +1,78 @@
+"""The machine that this runs on: what times depend on, and how many threads it takes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from decomposable_edge.checks import is_integer
+from decomposable_edge.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What times depend on most: the processor, and how many cores of it there are."""
+
+    cpu: str
+    cores: int
+
+    @classmethod
+    def here(cls) -> Machine:
+        """The one that this runs on."""
+        cpu = platform.processor() or platform.machine() or "unknown"
+        cpuinfo = Path("/proc/cpuinfo")
+        if cpuinfo.exists():
+            lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
+            cpu = next(filter(None, names), cpu)
+        return cls(cpu=cpu, cores=os.cpu_count() or 1)
+
+    def __str__(self) -> str:
+        return f"{self.cpu}, {self.cores} core{'s' if self.cores > 1 else ''}"
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # what glibc's mallopt calls them
+_KEPT_BYTES, _LARGEST_KEPT = 1 << 30, 1 << 25  # glibc takes no larger block from what it keeps
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep what it frees, for its next tensors; whether it does. For a program of one's own.
+
+    Else every activation comes from the system as fresh pages, a calibration's by the million, and each has to be
+    cleared first. Only glibc has this (Linux); elsewhere nothing changes.
+    """
+    mallopt = None if os.name != "posix" else getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)) and bool(mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT))
+
+
+def usable_cpus() -> list[int]:
+    """The logical processors that this process may use: those that it is limited to, or all of them."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+
+
+def most_threads() -> int:
+    """How many threads are allowed here, 4 for each core: runtimes crash or hang when they start very many."""
+    return 4 * (os.cpu_count() or 1)
+
+
+def check_threads(threads: object) -> int:
+    """A number of threads that makes sense on this machine.
+
+    >>> check_threads(1)
+    1
+    """
+    if is_integer(threads) and 1 <= threads <= most_threads():
+        return int(threads)
+    raise InvalidArgumentError(f"threads={threads!r:.40}; allowed: an int from 1 to {most_threads()}, 4 for each core")
+
+
+def timestamp() -> str:
+    """The date and time, in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,357 @@
+"""`AnySizeSession`: one file on a device, run at any size. numpy, onnx and onnxruntime only.
+
+    bundle ── choose a plan ── build its model ── make an ONNX Runtime session ── put it in force
+
+A size is an immutable whole, put in force by one assignment. `run` takes no lock and holds on to the size that it began
+with, so a request that is under way ends at that size, whatever happens in other threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from decomposable_edge.building import build
+from decomposable_edge.bundle import Bundle, Port, read_bundle
+from decomposable_edge.checks import check_count, is_number
+from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
+from decomposable_edge.feeding import example, feeds_of, refusing
+from decomposable_edge.locks import ForkLock
+from decomposable_edge.onnx_runtime import RuntimeOptions, onnx_runtime
+from decomposable_edge.sizing.chain import Rank
+from decomposable_edge.sizing.interpolation import NOT_CALIBRATED
+from decomposable_edge.sizing.latency import LatencyProfile, choose_timed
+from decomposable_edge.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.sizing.ranks import RankSelector
+from decomposable_edge.sizing.sweep import Runs, sweep
+from decomposable_edge.source import Array
+from decomposable_edge.text import one_line
+
+ort = onnx_runtime()
+_ORT = "onnxruntime"
+
+USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
+"""The sizes that `AnySizeSession.sizes` lists, as far as there are such."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Size:
+    """What a resize replaces as one. The runtime reads `weights` where they are: they live as long as the session."""
+
+    plan: RankPlan
+    runtime: Any
+    weights: Mapping[str, Array]
+    process: int = field(default_factory=os.getpid)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it was made in this process: of one from before a fork, the runtime's threads are not here."""
+        return self.process == os.getpid()
+
+    def run(self, feeds: dict[str, Array]) -> list[Array]:
+        """All outputs."""
+        outputs: list[Array] = self.runtime.run(None, feeds)
+        return outputs
+
+
+_made: WeakSet[_Size] = WeakSet()
+_left_behind: list[_Size] = []  # the child of a fork keeps for ever what its parent has made: letting go of it hangs
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _left_behind.extend(_made))
+
+
+class AnySizeSession:
+    """A network from a file of `export_any_size`, run by ONNX Runtime at any size.
+
+    A file's graph is code, as that of every ONNX model: damage is found, but open only those of people whom you trust.
+
+    Args:
+        path: the file.
+        macs: the size to start with, as in `resize`, which takes `params`, `ratio`, `ranks` and `latency_ms` too; by
+            default the full one.
+        align, batch: what ranks are rounded to, and which measured batch counts, as in `resize`.
+        threads: how many threads work on one request; by default OMP_NUM_THREADS, as in PyTorch, or else one for each
+            core.
+        providers: ONNX Runtime's execution providers, best first; by default its CPU.
+        session_options: a function that makes an ``onnxruntime.SessionOptions``, called for every size; where
+            `threads` is not given, its first one says how many.
+        keep: of how many recent sizes the sessions are kept, so that going back to one takes no time.
+
+    Example::
+
+        session = AnySizeSession("resnet.anysize.onnx")
+        session.resize(macs=0.25)
+        y = session.run(x)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        macs: float | None = None,
+        params: float | None = None,
+        ratio: float | None = None,
+        ranks: Mapping[str, Rank] | None = None,
+        latency_ms: float | None = None,
+        align: int | str | None = "auto",
+        batch: int | None = None,
+        threads: int | None = None,
+        providers: Sequence[Any] | None = None,
+        session_options: Callable[[], Any] | None = None,
+        keep: int = 4,
+    ) -> None:
+        self._keep = check_count("keep", keep)
+        self._options = RuntimeOptions.of(threads, providers, session_options)
+        self._bundle: Bundle = read_bundle(path)
+        self._latency: LatencyProfile | None = None
+        self._kept: OrderedDict[Any, _Size] = OrderedDict()
+        self._lock = ForkLock()  # one resize at a time; runs take no lock
+        request = SizeRequest(
+            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
+        )
+        is_given = request.given() not in ({}, {"align": "auto"})
+        plan = self._choose(request) if is_given else self.selector.full_plan()
+        self._has_warned = False
+        self._warn_if_not_calibrated(plan)
+        self._in_force: _Size = self._size_of(plan)
+
+    @property
+    def plan(self) -> RankPlan:
+        """The size in force."""
+        return self._in_force.plan
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._bundle.path
+
+    @property
+    def selector(self) -> RankSelector:
+        """What chooses sizes; `selector.choose(macs=...)` tells a plan without taking it."""
+        return self._bundle.selector
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Name, shape and type of every input."""
+        return self._bundle.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Name, shape and type of every output."""
+        return self._bundle.outputs
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the network's maker stored with it, such as measured accuracies."""
+        return self._bundle.info
+
+    @property
+    def sizes(self) -> tuple[RankPlan, ...]:
+        """Some of the sizes that it can have, from the largest to the smallest."""
+        return usual_plans(self.selector)
+
+    @property
+    def threads(self) -> int:
+        """How many threads work on one request."""
+        return self._options.threads
+
+    @property
+    def latency(self) -> LatencyProfile | None:
+        """What `measure` has found, here or in an earlier session: it lies beside the file."""
+        if self._latency is None:
+            self._latency = LatencyProfile.load_beside(self.path)
+        return self._latency
+
+    def measure(
+        self,
+        sizes: Sequence[float] | None = None,
+        *,
+        batch: int = 1,
+        seconds: float = 10.0,
+        align: int | str | None = "auto",
+    ) -> LatencyProfile:
+        """Time the full size and others on this device; ``resize(latency_ms=...)`` knows them from now on.
+
+        All sizes take turns, so that a slow moment slows all alike; medians and quartiles are kept, beside the
+        file. Nothing else should run meanwhile. The size in force stays.
+
+        Args:
+            sizes: as in ``resize(macs=...)`` (``params=`` where MACs are not known); by default a few usual ones.
+            batch: samples in a request.
+            seconds: about how long to measure; every size runs at least 5 times.
+            align: what ranks are rounded to, as in `resize`; "measured" tries several first and takes the fastest.
+        """
+        _check_measuring(sizes, seconds)
+        feeds = example(self.inputs, batch, self._bundle.lengths)
+
+        @contextmanager
+        def making(plans: Mapping[str, RankPlan]) -> Iterator[Runs]:
+            opened = {name: self._make(plan, self._options.made(spins=False)) for name, plan in plans.items()}
+            with refusing(f"batch={batch}: ONNX Runtime cannot run the network on it"):
+                for size in opened.values():
+                    size.run(feeds)
+            yield {name: partial(size.run, feeds) for name, size in opened.items()}
+
+        entry = sweep(
+            self.selector, making, sizes, runtime=_ORT, batch=batch, threads=self.threads, seconds=seconds, align=align
+        )
+        profile = LatencyProfile.of(self.selector, [entry])
+        self._latency = profile  # before it is written: where that fails, this session knows it all the same
+        profile.save(LatencyProfile.path_beside(self.path))
+        self._latency = LatencyProfile.load_beside(self.path)  # with what was measured in other ways before
+        return profile
+
+    @property
+    def kept(self) -> tuple[RankPlan, ...]:
+        """The sizes that can be gone back to at once, the most recent one last."""
+        with self._lock:
+            return tuple(size.plan for size in self._kept.values())
+
+    def resize(
+        self,
+        *,
+        macs: float | None = None,
+        params: float | None = None,
+        ratio: float | None = None,
+        ranks: Mapping[str, Rank] | None = None,
+        latency_ms: float | None = None,
+        align: int | str | None = "auto",
+        batch: int | None = None,
+    ) -> RankPlan:
+        """Change the size; requests of other threads go on at the old one until the new one is ready.
+
+        Give one of: `macs` or `params`, a budget for the whole network (a float is a fraction of the original's, an
+        int above 1 a count); `ratio`, the part of all bases to keep; `ranks`, a rank by layer name (others stay full);
+        `latency_ms`, the time that a request may take here, after `measure`, with ranks rounded as they were then.
+
+        `align` says what ranks are rounded to, within the budget: "auto", those of wide layers to 16, 8 or 4 where that
+        moves them by a few percent at most, which ONNX Runtime runs faster; a number, all to its multiples; 1 (or
+        None), none, as PyTorch's ``resize_`` by default; "measured", as was found to be the fastest. Given `ranks` stay
+        as they are. `batch` says which of several measured batches counts; by default the smallest.
+        """
+        request = SizeRequest(
+            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
+        )
+        return self.set_plan(self._choose(request))
+
+    def set_plan(self, plan: RankPlan) -> RankPlan:
+        """Take a size that was chosen before, such as one that `plan` was."""
+        self.selector.check_plan(plan)
+        self._warn_if_not_calibrated(plan)
+        with self._lock:
+            self._in_force = self._size_of(plan)
+        return plan
+
+    def run(self, x: Array | Mapping[str, Array]) -> Any:
+        """The network's output at the size in force: an array, or a list of them where it has several outputs.
+
+        Inputs are given by name, as a dict of arrays; where there is one, the array alone will do.
+        """
+        size = self._in_force  # once: the whole request is of this size
+        if not size.is_here:
+            size = self._made_again()
+        feeds = feeds_of(self.inputs, x)
+        try:
+            results = size.run(feeds)
+        except Exception as error:  # ONNX Runtime has many kinds
+            raise DecomposableError(
+                f"run: ONNX Runtime failed: {one_line(' '.join(str(error).split()), 200)}"
+            ) from error
+        return results[0] if len(results) == 1 else results
+
+    def prepare(self) -> None:
+        """Compute now what sizes near the full one need, so that the first resize to one is as fast as the others.
+
+        It takes the memory of the dense weights. A session that starts at full size has done this already.
+        """
+        most_ranks = self.selector.by_layer(self.selector.upper)
+        for layer, (_, most) in zip(self._bundle.layers, most_ranks, strict=True):
+            if layer.is_used:
+                layer.dense(most, keep=True)
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        part = plan.params_fraction if plan.macs_fraction is None else plan.macs_fraction
+        measure = "parameters" if plan.macs_fraction is None else "MACs"
+        return f"{type(self).__name__}({str(self.path)!r}; {len(plan.ranks)} layers decomposed; {part:.3f}x {measure})"
+
+    def _choose(self, request: SizeRequest) -> RankPlan:
+        return choose_timed(
+            self.selector,
+            lambda: self.latency,
+            request,
+            calibrated=self._bundle.statistics,
+            runtime=_ORT,
+            threads=self.threads,
+        )
+
+    def _warn_if_not_calibrated(self, plan: RankPlan) -> None:
+        """Say once that normalisation has the full network's statistics, or those of ranks rounded in another way."""
+        if self._has_warned or plan.is_full:
+            return
+        statistics = self._bundle.statistics
+        if statistics is None:
+            text = NOT_CALIBRATED if self._bundle.lacks_statistics else None
+        else:
+            text = statistics.complaint(plan)
+        if text is not None:
+            self._has_warned = True
+            warnings.warn(f"{text}, and export again", stacklevel=4)
+
+    def _made_again(self) -> _Size:
+        """The size in force, after a fork, in the child."""
+        with self._lock:
+            if not self._in_force.is_here:
+                self._in_force = self._size_of(self._in_force.plan)
+            return self._in_force
+
+    def _size_of(self, plan: RankPlan) -> _Size:
+        """The size of a plan: one that is kept, or made now."""
+        key = plan.ranks, plan.dense
+        size = self._kept.pop(key, None)
+        if size is None or not size.is_here:
+            size = self._make(plan, self._options.made())
+            _made.add(size)
+        self._kept[key] = size
+        while len(self._kept) > self._keep:
+            self._kept.popitem(last=False)
+        return size
+
+    def _make(self, plan: RankPlan, options: Any) -> _Size:
+        model = build(self._bundle, plan)
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in model.weights.values()]
+        options.add_external_initializers(list(model.weights), values)
+        try:
+            runtime = ort.InferenceSession(model.content, options, providers=self._options.providers)
+        except Exception as error:  # ONNX Runtime has many kinds
+            reason = one_line(" ".join(str(error).split()), 200)
+            raise ArtifactError.of(self.path, f"ONNX Runtime cannot run it: {reason}") from error
+        return _Size(plan, runtime, model.weights)
+
+
+def usual_plans(selector: RankSelector) -> tuple[RankPlan, ...]:
+    """The full size, the smallest one, and usual ones in between, from the largest to the smallest."""
+    plans = [selector.full_plan()]
+    plans += [selector.of_size(size) for size in USUAL if selector.smallest_size <= size < 1]
+    plans.append(selector.smallest_plan())
+    return tuple({plan.ranks: plan for plan in plans}.values())
+
+
+def _check_measuring(sizes: object, seconds: object) -> None:
+    """Refuse at once what would fail after minutes, or in the words of another function."""
+    is_list = isinstance(sizes, Sequence | np.ndarray) and not isinstance(sizes, str) and all(map(is_number, sizes))
+    if sizes is not None and not is_list:
+        raise InvalidArgumentError(f"measure: sizes={sizes!r:.80}; allowed: a list of numbers, such as [0.5, 0.25]")
+    if not is_number(seconds) or not 0 <= seconds < math.inf:
+        raise InvalidArgumentError(f"measure: seconds={seconds!r:.40}; allowed: a number of at least 0")

@@ -1,0 +1,408 @@
+"""The one record of all that choosing a size needs: what both kinds of file say of it, written and read here.
+
+A file has a description in JSON, and arrays by name. Only what follows from nothing else is stored: of a layer its
+form, its shape and what it costs; of a form whose name does not tell its stages (`stages_named`), these. Nothing that
+is read is trusted: every claim is checked, and what is wrong is `Damaged`. numpy only: a device without torch reads its
+bundle with this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decomposable_edge.fields import MOST, MOST_VALUES, Fields, require
+from decomposable_edge.sizing.chain import ORDINALS, check_chain, flat_ranks, stages_named
+from decomposable_edge.sizing.cost import LayerCost, LayerShape, LeftAlone
+from decomposable_edge.sizing.interpolation import CalibratedSizes, KnownSizes, TunedSizes
+from decomposable_edge.sizing.ranks import Ints, RankSelector
+from decomposable_edge.text import one_line
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")  # the types that networks compute with
+_MOST_BASES = 1 << 26  # bases that are gone are only claimed, and tables are made for all
+_MOST_EXTENT = 1 << 31
+_MOST_ALIGNMENTS = 1000
+_MOST_AXES = 3  # of a kernel
+_PARAMS_SCORES = "params_scores"  # of all layers, end to end; only where there are two orders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What differs between the kinds of file."""
+
+    scores: str | None  # the array of all layers' scores, end to end; None where each layer has one, scores/<its name>
+    original: str  # how the names of the arrays with the original's mean and variance begin
+    states_channels: bool  # of the normalisation layers: where the file need not have their buffers
+
+
+NETWORK_FILE = Layout(scores=None, original="statistics/original_", states_channels=False)
+BUNDLE = Layout(scores="scores", original="original/", states_channels=True)
+
+
+class Arrays:
+    """The arrays of a file that nothing has taken yet: of numpy, of torch, or whatever else has a type and a shape.
+
+    `load` brings the values of one into memory; `noun` is what messages call one.
+    """
+
+    def __init__(self, unused: Mapping[str, Any], load: Callable[[str, Any], NDArray[Any]], noun: str) -> None:
+        self._unused, self._load, self._noun = dict(unused), load, noun
+
+    def take(self, name: str) -> Any:
+        """One that has to be there, and is not there any more afterwards."""
+        require(name in self._unused, f"{self._noun} '{name:.80}' is missing")
+        return self._unused.pop(name)
+
+    def take_as(self, name: str, dtypes: Sequence[str], shape: tuple[int, ...]) -> Any:
+        """One of these types and of this shape, left where it lies."""
+        array = self.take(name)
+        is_right = type_name(array) in dtypes and tuple(array.shape) == shape
+        found = f"{type_name(array)} of shape {tuple(array.shape)}"
+        require(is_right, f"{self._noun} '{name:.80}' is {found:.120}, not {' or '.join(dtypes)} of {shape}")
+        return array
+
+    def values(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """The values of one, which has to be of this type and shape."""
+        return self._load(name, self.take_as(name, (dtype,), shape))
+
+    def count(self, name: str) -> int:
+        """How many values one claims to have; none where it is not there."""
+        return math.prod(self._unused[name].shape) if name in self._unused else 0
+
+    def require_all_taken(self) -> None:
+        """Refuse what belongs to nothing."""
+        require(not self._unused, f"{self._noun} '{next(iter(self._unused), ''):.60}' belongs to nothing")
+
+
+def type_name(array: Any) -> str:
+    """What numpy and torch both call the type of an array's numbers.
+
+    >>> type_name(np.zeros(2)), type_name(np.zeros(2, bool))
+    ('float64', 'bool')
+    """
+    return str(array.dtype).removeprefix("torch.")
+
+
+def layer_entry(layer: LayerShape, cost: LayerCost | None = None) -> dict[str, Any]:
+    """What is said of a layer; without a cost, where no size is chosen from the file."""
+    entry: dict[str, Any] = {"name": layer.name, "form": layer.form, "shape": list(layer.shape)}
+    if layer.stages != stages_named(layer.form, len(layer.shape) - 2):
+        entry["stages"] = [list(axes) for axes in layer.stages]
+    if layer.transposed:
+        entry["transposed"] = True
+    if cost is None:
+        return entry
+    each = cost.macs_per_rank
+    return {**entry, "dense_macs": cost.dense_macs, "macs_per_rank": list(each) if isinstance(each, tuple) else each}
+
+
+def read_layer(record: Fields) -> LayerShape:
+    """The layer that an entry describes."""
+    name, form, shape = record.text("name"), record.text("form"), tuple(record.integers("shape"))
+    is_shape = 2 <= len(shape) <= 2 + _MOST_AXES and all(0 < size < _MOST_EXTENT for size in shape)
+    require(is_shape, f"layer '{name:.60}' has the shape {shape!s:.80}")
+    stages = _read_stages(record) if record.has("stages") else stages_named(form, len(shape) - 2)
+    require(stages is not None, f"layer '{name:.60}' has the form {form!r:.40}")
+    assert stages is not None
+    check_chain(name, shape, stages)
+    transposed = record.has("transposed") and record.flag("transposed")
+    require(not transposed or len(shape) > 2, f"layer '{name:.60}' of shape {shape} is no transposed convolution")
+    return LayerShape(name=name, form=form, shape=shape, stages=stages, transposed=transposed)
+
+
+def _read_stages(record: Fields) -> tuple[tuple[bool, ...], ...]:
+    rows = record.get("stages")
+    is_right = isinstance(rows, list) and len(rows) <= len(ORDINALS)
+    is_right = is_right and all(isinstance(row, list) and len(row) <= _MOST_AXES for row in rows)
+    is_right = is_right and all(type(flag) is bool for row in rows for flag in row)
+    require(is_right, f"'stages' of {record.where} is {rows!r:.60}, not a list of flags")
+    return tuple(map(tuple, rows))
+
+
+def check_held(layer: LayerShape, weights: Sequence[Any]) -> tuple[int, ...]:
+    """Refuse weights that are not those of a layer's stages, as its layers hold them; how many bases each cut has."""
+    shapes = [list(weight.shape) for weight in weights]
+    for shape, is_swapped in zip(shapes, layer.chain.swapped, strict=False):
+        shape[:2] = shape[1::-1] if is_swapped else shape[:2]
+    return _check_weights(layer, [tuple(shape) for shape in shapes], weights)
+
+
+def check_factors(layer: LayerShape, weights: Sequence[Any]) -> tuple[int, ...]:
+    """Refuse weights that are not those of a layer's stages; how many bases each cut has."""
+    return _check_weights(layer, [tuple(weight.shape) for weight in weights], weights)
+
+
+def _check_weights(layer: LayerShape, found: Sequence[tuple[int, ...]], weights: Sequence[Any]) -> tuple[int, ...]:
+    shapes = tuple(found)
+    ranks = tuple(shape[0] if shape else 0 for shape in shapes[:-1])
+    full_ranks = layer.chain.full_ranks
+    is_right = len(ranks) == len(full_ranks) and all(1 <= r <= full for r, full in zip(ranks, full_ranks, strict=True))
+    is_right = is_right and shapes == layer.chain.shapes(ranks)
+    require(is_right, f"the factors of layer '{layer.name:.60}' of shape {layer.shape} have the shapes {shapes!s:.120}")
+    types = [type_name(weight) for weight in weights]
+    is_right = len(set(types)) == 1 and types[0] in FLOATS
+    require(is_right, f"the factors of layer '{layer.name:.60}' are {' and '.join(types)}")
+    return ranks
+
+
+def is_rank(rank: object, most: Sequence[int]) -> bool:
+    """Whether something in JSON is the rank of a layer whose cuts have so many bases: an int, or for several a list."""
+    given = rank if isinstance(rank, list) and len(most) > 1 else [rank]
+    is_right = len(given) == len(most)
+    return is_right and all(type(r) is int and 1 <= r <= full for r, full in zip(given, most, strict=True))
+
+
+def describe(
+    selector: RankSelector,
+    feeders: Mapping[str, str],
+    statistics: CalibratedSizes | None,
+    layout: Layout,
+    tuned: TunedSizes | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a description says besides its layers, and the arrays; those of sizes are as the statistics have them.
+
+    `feeders` are the layers that feed normalisation layers, by the names of the latter. Of what is tuned, a network
+    that is not says nothing.
+    """
+    names = [cost.name for cost in selector.costs]
+    arrays: dict[str, Any] = _describe_scores(selector, layout.scores)
+    if selector.params_scores is not None:
+        arrays[_PARAMS_SCORES] = np.concatenate(selector.params_scores)
+    arrays |= {"limits/lower": selector.lower, "limits/upper": selector.upper}
+    fields: dict[str, Any] = {
+        "fixed_macs": selector.fixed_macs if selector.full_cost("macs") else None,  # no size is a part of nothing
+        "fixed_params": selector.fixed_params,
+        "left_alone": [asdict(part) for part in selector.left_alone],
+        "feeders": dict(feeders),
+        "statistics": None,
+    }
+    if statistics is not None:
+        fields["statistics"] = {
+            "names": list(statistics.names),
+            **({"channels": list(statistics.channels)} if layout.states_channels else {}),
+            "has_explicit_full": statistics.has_explicit_full,
+            "alignments": list(statistics.alignments),
+            "grids": list(statistics.grids),
+        }
+        arrays |= {
+            **_describe_plans("statistics", statistics, names),
+            "statistics/mean": statistics.mean_SC,
+            "statistics/var": statistics.var_SC,
+            f"{layout.original}mean": statistics.original[0],
+            f"{layout.original}var": statistics.original[1],
+        }
+    if tuned is not None:
+        placed = {name: feeder for name, feeder in zip(tuned.names, tuned.feeders, strict=True) if feeder is not None}
+        fields["tuned"] = {"names": list(tuned.names), "feeders": placed}
+        arrays |= _describe_plans("tuned", tuned, names)
+        arrays |= {"tuned/values": tuned.values_ST, "tuned/original": tuned.original[0]}
+    return fields, arrays
+
+
+def _describe_scores(selector: RankSelector, together: str | None) -> dict[str, NDArray[np.float64]]:
+    if together is not None:
+        return {together: np.concatenate(selector.scores)}
+    left = iter(selector.scores)
+    return {
+        f"scores/{cost.name}": np.ascontiguousarray(np.concatenate([next(left) for _ in cost.full_ranks]))
+        for cost in selector.costs
+    }
+
+
+def _describe_plans(what: str, known: KnownSizes, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    plans = (*known.plans, known.full_plan)  # the last row is the end of every interpolation
+    return {
+        f"{what}/ranks": np.array([flat_ranks(plan.ranks) for plan in plans], np.int64),
+        f"{what}/dense": np.array([[name in plan.dense for name in names] for plan in plans], bool),
+        f"{what}/positions": np.array(known.positions, np.float64),
+    }
+
+
+def read_selector(
+    top: Fields, layers: Sequence[LayerShape], stored: Ints, arrays: Arrays, layout: Layout
+) -> RankSelector:
+    """The choice of sizes among these layers of a description, of each of whose cuts so many bases are there."""
+    costs = tuple(
+        LayerCost.of(layer, dense_macs=record.integer("dense_macs"), macs_per_rank=_read_macs(layer, record))
+        for layer, record in zip(layers, top.record_list("layers"), strict=True)
+    )
+    fixed_macs = None if top.get("fixed_macs") is None else top.integer("fixed_macs")
+    fixed_params = top.integer("fixed_params")
+    _check_totals(costs, fixed_macs, fixed_params)
+    lower, upper = (arrays.values(f"limits/{end}", "int64", (len(stored),)) for end in ("lower", "upper"))
+    are_right = bool(((lower >= 1) & (lower <= upper) & (upper <= stored)).all())
+    require(are_right, "the limits of the ranks are wrong")
+    left_alone = top.record_list("left_alone") if top.has("left_alone") else []  # older versions do not say
+    return RankSelector(
+        costs=costs,
+        scores=_read_scores(costs, arrays, layout.scores),
+        params_scores=_read_scores(costs, arrays, _PARAMS_SCORES) if arrays.count(_PARAMS_SCORES) else None,
+        fixed_macs=fixed_macs,
+        fixed_params=fixed_params,
+        lower=lower,
+        upper=upper,
+        left_alone=tuple(
+            LeftAlone(name=one_line(part.text("name"), 200), macs=part.integer("macs"), params=part.integer("params"))
+            for part in left_alone
+        ),
+        stored=stored,
+    )
+
+
+def _read_macs(layer: LayerShape, record: Fields) -> int | tuple[int, ...]:
+    """What the chain costs per rank: one number, or with several cuts one for every stage."""
+    if len(layer.stages) == 2:
+        return record.integer("macs_per_rank")
+    found = tuple(record.integers("macs_per_rank"))
+    is_right = len(found) == len(layer.stages) and min(found) >= 0
+    require(is_right, f"'macs_per_rank' of {record.where} is {found!r:.60}, not one number for every stage")
+    return found
+
+
+def _check_totals(costs: Sequence[LayerCost], fixed_macs: int | None, fixed_params: int) -> None:
+    """Refuse what cannot be computed with: too many bases, costs beyond 64 bits, sizes that are parts of nothing."""
+    require(sum(sum(cost.full_ranks) for cost in costs) < _MOST_BASES, "the layers claim too many bases")
+    macs, params = (
+        sum(max(cost.dense(by), cost.chain(by, cost.full_ranks)) for cost in costs) for by in ("macs", "params")
+    )
+    params += fixed_params
+    require(max(macs + (fixed_macs or 0), params) < MOST, "the costs are too large")
+    is_free = fixed_macs is not None and fixed_macs + sum(c.dense_macs for c in costs) == 0
+    require(params > 0 and not is_free, "the network has no MACs or no parameters")
+
+
+def _read_scores(costs: Sequence[LayerCost], arrays: Arrays, together: str | None) -> tuple[NDArray[np.float64], ...]:
+    counts = [full for cost in costs for full in cost.full_ranks]
+    if together is None:
+        parts = [arrays.values(f"scores/{cost.name}", "float64", (sum(cost.full_ranks),)) for cost in costs]
+    else:
+        parts = [arrays.values(together, "float64", (sum(counts),))]
+    scores = np.split(np.concatenate(parts), np.cumsum(counts)[:-1])
+    names = [cost.name for cost in costs for _ in cost.full_ranks]
+    for name, score in zip(names, scores, strict=True):
+        in_order = bool(np.isfinite(score).all() and (np.diff(score) <= 0).all())
+        require(in_order, f"the scores of layer '{name:.60}' are not in order")
+    return tuple(scores)
+
+
+Statistics = TypeVar("Statistics", bound=CalibratedSizes)
+Tuned = TypeVar("Tuned", bound=TunedSizes)
+
+
+def read_statistics(
+    top: Fields,
+    selector: RankSelector,
+    buffers: Mapping[str, tuple[int, ...]],
+    arrays: Arrays,
+    layout: Layout,
+    kind: type[Statistics],
+) -> Statistics | None:
+    """The calibrated sizes, as that kind of statistics; `buffers` are the shapes of what the file has of the network.
+
+    Means and variances of the sizes are left where they lie, and so are the original's.
+    """
+    feeders, known = top.texts_by_name("feeders"), {cost.name for cost in selector.costs}
+    require(set(feeders.values()) <= known, "a normalisation layer is fed by a layer that is not there")
+    if top.get("statistics") is None:
+        return None
+    record = Fields(top.get("statistics"), "statistics")
+    names = tuple(record.texts("names"))
+    channels = _read_channels(record, names, buffers, layout)
+    rows, total = _read_plans("statistics", selector, arrays, "statistics"), sum(channels)
+    shape = len(rows["positions"]), total
+    mean, var = (arrays.take_as(f"statistics/{each}", FLOATS, shape) for each in ("mean", "var"))
+    original = tuple(arrays.take_as(f"{layout.original}{each}", FLOATS, (total,)) for each in ("mean", "var"))
+    require(len({type_name(each) for each in (mean, var, *original)}) == 1, "statistics are of several types")
+    alignments, grids = _read_alignments(record)
+    return kind(
+        names=names,
+        channels=channels,
+        feeders=tuple(map(feeders.get, names)),
+        **rows,
+        mean_SC=mean,
+        var_SC=var,
+        has_explicit_full=record.flag("has_explicit_full"),
+        alignments=alignments,
+        grids=grids,
+        original=original,
+    )
+
+
+def _read_plans(what: str, selector: RankSelector, arrays: Arrays, noun: str) -> dict[str, Any]:
+    """The sizes that something is known of: their positions and plans, and the plan that is the end."""
+    count, full = len(selector.full_ranks), selector.full_ranks
+    rows = arrays.count(f"{what}/ranks") // count - 1  # the last row is the end
+    require(rows > 0 and (rows + 1) * count <= MOST_VALUES, f"{noun} are of {max(rows, 0):,} sizes")
+    ranks = arrays.values(f"{what}/ranks", "int64", (rows + 1, count))
+    dense = arrays.values(f"{what}/dense", "bool", (rows + 1, len(selector.costs)))
+    require(bool(((ranks >= 1) & (ranks <= full)).all()), f"{noun} are of ranks that cannot be")
+    is_full = np.logical_and.reduceat(ranks == full, selector.first_cuts, axis=1)
+    require(bool((dense | ~is_full).all()), f"{noun} are of a full rank that is not dense")
+    places = arrays.values(f"{what}/positions", "float64", (rows,))
+    require(bool(np.isfinite(places).all() and (np.diff(places) >= 0).all()), f"{noun} are not in order")
+    plans = tuple(selector.plan_of(r, d) for r, d in zip(ranks, dense, strict=True))
+    return {"positions": tuple(places.tolist()), "plans": plans[:-1], "full_plan": plans[-1]}
+
+
+def read_tuned(
+    top: Fields, selector: RankSelector, vectors: Mapping[str, tuple[int, ...]], arrays: Arrays, kind: type[Tuned]
+) -> Tuned | None:
+    """The tuned sizes, as that kind; `vectors` are the shapes of what the file has of the network that may be tuned.
+
+    The values are left where they lie: whoever reads them calls `check_tuned`. Files of before say nothing of them.
+    """
+    if not top.has("tuned"):
+        return None
+    record = Fields(top.get("tuned"), "tuned")
+    names, feeders = tuple(record.texts("names")), record.texts_by_name("feeders")
+    require(0 < len(names) == len(set(names)), "tuned parameters are none, or one is there twice")
+    for name in names:
+        is_vector = name in vectors and len(vectors[name]) <= 1 and math.prod(vectors[name]) > 0
+        require(is_vector, f"'{name:.60}' is tuned, and no vector of the network")
+    known = {cost.name for cost in selector.costs}
+    is_right = feeders.keys() <= set(names) and set(feeders.values()) <= known
+    require(is_right, "a tuned parameter lies where a layer is that is not there")
+    channels = tuple(math.prod(vectors[name]) for name in names)
+    rows = _read_plans("tuned", selector, arrays, "tuned values")
+    values = arrays.take_as("tuned/values", FLOATS, (len(rows["positions"]), sum(channels)))
+    original = arrays.take_as("tuned/original", FLOATS, (sum(channels),))
+    require(type_name(values) == type_name(original), "tuned values are of several types")
+    placed = tuple(map(feeders.get, names))
+    return kind(names=names, channels=channels, feeders=placed, **rows, values_ST=values, original=(original,))
+
+
+def check_tuned(are_finite: bool) -> None:
+    """Refuse tuned values that no network can have."""
+    require(are_finite, "tuned values are NaN or infinite")
+
+
+def _read_channels(
+    record: Fields, names: Sequence[str], buffers: Mapping[str, tuple[int, ...]], layout: Layout
+) -> tuple[int, ...]:
+    """How many channels each normalisation layer has."""
+    keys = [[f"{name}.{kind}" if name else kind for kind in ("running_mean", "running_var")] for name in names]
+    if layout.states_channels:
+        channels = record.integers("channels")
+    else:
+        channels = [math.prod(buffers.get(mean, (0,))) for mean, _ in keys]
+    is_right = 0 < len(names) == len(channels) == len(set(names)) and min(channels) > 0
+    require(is_right, "statistics are empty, or of layers that cannot be")
+    for name, size, pair in zip(names, channels, keys, strict=True):
+        is_right = all(buffers.get(key, (size,)) == (size,) for key in pair)
+        require(is_right, f"statistics of '{name:.60}' have the wrong shape")
+    return tuple(channels)
+
+
+def _read_alignments(record: Fields) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the ranks of calibrated sizes were rounded to, and of which of these they are a grid."""
+    found = record.integers("alignments")
+    is_right = 0 < len(found) <= _MOST_ALIGNMENTS and min(found) >= 1
+    require(is_right, f"'alignments' of {record.where} is {found!r:.60}, not a list of multiples")
+    grids = tuple(record.integers("grids")) if record.has("grids") else ()  # files of before they were refined
+    require(set(grids) <= set(found), f"'grids' of {record.where} is {grids!r:.60}, not calibrated")
+    return tuple(found), grids
