@@ -22,8 +22,8 @@ from decomposable.comparison.exhibits.catalogue import EXHIBITS
 from decomposable.comparison.exhibits.scales import PAPER, Group
 from decomposable.comparison.running import How
 from decomposable.comparison.watching import Watchers
+from decomposable.progress import ProgressLine
 from decomposable_edge.files import write_atomically
-from decomposable_edge.progress import ProgressLine
 
 CLASSES = 2  # of ImageNet's thousand
 FEW = {

@@ -16,7 +16,6 @@ from typing import NoReturn
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.interrupts import Interrupted
 from decomposable_edge.machine import most_threads
-from decomposable_edge.progress import ProgressLine
 from decomposable_edge.text import printable
 
 OK, FAILED, CALLED_WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -92,11 +91,6 @@ class Verb:
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], None]
     if_interrupted: str = ""  # how to go on
-
-
-def progress_line(options: argparse.Namespace) -> ProgressLine:
-    """What shows the progress of a verb, as `-q` and `-v` ask for; in a `with`, it is wiped at the end."""
-    return ProgressLine(is_quiet=options.quiet, is_verbose=options.verbose)
 
 
 def answer(options: argparse.Namespace, content: object, *lines: str | None) -> None:

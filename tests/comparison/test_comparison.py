@@ -24,10 +24,10 @@ from decomposable.comparison.parts import plan
 from decomposable.comparison.running import PartsFailedError
 from decomposable.comparison.watching import Watch, Watchers
 from decomposable.data import digits
+from decomposable.progress import Progress
 from decomposable.recipes import small
 from decomposable.training.evaluation import WrongDataError, accuracy
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 SOURCE = Path(dn.__file__).parents[1]

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
+from decomposable.progress import ProgressLine, progress_line
 from decomposable_edge.console import (
     Verb,
     answer,
     as_table,
     batch_size,
-    progress_line,
     seconds,
     showing_warnings,
     threads,
 )
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import ProgressLine
 
 if TYPE_CHECKING:
     from decomposable_edge.sizing.latency import Entry, LatencyProfile

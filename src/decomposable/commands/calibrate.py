@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, multiple, progress_line, showing_warnings
+from decomposable.progress import Progress, ProgressLine, Report, progress_line
+from decomposable_edge.console import Verb, answer, multiple, showing_warnings
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError, ModelNeededError, SettingError
-from decomposable_edge.progress import Progress, ProgressLine, Report
 from decomposable_edge.text import first_line
 
 if TYPE_CHECKING:

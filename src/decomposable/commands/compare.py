@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, exhibits, networks
-from decomposable_edge.console import Verb, answer, as_table, progress_line
+from decomposable.progress import Progress, ProgressLine, progress_line
+from decomposable_edge.console import Verb, answer, as_table
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
     from decomposable.comparison.parts import Comparison
@@ -97,7 +97,7 @@ def _dry_run(
 ) -> None:
     from decomposable.comparison.estimate import estimate, total_seconds
     from decomposable.comparison.running import check_finished
-    from decomposable_edge.progress import as_duration
+    from decomposable.progress import as_duration
 
     check_finished(comparison, circumstances)
     estimates = estimate(comparison, circumstances, jobs=jobs, progress=progress)

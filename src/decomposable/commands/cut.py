@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, progress_line, showing_warnings
+from decomposable.progress import Progress, progress_line
+from decomposable_edge.console import Verb, answer, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress
 
 if TYPE_CHECKING:
     from decomposable.training.cutting import Cut

@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, parse_sizes, progress_line, rounding, showing_warnings
+from decomposable.progress import Progress, ProgressLine, Tracker, progress_line
+from decomposable_edge.console import Verb, answer, parse_sizes, rounding, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, ProgressLine, Tracker
 
 if TYPE_CHECKING:
     from decomposable.network.file.contents import Artifact

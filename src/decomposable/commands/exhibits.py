@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from decomposable.commands import arguments
+from decomposable.progress import ProgressLine, as_duration
 from decomposable_edge.console import answer, as_table
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import ProgressLine, as_duration
 
 NAMES = (
     "exhibits: 2a 2b 2c 2d 2e 2f 3a 3b 3c table-1 table-2 section-4.4 appendix-a appendix-channel appendix-e\n"

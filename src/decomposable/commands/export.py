@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, progress_line, showing_warnings
+from decomposable.progress import progress_line
+from decomposable_edge.console import Verb, answer, showing_warnings
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from decomposable.export.report import ExportReport
     from decomposable.network.decomposed import DecomposedNet
-    from decomposable_edge.progress import Report
+    from decomposable.progress import Report
     from decomposable_edge.sizing.plans import RankPlan
 
 ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, progress_line
+from decomposable.progress import Tracker, progress_line
+from decomposable_edge.console import Verb, answer
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.notes import measured_sizes, recipe_in
-from decomposable_edge.progress import Tracker
 from decomposable_edge.text import one_line
 
 if TYPE_CHECKING:

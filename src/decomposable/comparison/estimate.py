@@ -22,10 +22,10 @@ from decomposable.comparison.stepping import Stepper, fresh_model
 from decomposable.data.base import Data, TrainBatches
 from decomposable.methods.settings import Settings
 from decomposable.network.decompose import decompose
+from decomposable.progress import Progress, Report
 from decomposable.training.loop import moved
 from decomposable.training.metrics import read_metrics
 from decomposable_edge.errors import DataError, DecomposableError
-from decomposable_edge.progress import Progress, Report
 
 TIMED_CALLS = 4
 ENOUGH_SECONDS = 2.0  # of calls that are timed: then there are no more of them

@@ -25,8 +25,8 @@ import torch
 from decomposable.comparison.parts import Part
 from decomposable.comparison.scheduling import SECONDS_BETWEEN_LINES, Train, Worker, answer, work_off
 from decomposable.comparison.watching import Failures, Watch
+from decomposable.progress import Progress
 from decomposable_edge.errors import DecomposableError, MissingExtraError
-from decomposable_edge.progress import Progress
 from decomposable_edge.text import first_line
 
 RETRIES = 3  # of a training whose process or machine died

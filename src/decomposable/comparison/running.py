@@ -19,12 +19,12 @@ from decomposable.comparison.results import gather
 from decomposable.comparison.scheduling import Train, one_by_one, side_by_side
 from decomposable.comparison.sharding import Shard, held_alone
 from decomposable.comparison.watching import Failures, Watch, Watchers
+from decomposable.progress import Progress, Report, quiet, shown
 from decomposable.training import experiment
 from decomposable.training.loop import Say
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.locks import holding
 from decomposable_edge.machine import usable_cpus
-from decomposable_edge.progress import Progress, Report, quiet, shown
 
 ENGINES = ("local", "ray")
 MOST_JOBS = 4  # side by side unless more are asked for: each takes the memory of a training
@@ -73,7 +73,7 @@ def compare(
         shard: "K/N", to train the K-th of N shares of the comparison, while others train theirs.
         checkpoint_seconds: from one checkpoint to the next.
         progress: called with a `Progress`, which is text, about what is under way; by default it is shown on a
-            terminal. `decomposable_edge.progress.quiet` shows nothing.
+            terminal. `decomposable.progress.quiet` shows nothing.
         say: called with a line for every training that is done.
         **settings: of the recipe, to be replaced, such as ``epochs=10``.
 

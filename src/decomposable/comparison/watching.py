@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from decomposable.comparison.parts import Part
+from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.training.loop import Say
-from decomposable_edge.progress import Progress, Report, as_duration, quiet
 
 Failures = dict[str, str]  # why, by the name of the part
 

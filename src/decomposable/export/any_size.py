@@ -47,9 +47,9 @@ from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import as_json
 from decomposable.network.file.contents import Artifact
 from decomposable.network.parts import kept_ranks
+from decomposable.progress import Report, shown
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 from decomposable_edge.files import replacing
-from decomposable_edge.progress import Report, shown
 from decomposable_edge.sizing.chain import rank_of
 from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.plans import RankPlan

@@ -27,7 +27,7 @@ from decomposable.methods.settings import Settings
 from decomposable.methods.values import MethodSettings
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.sized import SizedNet
-from decomposable_edge.progress import Report, quiet
+from decomposable.progress import Report, quiet
 
 Closure = Callable[[nn.Module], Tensor]
 Overrides = Mapping[str, Any]

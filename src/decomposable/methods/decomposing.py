@@ -16,7 +16,7 @@ from decomposable.methods.base import Material
 from decomposable.methods.settings import Settings
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
-from decomposable_edge.progress import Progress
+from decomposable.progress import Progress
 
 SHORT_CRITERIA = {"singular_value": "sv", "energy": "eng", "uniform": "uni", "taylor": "tay"}
 

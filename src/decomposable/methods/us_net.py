@@ -24,8 +24,8 @@ from decomposable.methods.values import Check
 from decomposable.methods.width import WidthsSettings
 from decomposable.methods.widths import Widths, WidthsNet
 from decomposable.network.sized import Size, SizedNet, batch_statistics
+from decomposable.progress import Tracker
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,8 +42,8 @@ from decomposable.network.judging import CutReport
 from decomposable.network.parts import Parts
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
 from decomposable.network.samples import dealt
+from decomposable.progress import Progress, Report, shown
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, Report, shown
 from decomposable_edge.sizing.cost import LeftAlone
 from decomposable_edge.sizing.order import Limits
 from decomposable_edge.sizing.ranks import RankSelector

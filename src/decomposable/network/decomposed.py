@@ -47,9 +47,9 @@ from decomposable.network.tuning import (
     tuned,
     with_calibration,
 )
+from decomposable.progress import Report, shown
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.locks import ForkLock
-from decomposable_edge.progress import Report, shown
 from decomposable_edge.sizing.chain import Rank
 from decomposable_edge.sizing.interpolation import NOT_CALIBRATED
 from decomposable_edge.sizing.latency import LatencyProfile

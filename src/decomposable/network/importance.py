@@ -34,8 +34,8 @@ from decomposable.network.judging import (
 )
 from decomposable.network.samples import Samples
 from decomposable.network.work import Work
+from decomposable.progress import Report
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Report
 from decomposable_edge.sizing.ranks import RankSelector
 
 ONE_BATCH = (

@@ -13,7 +13,7 @@ from decomposable.core.layers import Layer
 from decomposable.core.moments import moments_bytes, passes
 from decomposable.network.judging import SEARCHED_WITH
 from decomposable.network.samples import Samples
-from decomposable_edge.progress import Progress, Report, Tracker
+from decomposable.progress import Progress, Report, Tracker
 from decomposable_edge.sizing.ranks import RankSelector
 
 SIZES = (0.5, 0.25, 0.12)

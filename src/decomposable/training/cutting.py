@@ -16,6 +16,7 @@ from decomposable.methods.settings import Settings
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.goals import BY_DATA
+from decomposable.progress import Progress, Report, Steps
 from decomposable.recipes import Task
 from decomposable.training import records
 from decomposable.training.evaluation import Row, answers, are_labelled, measure
@@ -23,7 +24,6 @@ from decomposable.training.experiment import first_pass
 from decomposable.training.finishing import described, material_for
 from decomposable.training.runs import plain_settings
 from decomposable.training.weights import load_weights_, sha256
-from decomposable_edge.progress import Progress, Report, Steps
 
 WAYS = (*BY_DATA, *CRITERIA)
 """Criteria of a cut: by data, the best one first, or by the weights alone."""

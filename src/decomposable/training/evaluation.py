@@ -16,8 +16,8 @@ from decomposable.data.base import Data, TestBatches, has_labels
 from decomposable.methods.base import Sized
 from decomposable.methods.settings import Settings
 from decomposable.network.sized import Size, SizedNet
+from decomposable.progress import Report, Tracker
 from decomposable_edge.errors import DecomposableError
-from decomposable_edge.progress import Report, Tracker
 from decomposable_edge.sizing.chain import flat_ranks
 from decomposable_edge.sizing.plans import RankPlan
 

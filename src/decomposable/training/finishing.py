@@ -19,6 +19,7 @@ from decomposable.methods import decomposing
 from decomposable.methods.loading import load
 from decomposable.methods.settings import Settings, from_plain, with_overrides
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.progress import InTurn, Progress, Report
 from decomposable.training import records
 from decomposable.training.checkpoint import Position
 from decomposable.training.devices import make_deterministic
@@ -31,7 +32,6 @@ from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.interrupts import Interrupted, stop_signals
 from decomposable_edge.machine import timestamp
-from decomposable_edge.progress import InTurn, Progress, Report
 
 
 def at_its_sizes(

@@ -26,13 +26,13 @@ from decomposable.core.processes import ALONE, Processes
 from decomposable.data.base import Batch, TrainBatches
 from decomposable.methods.base import Averaging, Paced, Steady, Step
 from decomposable.methods.settings import Settings
+from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
 from decomposable.training.company import average_gradients_, mean_values
 from decomposable.training.devices import bits_depend_on, random_as_bytes, random_from_bytes
 from decomposable.training.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
 from decomposable.training.metrics import MetricsLog
 from decomposable_edge.interrupts import Interrupted
-from decomposable_edge.progress import Progress, Report, as_duration, quiet
 
 Say = Callable[[str], None]  # told a line that stays
 STEPS_PER_LINE = 50  # how often a step gets a line of its own in the metrics

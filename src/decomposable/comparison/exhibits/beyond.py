@@ -15,7 +15,7 @@ from decomposable.comparison.exhibits.shown import MACS, Axis, Claim, Figure, Se
 from decomposable.comparison.exhibits.verdicts import better, not_worse, tally
 from decomposable.comparison.explorer import explored, readable
 from decomposable.network.decompose import decompose
-from decomposable_edge.progress import Progress
+from decomposable.progress import Progress
 
 BEST_OF = (
     "Bands are the range over the seeds, where there are several; what was tuned and cut is of one seed. Normal "

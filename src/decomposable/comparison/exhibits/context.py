@@ -24,13 +24,13 @@ from decomposable.methods.loading import load
 from decomposable.methods.settings import Settings, with_overrides
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.sized import batch_statistics
+from decomposable.progress import Progress, Report
 from decomposable.training import records
 from decomposable.training.evaluation import accuracy
 from decomposable.training.finishing import material_for
 from decomposable_edge.errors import DataError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.machine import timestamp
-from decomposable_edge.progress import Progress, Report
 
 BY_CHANNELS = ("slimmable", "us-net", "width")
 """Methods whose networks of a size are the same whatever was learnt, but for their weights."""

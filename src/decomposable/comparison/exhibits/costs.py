@@ -26,7 +26,7 @@ from decomposable.comparison.exhibits.verdicts import better, compared, range_of
 from decomposable.comparison.stepping import Stepper
 from decomposable.data.base import TrainBatches
 from decomposable.network.decomposed import DecomposedNet
-from decomposable_edge.progress import Progress
+from decomposable.progress import Progress
 
 Times = tuple[float, float, float]
 """The lower quartile, the median and the upper quartile of seconds."""

@@ -23,12 +23,12 @@ from decomposable.comparison.exhibits.scales import SCALES, Group, Scale, merged
 from decomposable.comparison.parts import Circumstances, Comparison, prepare
 from decomposable.comparison.sharding import bundles
 from decomposable.comparison.watching import Failures, Watchers
+from decomposable.progress import Report
 from decomposable.training import records
 from decomposable.training.devices import choose_device
 from decomposable_edge.errors import DataError, DecomposableError, InvalidArgumentError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.machine import timestamp
-from decomposable_edge.progress import Report
 
 FORMAT = 1
 STRUCTURE = ("form", "vbmf_form", "width")

@@ -24,8 +24,8 @@ from decomposable.methods.tucker.tensors import Kept
 from decomposable.methods.values import Check, MethodSettings, is_one_of
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.sized import Size, SizedNet, batch_statistics
+from decomposable.progress import Tracker
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
-from decomposable_edge.progress import Tracker
 
 CURVES = {"tucker": "tucker_vbmf_ft", "channel": "ch_vbmf_ft", "spatial": "sp_vbmf_ft"}
 """How the paper's figures call the forms."""

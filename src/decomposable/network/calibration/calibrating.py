@@ -21,9 +21,9 @@ from decomposable.network.calibration.statistics import (
     measured,
     measured_exactly,
 )
+from decomposable.progress import InTurn, Progress, Report, Tracker
 from decomposable_edge.checks import is_number
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import InTurn, Progress, Report, Tracker
 from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.ranks import RankSelector

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from decomposable.network.calibration.batches import Kept, tensors_in
 from decomposable.network.calibration.effort import Effort, Runs, sizes_between
 from decomposable.network.calibration.statistics import Row, Statistics, Subject, measured
-from decomposable_edge.progress import Report
+from decomposable.progress import Report
 from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.ranks import Ints, Measure, RankSelector

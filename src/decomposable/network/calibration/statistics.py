@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from decomposable.core.tracing import Forward
+from decomposable.progress import Report, Tracker
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Report, Tracker
 from decomposable_edge.sizing.interpolation import CalibratedSizes, KnownSizes, position
 from decomposable_edge.sizing.plans import RankPlan
 
