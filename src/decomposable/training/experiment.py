@@ -29,14 +29,14 @@ from decomposable.training.company import (
     leave_the_others_,
     seed_own_,
 )
-from decomposable.training.devices import bits_depend_on, keep_freed_memory, make_deterministic, seed_everything
+from decomposable.training.devices import bits_depend_on, make_deterministic, seed_everything
 from decomposable.training.evaluation import WrongDataError, accuracy, check_outputs
 from decomposable.training.loop import Say, Watchers
 from decomposable.training.metrics import MetricsLog, NoMetrics
 from decomposable.training.runs import Job, check_same_job, finished, prepare
 from decomposable.training.weights import load_weights_
 from decomposable_edge.interrupts import stop_signals
-from decomposable_edge.machine import timestamp
+from decomposable_edge.machine import keep_freed_memory, timestamp
 from decomposable_edge.text import first_line, one_line
 
 
