@@ -151,8 +151,7 @@ MOST_ALIGN, MOST_BATCH, MOST_SECONDS = 1 << 16, 1 << 20, 86_400
 _MULTIPLES = f"an int of at least 1, such as 8, and at most {MOST_ALIGN}"
 batch_size = _whole(MOST_BATCH, f"a whole number from 1 to {MOST_BATCH:,}")
 threads = _whole(most_threads(), f"a whole number from 1 to {most_threads()}, 4 for each core")
-multiple = _whole(MOST_ALIGN, _MULTIPLES)  # to which ranks are rounded; the next two, with words for it
-rounding = _whole(MOST_ALIGN, f"{_MULTIPLES}; or auto", "auto")
+rounding = _whole(MOST_ALIGN, f"{_MULTIPLES}; or auto", "auto")  # what ranks are rounded to
 alignment = _whole(MOST_ALIGN, f"{_MULTIPLES}; or auto or measured", "auto", "measured")
 
 

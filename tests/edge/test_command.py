@@ -60,7 +60,7 @@ def test_bench_keeps_what_it_measured(file, call):
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[:2]] == ["size", "1.000"]
     assert "onnxruntime, batch 2, 1 thread" in out
-    assert AnySizeSession(file, latency_ms=1e6, threads=1).plan.is_full
+    assert AnySizeSession(file, latency_ms=1e6, threads=1).plan().is_full
     assert "batch 2" in call("sizes", file)[1]
     code, out, _ = call("bench", file, "--sizes", "0.5", "--seconds", "0", "--threads", "1", "--json")
     assert json.loads(out)["batch"] == 1
@@ -91,7 +91,7 @@ def test_times_with_other_threads_are_not_used(file, call):
     assert call("bench", file, "--sizes", "0.5", "--seconds", "0", "--threads", "2")[0] == 0
     with pytest.raises(DecomposableError, match=r"onnxruntime, threads 1 was not measured, but .*batch 1, 2 threads"):
         AnySizeSession(file, latency_ms=1e6, threads=1)
-    assert AnySizeSession(file, latency_ms=1e6, threads=2).plan.is_full
+    assert AnySizeSession(file, latency_ms=1e6, threads=2).plan().is_full
 
 
 @pytest.mark.parametrize("batch", [1 << 45, 1 << 61, 10**30])

@@ -61,13 +61,13 @@ def made(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_saved_is_loaded_with_its_size_mode_and_outputs(name, tmp_path):
     net, x = made(name)
-    net.set_plan_(net.sizes[-1])
+    net.resize_(net.sizes[-1])
     net.save(tmp_path / "net.safetensors")
     again = dn.load(tmp_path / "net.safetensors", model=build())
-    assert (again.plan, again.training, again.sizes, again.method) == (net.plan, False, net.sizes, name)
+    assert (again.plan(), again.training, again.sizes, again.method) == (net.plan(), False, net.sizes, name)
     for size in net.sizes:
-        net.set_plan_(size)
-        again.set_plan_(size)
+        net.resize_(size)
+        again.resize_(size)
         assert torch.equal(again(x), net(x))
     again.save(tmp_path / "again.safetensors", info={"note": "mine"})
     assert dn.load(tmp_path / "again.safetensors", model=build()).info == {"note": "mine"}
@@ -193,7 +193,7 @@ def test_the_verbs_that_decompose_say_that_it_is_not_decomposed(tmp_path, capsys
 
     net, _ = made("us-net")
     path = tmp_path / "net.safetensors"
-    net.save(path, info={"sizes": [{"macs": net.plan.macs, "params": net.plan.params, "accuracy": 91.5}]})
+    net.save(path, info={"sizes": [{"macs": net.plan().macs, "params": net.plan().params, "accuracy": 91.5}]})
     assert cli.main(["resize", str(path), "--macs", "0.5", "-o", str(tmp_path / "out.safetensors")]) == 1
     err = capsys.readouterr().err
     assert "us-net" in err
@@ -252,7 +252,7 @@ def test_nothing_is_computed_on_an_input_that_a_file_claims(name, tmp_path):
     again = dn.load(path, model=model)
     assert {device for device, _ in model[2].seen} <= {"meta"}
     assert model[2].seen or name == "tucker"
-    again.set_plan_(again.sizes[-1])
+    again.resize_(again.sizes[-1])
     assert again(x).shape == (16, 10)
 
 

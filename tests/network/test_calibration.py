@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import decomposable.network.calibration.batches as batches_module
 from decomposable import decompose, models
 from decomposable_edge.errors import BudgetError, DecomposableError, InvalidArgumentError
+from decomposable_edge.sizing.plans import SizeRequest
 
 few = settings(max_examples=10, deadline=None, derandomize=True)
 
@@ -158,7 +159,7 @@ def test_exact_statistics_where_the_order_of_use_is_not_that_of_definition():
     model, x = Backwards().eval(), torch.randn(50, 6)
     net = decompose(model, x)
     plain = extracted(net, ratio=0.4)
-    macs = net.plan.macs
+    macs = net.plan().macs
     in_order = nn.Sequential(plain.first, plain.first_norm, nn.ReLU(), plain.last, plain.last_norm)
     expected = layer_by_layer(in_order, [x])
     net.calibrate_([x], sizes=[macs], exact=True)
@@ -307,9 +308,9 @@ def test_the_size_in_force_and_the_model_stay(exact):
     model = cnn()
     net, batches = make(model)
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    plan, live = net.plan, [b.clone() for b in net.buffers()]
+    plan, live = net.plan(), [b.clone() for b in net.buffers()]
     net.calibrate_(batches, sizes=[0.5], exact=exact)
-    assert net.plan == plan
+    assert net.plan() == plan
     assert all(torch.equal(a, b) for a, b in zip(net.buffers(), live, strict=True))
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
@@ -386,7 +387,7 @@ def test_a_size_close_to_the_full_one_has_statistics_close_to_the_original_ones(
     net.calibrate_(batches, sizes=[0.3])
     net.resize_(macs=0.3)
     small = statistics(net)
-    net.resize_(ranks={**net.plan.full_ranks, "10": 4})  # all but a basis of the last layer, which feeds no norm
+    net.resize_(ranks={**net.plan().full_ranks, "10": 4})  # all but a basis of the last layer, which feeds no norm
     for value, low, high in zip(statistics(net), small, original, strict=True):
         assert (value - high).norm() < 0.5 * (low - high).norm()
 
@@ -437,7 +438,7 @@ def test_calibrating_the_size_in_force_takes_effect_at_once():
 
 def test_sizes_may_be_counts():
     net, batches = make()
-    count = net.plan.full_macs // 2
+    count = net.plan().full_macs // 2
     net.calibrate_(batches, sizes=[count])
     net.resize_(macs=count)
     assert_statistics(net, cumulative_average(net.extract(), batches))
@@ -471,7 +472,7 @@ def test_wrong_sizes_are_refused(sizes):
 
 def take(net, size):
     """A size however far it is from calibrated ones."""
-    return net.set_plan_(net.selector.choose(macs=size))
+    return net.resize_(net.selector.plan_for(SizeRequest(macs=size)))
 
 
 @few
@@ -544,7 +545,7 @@ def calibrated():
 def test_the_default_calibration_has_the_smallest_size_too():
     net, batches = make()
     net.calibrate_(batches)
-    smallest = net.resize_(ranks=dict.fromkeys(net.plan.ranks, 1))
+    smallest = net.resize_(ranks=dict.fromkeys(net.plan().ranks, 1))
     assert smallest.ratio < 0.1
     assert_statistics(net, cumulative_average(net.extract(), batches))
 
@@ -597,7 +598,9 @@ def test_rounded_ranks_have_statistics_of_their_own():
 def test_neighbours_are_the_nearest_by_their_ranks():
     net, batches = make()
     net.calibrate_(batches, sizes=[0.3, 0.45, 0.55, 0.65, 0.8])
-    rounded = [net.selector.choose(macs=macs, align=2) for macs in (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)]
+    rounded = [
+        net.selector.plan_for(SizeRequest(macs=macs, align=2)) for macs in (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)
+    ]
     rounded = list({plan.ranks: plan for plan in rounded}.values())
     assert len(rounded) >= 3
     first, between, last = rounded[0], rounded[1], rounded[2]
@@ -634,7 +637,7 @@ def test_auto_needs_no_statistics_of_its_own():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan = net.resize_(macs=0.5, align="auto")
-    assert plan.ranks != net.selector.choose(macs=0.5).ranks
+    assert plan.ranks != net.selector.plan_for(SizeRequest(macs=0.5)).ranks
     assert net._statistics.is_made_for(plan)
     stored, own = statistics(net.module), cumulative_average(net.extract(), batches)
     for i in (0, 2):

@@ -57,7 +57,7 @@ def test_few_images_and_a_wide_last_layer_are_never_worse_than_singular_values(w
     for size in (0.9, 0.75, 0.5):
         assert lost(wide, net, size) <= 1.02 * lost(wide, plain, size), size
     if count < CLASSES:
-        assert net.choose(macs=0.9).ranks["fc"] > count
+        assert net.plan(macs=0.9).ranks["fc"] > count
 
 
 def test_the_report_says_what_was_kept_and_by_whom_it_was_judged(wide, recwarn):
@@ -83,7 +83,7 @@ def test_a_metric_that_is_worse_than_the_weights_is_dropped(wide, monkeypatch):
         net = dn.decompose(wide, data=data)
     plain = dn.decompose(wide, data[0])
     assert net.cut_report.kept == "weights"
-    assert all(net.choose(macs=s).ranks == plain.choose(macs=s).ranks for s in (0.9, 0.5, 0.2))
+    assert all(net.plan(macs=s).ranks == plain.plan(macs=s).ranks for s in (0.9, 0.5, 0.2))
     x = inputs(4, seed=3)
     net.resize_(macs=0.5)
     plain.resize_(macs=0.5)

@@ -36,7 +36,7 @@ def test_a_file_of_before_gives_what_it_gave(size):
 def test_all_of_it_is_still_there():
     net, stored = dn.load(FILE), artifact.read(FILE)
     assert net.info == stored.info == {"made": "before the rooms", "accuracy": [0.5, 0.9]}
-    assert net.plan.is_full
+    assert net.plan().is_full
     assert net.input.shape == (1, 8, 8)
     assert stored.statistics is not None
     assert stored.statistics.grids == (1,)
@@ -45,7 +45,7 @@ def test_all_of_it_is_still_there():
 @pytest.mark.parametrize("size", [size for size in PLANS if size != "1.0"])
 def test_a_part_of_a_file_of_before_is_read(size):
     net = dn.load(FILE, macs=float(size))
-    check(net.plan, size)
+    check(net.plan(), size)
     with torch.no_grad():
         y = net(torch.from_numpy(EXPECTED["x"])).numpy()
     np.testing.assert_allclose(y, EXPECTED[f"torch-{size}"], rtol=0, atol=1e-5)

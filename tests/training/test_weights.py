@@ -15,6 +15,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import models
 from decomposable.training.weights import WeightsError, load_weights_, read_weights, sha256
+from decomposable_edge.sizing.plans import SizeRequest
 
 
 def model(classes=3, seed=0):
@@ -67,7 +68,7 @@ def test_one_size_of_a_network_is_not_weights_of_the_full_model(tmp_path):
     net = dn.decompose(model(), example_input=torch.zeros(1, 1, 6, 6))
     net.save(tmp_path / "network.safetensors")
     contents = artifact.read(tmp_path / "network.safetensors")
-    artifact.save_size(contents, contents.selector.choose(ratio=0.5), tmp_path / "small.safetensors")
+    artifact.save_size(contents, contents.selector.plan_for(SizeRequest(ratio=0.5)), tmp_path / "small.safetensors")
     target = model(seed=1)
     with pytest.raises(dn.DecomposableError, match=r"small\.safetensors"):
         load_weights_(target, tmp_path / "small.safetensors")

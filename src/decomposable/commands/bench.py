@@ -40,7 +40,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--runtime", metavar="LIST", help="torch, onnxruntime or both, with a comma (default: those that are installed)"
     )
     add("--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure in each runtime (default: 10)")
-    arguments.add(parser, "--align", default="auto", help=arguments.ALIGN.format("try which is best"))
+    arguments.add(parser, "--align", help=f"{arguments.ALIGN}; measured: try which is best")
     add("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
     add("--model", metavar="FUNCTION", help="package.module:function that builds the model")
     arguments.add(parser, "--recipe")

@@ -115,8 +115,8 @@ def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) 
 
         def measure(size: float) -> Row:
             tracker.update(next(numbers), f"now {size:.4g}")
-            plan = net.set_plan_(contents.of_size(size))
-            return Row.of(size, plan, accuracy(net, data, workers=options.workers))
+            plan = contents.of_size(size)
+            return Row.of(size, plan, accuracy(net.extract(plan), data, workers=options.workers))
 
         return search(measure, contents.selector.smallest_size, options.accuracy_drop)
 

@@ -52,7 +52,7 @@ from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 from decomposable_edge.files import replacing
 from decomposable_edge.sizing.chain import rank_of
 from decomposable_edge.sizing.interpolation import position
-from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.plans import RankPlan, SizeRequest
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.record import BUNDLE, describe, layer_entry
 
@@ -111,7 +111,7 @@ def export_any_size(
     assert found.call is not None
     interface = interface_of(found.call, dynamic, None)
     if net._statistics is None:
-        net.warn_if_not_calibrated(net.selector.smallest_plan(), stacklevel=5)  # the line that called for the export
+        net._warn_once(net._with_warning(net.selector.smallest_plan()), stacklevel=5)  # the line that called for it
     twin = copy.deepcopy(net).cpu().eval()
     artifact = twin.artifact()
     with shown(progress) as report:
@@ -231,8 +231,8 @@ def _compare(
             stages.begin(COMPARING, len(sizes) / len(plans), f"{len(sizes)} of {len(plans)} sizes")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # whoever exports is told of statistics by the network
-                session.set_plan(plan)
-            net.set_plan_(plan)
+                session.resize(plan)
+                net.resize_(plan)
             sizes.append(position(plan))
             largest = max(largest, largest_difference(reference, candidate, _tried_at(plan, plans, trials)))
             require_close(largest, tolerance)
@@ -253,7 +253,7 @@ def _tried_at(plan: RankPlan, plans: Sequence[RankPlan], trials: Trials) -> tupl
 
 def _plans(selector: RankSelector) -> list[RankPlan]:
     """The sizes to compare: the ends, some in between, and one that has truncated layers run densely."""
-    plans = [selector.full_plan(), selector.choose(ratio=_TRUNCATED)]
+    plans = [selector.full_plan(), selector.plan_for(SizeRequest(ratio=_TRUNCATED))]
     plans += [selector.of_size(size) for size in _CHECKED if size >= selector.smallest_size]
     plans.append(selector.smallest_plan())
     return list({plan.ranks: plan for plan in plans}.values())

@@ -61,7 +61,7 @@ def subject_of(
         if other is not None:
             raise InvalidArgumentError(f"{other}: not for a network of the method {net.method}; allowed: macs, params")
     known = known_of(net)
-    plan, module = (net.plan, net.extract()) if not asked else _resized(net, request, runtime)
+    plan, module = (net.plan(), net.extract()) if not asked else _resized(net, request, runtime)
     module = ready(module)
     usual = net._forward if isinstance(net, DecomposedNet) else call_with_first
     found = taken_by(module, known, example_input, forward, usual)
@@ -85,8 +85,8 @@ def _resized(net: DecomposedNet | SizedNet, request: SizeRequest, runtime: str) 
         twin = copy.copy(net)  # shares everything but the size in force
         twin.__dict__["_modules"] = dict(net._modules)
         return twin.resize_(macs=request.macs, params=request.params), twin.extract()
-    plan = net.plan_for(request, runtime)
-    net.warn_if_not_calibrated(plan, stacklevel=5)  # the line that called for the export
+    plan = net.plan(**request.given(), runtime=runtime)
+    net._warn_once(plan, stacklevel=5)  # the line that called for the export
     return plan, net.extract(plan)
 
 

@@ -17,6 +17,7 @@ from decomposable.methods.settings import Settings
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.progress import Progress
+from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align
 
 SHORT_CRITERIA = {"singular_value": "sv", "energy": "eng", "uniform": "uni", "taylor": "tay"}
 
@@ -50,8 +51,9 @@ def decomposed(
 
 def calibrate_(net: DecomposedNet, material: Material, settings: Settings) -> None:
     """Statistics for the sizes and the alignments of the settings."""
-    for align in (None, *settings.calibrated_alignments):
-        smallest = net.selector.smallest_cost(net.selector.measure, align or 1)
+    aligns: tuple[Align, ...] = (DEFAULT_ALIGN, *settings.calibrated_alignments)
+    for align in aligns:
+        smallest = net.selector.smallest_cost(net.selector.measure, align)
         least = smallest / net.selector.full_cost(net.selector.measure)
         sizes = [size for size in settings.calibrated_sizes if size >= least] or None
         net.calibrate_(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,11 @@ from decomposable.network.file.skeleton import join
 from decomposable.network.loading import Unbuilt, load_network
 from decomposable.network.sized import SizedNet, restored, sizes_of
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
-from decomposable_edge.sizing.plans import SizeRequest
+from decomposable_edge.sizing.plans import SizeKeywords, SizeRequest
 from decomposable_edge.text import one_line
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MOST_INPUT = 1 << 23  # numbers in one sample: nothing is allocated that a file merely claims
 _MOST_COMPUTED = 3 * 256 * 256  # the same where it has to be computed with, for want of a better way
@@ -31,14 +34,7 @@ _USUAL_ENTRIES, _MOST_ENTRIES = 64, 1024  # of a list of sizes, widths or layers
 def load(
     path: str | os.PathLike[str],
     model: nn.Module | None = None,
-    *,
-    macs: float | None = None,
-    params: float | None = None,
-    ratio: float | None = None,
-    ranks: Mapping[str, int] | None = None,
-    latency_ms: float | None = None,
-    align: int | Literal["auto", "measured"] | None = None,
-    batch: int | None = None,
+    **size: Unpack[SizeKeywords],
 ) -> Any:
     """The network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``, a
     `SizedNet` of a method that makes other sizes.
@@ -63,15 +59,13 @@ def load(
         ...     dn.decompose(build()).save(path, info={"accuracy": 0.9})
         ...     net = load(path, model=build())
         ...     small = load(path, model=build(), ratio=0.5)
-        >>> net.plan.is_full, net.info, small.plan == net.resize_(ratio=0.5)
+        >>> net.plan().is_full, net.info, small.plan() == net.resize_(ratio=0.5)
         (True, {'accuracy': 0.9}, True)
     """
-    request = SizeRequest(
-        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-    )
-    size = request if request.given() else None
-    found = load_network(path, model, size)
-    return _sized(path, found, size) if isinstance(found, Unbuilt) else found
+    request = SizeRequest.of("load", size, "model")
+    asked = request if request.given() else None
+    found = load_network(path, model, asked)
+    return _sized(path, found, asked) if isinstance(found, Unbuilt) else found
 
 
 def _sized(path: str | os.PathLike[str], found: Unbuilt, size: SizeRequest | None) -> SizedNet:

@@ -123,7 +123,8 @@ class Descent:
             for size in on_the_way(goal, goals, self.by_weights.smallest_size):
                 ways.append(choose(size, self._put(bases, losses, size)))
                 selector = ordered(self.by_weights, bases, losses, ways[-1])
-                for name, rank in selector.choose(macs=size).ranks.items() if goal is not None else ():
+                # Unrounded: it is the order of the bases that is looked for.
+                for name, rank in selector.of_size(size, "macs", align=1).ranks.items() if goal is not None else ():
                     bases[name].drop(*ranks_of(rank))
             if goal is not None:
                 samples = samples.first(MEASURED_AGAIN_WITH)
@@ -141,9 +142,9 @@ class Descent:
     def compared(self, found: Found, judge: Judge, size: float) -> JudgedSize:
         """The distances of two networks of a size to the full one: as it was found, and by singular values."""
         with self.work.comparing(size):
-            write_(self.layers, _one_each(found.selector.choose(macs=size).ranks), found.bases)
+            write_(self.layers, _one_each(found.selector.of_size(size, "macs").ranks), found.bases)
             by_data = judge.distance(self.base)
-            self._write_by_weights_(self.by_weights.choose(macs=size).ranks)
+            self._write_by_weights_(self.by_weights.of_size(size, "macs").ranks)
             by_weights = judge.distance(self.base)
             self.at_full_size_()
             return JudgedSize(size=size, by_data=by_data, by_weights=by_weights)
@@ -165,7 +166,8 @@ class Descent:
 
     def _put(self, bases: Mapping[str, TurnedBases], losses: Mapping[str, Numbers], size: float) -> Put:
         def put(way: Way) -> nn.Module:
-            ranks = _one_each(ordered(self.by_weights, bases, losses, way).choose(macs=size).ranks)
+            selector = ordered(self.by_weights, bases, losses, way)
+            ranks = _one_each(selector.of_size(size, "macs", align=1).ranks)
             write_(self.layers, {name: min(rank, bases[name].kept) for name, rank in ranks.items()}, bases)
             return self.base
 

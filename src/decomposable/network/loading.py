@@ -118,7 +118,7 @@ class _Filling:
         net = DecomposedNet(base=self.base, layers=layers, parts=artifact, forward=forward)
         net.latency_beside = Path(self.path).absolute()
         if size is not None:
-            net.warn_if_not_calibrated(net.plan, stacklevel=6)  # the caller of load
+            net._warn_once(net.plan(), stacklevel=6)  # the caller of load
         return net
 
     def plain_module(self, size: Size) -> nn.Module:

@@ -84,7 +84,7 @@ def cut(
     if is_by_data:
         steps.next()
     for size in asked:
-        net.choose(macs=size)  # what cannot be is refused before the long work
+        net.plan(macs=size)  # what cannot be is refused before the long work
     if is_calibrated:
         decomposing.calibrate_(net, material, settings)
         steps.next()

@@ -152,17 +152,25 @@ def measure(
             return Judged(judge(net), None)
         return judged(net, data, batch_size=settings.batch_size, workers=settings.workers)
 
-    before: Any = net.plan
+    before: Any = net.plan()
     rows = []
     wanted = _offered(net, settings.sizes)
     tracker = Tracker(report, "measuring", total=len(wanted), unit="sizes")
     for i, (size, plan) in enumerate(wanted):
         tracker.update(i, f"now {size:.4g}")
-        net.set_plan_(plan)
-        found = judge_of(net)
+        found = judge_of(_at(net, plan))
         rows.append(Row.of(size, plan, found.accuracy, curve, found.perplexity))
-    net.set_plan_(before)
+    if isinstance(net, SizedNet):
+        net.resize_(before)
     return rows
+
+
+def _at(net: Sized, plan: Any) -> nn.Module:
+    """The network at one of its sizes; of a decomposed one a copy, which does not warn at every size."""
+    if not isinstance(net, SizedNet):
+        return net.extract(plan)
+    net.resize_(plan)
+    return net
 
 
 def _offered(net: Sized, sizes: Iterable[float]) -> list[tuple[float, Any]]:
@@ -170,7 +178,7 @@ def _offered(net: Sized, sizes: Iterable[float]) -> list[tuple[float, Any]]:
     if isinstance(net, SizedNet):
         return [(round(size.macs_fraction, 4), size) for size in net.sizes]
     selector = net.selector
-    return [(size, net.choose(**{selector.measure: size})) for size in sizes if size >= selector.smallest_size]  # type: ignore[arg-type]
+    return [(size, net.plan(**{selector.measure: size})) for size in sizes if size >= selector.smallest_size]  # type: ignore[arg-type]
 
 
 def smallest_within(rows: Sequence[Row], drop: float) -> Row | None:

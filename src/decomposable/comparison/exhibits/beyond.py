@@ -90,7 +90,7 @@ def _tuned(trained: Trained, steps: int) -> list[dict[str, float]]:
     found = []
     for size in sizes:
         net.calibrate_(trained.some, sizes=[size], progress=lambda line: None)
-        net.set_plan_(plan := net.choose(macs=size))
+        plan = net.resize_(macs=size)
         found.append({"macs_fraction": plan.macs_fraction, "accuracy": trained.accuracy(net)})
     return found
 
@@ -99,7 +99,7 @@ def _cut(trained: Trained) -> list[dict[str, float]]:
     """The plainly trained network, cut by data without training: MACs and accuracy of its sizes."""
     trained.report(Progress("cutting", "the plainly trained network by data"))
     net = decompose(trained.model("plain"), trained.example, data=trained.some, progress=lambda line: None)
-    plans = [net.choose(macs=size) for size in SIZES if size >= net.selector.smallest_size]
+    plans = [net.plan(macs=size) for size in SIZES if size >= net.selector.smallest_size]
     return [
         {
             "macs_fraction": plan.macs_fraction or 1.0,

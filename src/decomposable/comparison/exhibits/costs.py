@@ -154,9 +154,9 @@ def _module_at(trained: Trained, method: str, point: Any) -> nn.Module:
     size = point["macs_fraction"]
     net = trained.network_of_point(method, point)
     if isinstance(net, DecomposedNet):
-        return net.extract(net.choose(macs=min(1.0, size * 1.0001)))
+        return net.extract(net.plan(macs=min(1.0, size * 1.0001)))
     nearest = min(net.sizes, key=lambda each: abs(np.log(each.macs_fraction / size)))
-    net.set_plan_(nearest)
+    net.resize_(nearest)
     module: nn.Module = net.extract()
     return module
 
