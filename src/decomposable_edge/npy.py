@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.source import Array
+from decomposable_edge.file.container import Array
 
 _MOST_ENTRIES, _MOST_DIRECTORY = 1000, 1_000_000
 
