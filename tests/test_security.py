@@ -16,11 +16,11 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.network import artifact
-from decomposable.network.file.header import MOST_BYTES
 from decomposable.training.checkpoint import CheckpointError, Checkpoints
 from decomposable.training.weights import WeightsError, read_weights
 from decomposable_edge.errors import ArtifactError, DecomposableError
 from decomposable_edge.fields import MOST_VALUES
+from decomposable_edge.file.header import MOST_BYTES
 
 ROOT = Path(__file__).parents[1]
 READING = """

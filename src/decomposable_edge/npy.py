@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.source import Array
+from decomposable_edge.file.container import Array
 from decomposable_edge.text import first_line
 
 

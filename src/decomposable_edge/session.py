@@ -1,6 +1,6 @@
 """`AnySizeSession`: one file on a device, run at any size. numpy, onnx and onnxruntime only.
 
-    bundle ── choose a plan ── build its model ── make an ONNX Runtime session ── put it in force
+    file ── choose a plan ── build its model ── make an ONNX Runtime session ── put it in force
 
 A size is an immutable whole, put in force by one assignment. `run` takes no lock and holds on to the size that it began
 with, so a request that is under way ends at that size, whatever happens in other threads.
@@ -23,11 +23,12 @@ from weakref import WeakSet
 import numpy as np
 
 from decomposable_edge.building import build
-from decomposable_edge.bundle import Bundle, Port, read_bundle
 from decomposable_edge.checks import check_count, is_number
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable_edge.feeding import example, feeds_of, refusing
 from decomposable_edge.locks import ForkLock
+from decomposable_edge.network import Port, StoredNetwork, open_network
+from decomposable_edge.onnx_model import Array
 from decomposable_edge.onnx_runtime import RuntimeOptions, onnx_runtime
 from decomposable_edge.sizing.interpolation import with_warning
 from decomposable_edge.sizing.latency import LatencyProfile, choose_timed
@@ -35,7 +36,6 @@ from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest, 
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.rounding import DEFAULT_ALIGN
 from decomposable_edge.sizing.sweep import Runs, sweep
-from decomposable_edge.source import Array
 from decomposable_edge.text import one_line
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class AnySizeSession:
-    """A network from a file of `export_any_size`, run by ONNX Runtime at any size.
+    """A network from a file of `net.save`, run by ONNX Runtime at any size.
 
     A file's graph is code, as that of every ONNX model: damage is found, but open only those of people whom you trust.
 
@@ -92,7 +92,7 @@ class AnySizeSession:
 
     Example::
 
-        session = AnySizeSession("resnet.anysize.onnx")
+        session = AnySizeSession("resnet.safetensors")
         session.resize(macs=0.25)
         y = session.run(x)
     """
@@ -110,7 +110,7 @@ class AnySizeSession:
         request = SizeRequest.of("AnySizeSession", size, "threads", "providers", "session_options", "keep")
         self._keep = check_count("keep", keep)
         self._options = RuntimeOptions.of(threads, providers, session_options)
-        self._bundle: Bundle = read_bundle(path)
+        self._bundle: StoredNetwork = open_network(path)
         self._latency: LatencyProfile | None = None
         self._kept: OrderedDict[Any, _Size] = OrderedDict()
         self._lock = ForkLock()  # one resize at a time; runs take no lock
@@ -260,14 +260,13 @@ class AnySizeSession:
         return results[0] if len(results) == 1 else results
 
     def prepare(self) -> None:
-        """Compute now what sizes near the full one need, so that the first resize to one is as fast as the others.
+        """Read now what sizes near the full one need, so that the first resize to one is as fast as the others.
 
         It takes the memory of the dense weights. A session that starts at full size has done this already.
         """
-        most_ranks = self.selector.by_layer(self.selector.upper)
-        for layer, (_, most) in zip(self._bundle.layers, most_ranks, strict=True):
+        for layer in self._bundle.layers:
             if layer.is_used:
-                layer.dense(most, keep=True)
+                layer.weight()
 
     def __repr__(self) -> str:
         plan = self._in_force.plan
@@ -288,7 +287,7 @@ class AnySizeSession:
     def _with_warning(self, plan: RankPlan) -> RankPlan:
         statistics = self._bundle.statistics
         found = with_warning(plan, statistics, has_norms=statistics is not None or self._bundle.lacks_statistics)
-        return found if found.warning is None else replace(found, warning=f"{found.warning}, and export again")
+        return found if found.warning is None else replace(found, warning=f"{found.warning}, and save it again")
 
     def _warn_once(self, plan: RankPlan) -> None:
         """Say what a plan warns of, where a plan is used; nothing where something was said before."""

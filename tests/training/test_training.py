@@ -9,12 +9,12 @@ import sys
 import threading
 import types
 from dataclasses import replace
+from io import FileIO
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import nn
 
 from decomposable import methods
@@ -493,11 +493,10 @@ def test_writing_a_checkpoint_is_all_or_nothing(tmp_path, monkeypatch):
     whole = {key: {} for key in ("run", "position", "model", "optimizer", "method", "bits_depend_on")}
     checkpoints.write({**whole, "a": 1})
 
-    def fail(tensors, path, metadata):
-        path.write_bytes(b"half")
-        raise SafetensorError("I/O error: No space left on device")
+    def fail(file, content):
+        raise OSError("No space left on device")
 
-    monkeypatch.setattr("decomposable.network.file.container.save_file", fail)
+    monkeypatch.setattr("decomposable_edge.file.container.FileIO", type("FileIO", (FileIO,), {"write": fail}))
     with pytest.raises(CheckpointError, match="cannot be written"):
         checkpoints.write({**whole, "a": 2})
     monkeypatch.undo()

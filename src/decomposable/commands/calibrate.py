@@ -64,7 +64,7 @@ def _made(options: argparse.Namespace, line: ProgressLine) -> tuple[Path, Decomp
     report, images = _calibrated(net, task, settings, sizes, options.align, line)
     line(Progress("writing the file"))
     info, dropped = _still_so(net, before)
-    net.save(out, info)
+    net.save(out, info, onnx=None if net.graph is not None else False)  # with a graph for devices if it had one
     return out, net, report, images, dropped
 
 

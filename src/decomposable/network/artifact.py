@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from decomposable.core.factors import Factors, as_held
+from decomposable.core.factors import Factors
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import Container, FilePath, open_container, write_container
 from decomposable.network.file.contents import Artifact, describe_size
 from decomposable.network.file.parsing import kind_of, naming, network_from
-from decomposable.network.file.shrinking import read_network, shrink, statistics_at, tuned_at
+from decomposable.network.file.shrinking import Source, read_network, shrink, tuned_at, under_all_names
 from decomposable.network.file.skeleton import chain_around, join
-from decomposable.network.parts import sliced, truncated
 from decomposable_edge.errors import ArtifactError
-from decomposable_edge.sizing.chain import ranks_of
+from decomposable_edge.realising import realised
 from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest
 
 if TYPE_CHECKING:
@@ -84,19 +83,17 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
     ['0.0.weight', '0.1.weight', '0.1.bias', '2.weight', '2.bias']
     """
     artifact.selector.check_plan(plan)
-    changed = {**statistics_at(artifact, plan), **tuned_at(artifact, plan)}
+    source = Source(artifact)
+    size = realised(plan, {x.name: source.bases(x) for x in artifact.skeleton.layers}, artifact.statistics, None)
+    changed = {**size.statistics, **tuned_at(artifact, artifact.tuned, plan)}
     chains: dict[str, Factors] = {}
     for layer in artifact.skeleton.layers:
-        ranks, factors, runs_as = (
-            ranks_of(plan.ranks[layer.name]),
-            artifact.factors[layer.name],
-            plan.runs_as(layer.name),
-        )
-        if runs_as == "dense":
-            weight = truncated(artifact.state[layer.key], factors, ranks, layer.chain)
-            changed.update({join(path, "weight"): weight for path in layer.paths})
-        elif runs_as == "factors":
-            chains.update(dict.fromkeys(layer.paths, as_held(layer.chain, sliced(factors, ranks))))
+        found = size.layers[layer.name]
+        if found.runs_as == "factors":
+            chains.update(dict.fromkeys(layer.paths, found.weights))
+        elif found.runs_as == "dense":
+            changed[layer.key] = found.weights[0]
+    changed = under_all_names(artifact, changed)
     result: dict[str, Tensor] = {}
     for key, tensor in artifact.state.items():
         path = chain_around(key, chains)

@@ -35,6 +35,7 @@ from decomposable.network.file.skeleton import skeleton_of, state_of
 from decomposable.network.judging import CutReport
 from decomposable.network.original import Original
 from decomposable.network.parts import Parts
+from decomposable.network.saving import SaveReport, saved
 from decomposable.network.tuned import Tuned
 from decomposable.network.tuning import (
     LEARNING_RATE,
@@ -48,6 +49,7 @@ from decomposable.network.tuning import (
     with_calibration,
 )
 from decomposable.progress import Report, shown
+from decomposable_edge.device_graph import DeviceGraph
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.locks import ForkLock
 from decomposable_edge.sizing.interpolation import with_warning
@@ -102,6 +104,7 @@ class DecomposedNet(nn.Module):
         not_counted: modules with weights of their own that no MAC formula counts, with their type.
         call: how it is called, where an example input has told; `inputs` are what it takes, by name.
         unclear: why an export cannot know what it takes, where that is so.
+        graph: how it is wired, for devices, where it was saved or loaded with that.
         info: what a file that it was loaded from says besides, such as measured accuracies; empty otherwise.
         cut_report: how a cut by data was judged on samples that were kept out, and what was kept; None without data.
         latency_beside: the file whose latency profile `latency` reads, where it was loaded from one.
@@ -113,6 +116,7 @@ class DecomposedNet(nn.Module):
     call = _Part[Call | None]()
     unclear = _Part[str | None]()
     info = _Part[Mapping[str, Any]]()
+    graph = _Part[DeviceGraph | None]()
     _factors = _Part[Mapping[str, Factors]]()
     _statistics = _Part[Statistics | None]()
     _tuned = _Part[Tuned | None]()
@@ -250,13 +254,19 @@ class DecomposedNet(nn.Module):
                 module = deep_copy(self._original.at_size(replace(self._in_force.parts, plan=plan)))
         return self._original.with_trainable(module)
 
-    def save(self, path: FilePath, info: Mapping[str, Any] | None = None) -> None:
-        """Write the network at every size to one safetensors file, which `load` reads; at once or not at all.
+    def save(self, path: FilePath, info: Mapping[str, Any] | None = None, *, onnx: bool | None = None) -> SaveReport:
+        """Write the network at every size to one safetensors file: `load` reads it, and a device opens it.
 
         `info` is anything that JSON can hold, to be found in `info` of what is loaded; without it, `info` of this
-        network is written. What passes in training mode wrote to the size in force is left out, as by a resize.
+        network is written. What passes in training mode wrote to the current size is left out, as by a resize. The
+        file is written at once or not at all.
+
+        For devices (`decomposable_edge.AnySizeSession`) it also holds the ONNX graph, without weights, compared with
+        PyTorch at several sizes before the file is there. Making it takes seconds, once: a network that was saved or
+        loaded with one has it. By default it is left out where the extra `onnx` is not installed or the network cannot
+        be exported; the report says why. ``onnx=True`` refuses then, ``onnx=False`` leaves it out in any case.
         """
-        self.artifact().save(path, info)
+        return saved(self, path, info, onnx)
 
     def artifact(self) -> Artifact:
         """What `save` writes, sharing this network's memory; for the functions of `decomposable.network.artifact`."""

@@ -42,7 +42,7 @@ def load_network(path: FilePath, model: nn.Module | None, size: SizeRequest | No
     """The decomposed network or the plain module of a file; what else it may hold is for others to build."""
     with open_container(path) as container, naming(path):
         kind = kind_of(path, container.description)
-        top = Fields({"built_by": None, **container.description}, "the file")
+        top = Fields({"built_by": None, "opened": [], **container.description}, "the file")
         note = read_built_by(top)
         if model is not None:
             own = deep_copy(rewire(unwrap(model), {}))

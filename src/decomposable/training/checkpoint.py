@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from decomposable.data.base import TrainBatches
 from decomposable.methods.base import Step
-from decomposable.network.file.container import open_container, write_container
-from decomposable.network.file.header import DTYPES
+from decomposable.network.file.container import DTYPE_NAMES, open_container, write_container
 from decomposable.training.devices import random_state, set_random_state
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable_edge.fields import Damaged, Fields, require
@@ -132,7 +131,7 @@ def pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
 
 def _pack_tensor(tensor: Tensor, tensors: dict[str, Tensor], where: str) -> dict[str, str]:
     plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    if plain.layout is not torch.strided or plain.is_quantized or plain.dtype not in DTYPES.values():
+    if plain.layout is not torch.strided or plain.is_quantized or plain.dtype not in DTYPE_NAMES.values():
         raise InvalidArgumentError(f"checkpoint: {where} is {tensor.dtype}, {tensor.layout}; allowed: plain tensors")
     name = f"{len(tensors)}/{where}"
     tensors[name] = plain

@@ -141,7 +141,9 @@ def described(data: Data) -> dict[str, Any]:
 
 def keep(net: methods.Sized, record: Mapping[str, Any], folder: RunFolder, data: Data, log: MetricsLog) -> None:
     """Write the network and, last, the record, with which the run is complete."""
-    net.save(folder.network, info=_about(record, data))
+    # Without a graph for devices, which takes seconds: `decomposable export --any-size` makes it when it is wanted.
+    contents = net.artifact() if isinstance(net, DecomposedNet) else net
+    contents.save(folder.network, info=_about(record, data))
     log.write("sizes", record["steps"], {"sizes": record["sizes"]})
     write_atomically(folder.record, (json.dumps(record, indent=1) + "\n").encode())
 

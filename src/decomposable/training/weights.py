@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from decomposable.network import artifact
-from decomposable.network.file.header import parse_header, read_header
 from decomposable.training.checkpoint import is_checkpoint, read_checkpoint
 from decomposable_edge.errors import DecomposableError
 from decomposable_edge.fields import Damaged
+from decomposable_edge.file.header import parse_header, read_header
 from decomposable_edge.text import one_line
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")

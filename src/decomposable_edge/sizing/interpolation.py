@@ -13,6 +13,7 @@ neighbours is that of this rank, and only where both neighbours have the same ra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -103,6 +104,18 @@ class KnownSizes:
         below, above = (self.full_plan if i == len(self.plans) else self.plans[i] for i in (lower, upper))
         places = [_place(plan, below, above, feeder) for feeder in self.feeders]
         return Between(lower, upper, np.repeat(places, self.channels))
+
+    def interpolated(self, plan: RankPlan) -> list[dict[str, Any]]:
+        """Return what each table has for this size, by name; nothing for a full size that keeps the original's."""
+        found = self.between(plan)
+        if found is None:
+            return [{} for _ in self.tables]
+        ends = zip(self._row(found.lower), self._row(found.upper), strict=True)
+        return [dict(zip(self.names, self._mixed(*pair, found.place_C), strict=True)) for pair in ends]
+
+    def _mixed(self, low: Any, high: Any, place_C: NDArray[np.float64]) -> Sequence[Any]:
+        """Return the row that lies there between two others, name by name."""
+        raise NotImplementedError
 
     def rows_within(self, plan: RankPlan, largest: float) -> list[int]:
         """The rows that `between` can choose for this plan or any size within it, which has no rank above the plan's.
