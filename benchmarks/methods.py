@@ -18,8 +18,8 @@ from _common import interleave, record, verdict
 from torch import nn
 
 from decomposable import decompose, methods, models
-from decomposable.methods.elastic import TURNS
-from decomposable.methods.settings import Settings
+from decomposable.training.methods.elastic import TURNS
+from decomposable.recipes.settings import Settings
 from decomposable.recipes.paper import CIFAR100
 
 ROUNDS = 8

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from _common import record
 
 from decomposable import recipes
-from decomposable.methods.settings import Settings, from_text
+from decomposable.recipes.settings import Settings, from_text
 from decomposable.training import experiment
 from decomposable.training.runs import plain_settings
 

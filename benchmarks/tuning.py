@@ -16,7 +16,7 @@ from _common import record
 
 import decomposable as dn
 from decomposable import recipes
-from decomposable.methods.settings import from_plain
+from decomposable.recipes.settings import from_plain
 from decomposable.training.evaluation import accuracy
 from decomposable.training.finishing import material_for
 

@@ -11,7 +11,7 @@ import torch
 
 import decomposable as dn
 from decomposable.commands import main as cli
-from decomposable.methods import METHODS
+from decomposable.training.methods import METHODS
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((CHECKOUT / "examples").glob("*.py"))

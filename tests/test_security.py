@@ -84,7 +84,7 @@ def test_the_numbers_in_the_text_are_those_of_the_code():
     text = " ".join((ROOT / "SECURITY.md").read_text().split())
     assert f"at most {MOST_BYTES // 10**6} MB and {MOST_VALUES:,} values" in text
     assert f"a directory has at most {MOST_DIRECTORY // 10**6} MB, a pickle {MOST_INSTRUCTIONS:,} instructions" in text
-    from decomposable.methods.loading import _MOST_COMPUTED
+    from decomposable_lab.methods.loading import _MOST_COMPUTED
 
     assert f"at most {_MOST_COMPUTED:,} numbers" in text
 

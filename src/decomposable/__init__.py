@@ -15,17 +15,17 @@ _HOME = {
     "JointObjective": "decomposable.core.joint",
     "Losses": "decomposable.core.joint",
     "RankPlan": "decomposable_edge.sizing.plans",
-    "Settings": "decomposable.methods.settings",
+    "Settings": "decomposable.recipes.settings",
     "Task": "decomposable.recipes",
     "Taylor": "decomposable.core.factors",
-    "SizedNet": "decomposable.network.sized",
-    "analysis": "decomposable.analysis",
-    "compare": "decomposable.comparison",
+    "SizedNet": "decomposable_lab.methods.sized",
+    "analysis": "decomposable_lab.analysis",
+    "compare": "decomposable_lab.comparison",
     "decompose": "decomposable.network.decompose",
     "export_any_size": "decomposable.export.any_size",
     "export_onnx": "decomposable.export.one_size",
     "export_torch": "decomposable.export.one_size",
-    "load": "decomposable.methods.loading",
+    "load": "decomposable_lab.methods.loading",
     "models": "decomposable.models",
     "recipes": "decomposable.recipes",
     "train": "decomposable.training.experiment",
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from decomposable import analysis as analysis
     from decomposable import models as models
     from decomposable import recipes as recipes
-    from decomposable.comparison import compare as compare
+    from decomposable_lab.comparison import compare as compare
     from decomposable.core.factors import Taylor as Taylor
     from decomposable.core.joint import JointObjective as JointObjective
     from decomposable.core.joint import Losses as Losses
     from decomposable.export.any_size import export_any_size as export_any_size
     from decomposable.export.one_size import export_onnx as export_onnx
     from decomposable.export.one_size import export_torch as export_torch
-    from decomposable.methods.loading import load as load
-    from decomposable.methods.settings import Settings as Settings
+    from decomposable_lab.methods.loading import load as load
+    from decomposable.recipes.settings import Settings as Settings
     from decomposable.network.decompose import decompose as decompose
     from decomposable.network.decomposed import DecomposedNet as DecomposedNet
-    from decomposable.network.sized import SizedNet as SizedNet
+    from decomposable_lab.methods.sized import SizedNet as SizedNet
     from decomposable.recipes import Task as Task
     from decomposable.training.experiment import train as train
     from decomposable_edge.errors import ArtifactError as ArtifactError

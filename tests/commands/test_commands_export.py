@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable import methods, models, recipes
+from decomposable.training import methods, models, recipes
 from decomposable.commands import main as cli
-from decomposable.methods.settings import Settings
+from decomposable.recipes.settings import Settings
 from decomposable.network import artifact
 from decomposable_edge.errors import how_to_install
 

@@ -13,8 +13,8 @@ import decomposable as dn
 from decomposable import models
 from decomposable.export import checking, one_size
 from decomposable.export.program import ExportError
-from decomposable.methods.widths import Widths
-from decomposable.network.sized import Size, SizedNet
+from decomposable_lab.methods.widths import Widths
+from decomposable_lab.methods.sized import Size, SizedNet
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
 from decomposable_edge.sizing.latency import LatencyProfile, TimedSize, timed_now
 

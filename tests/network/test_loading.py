@@ -19,8 +19,8 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import decompose, methods, models
-from decomposable.methods import Material
-from decomposable.methods.settings import Settings
+from decomposable.training.methods import Material
+from decomposable.recipes.settings import Settings
 from decomposable.models import BUILDERS, rebuilt
 from decomposable.models.origin import built_by
 from decomposable.network import artifact

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from decomposable import recipes
-from decomposable.methods.settings import Settings
+from decomposable.recipes.settings import Settings
 from decomposable.recipes import BUILT_IN, Task, default_settings, find, make_task
 from decomposable_edge.errors import InvalidArgumentError
 

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 import decomposable as dn
 from decomposable import recipes
 from decomposable.data.base import FromDatasets, generator_for
-from decomposable.methods.settings import from_plain
+from decomposable.recipes.settings import from_plain
 from decomposable.recipes import small
 from decomposable.training import experiment
 from decomposable.training.checkpoint import CheckpointError, Checkpoints, read_checkpoint

@@ -12,7 +12,7 @@ from decomposable_edge.progress import Progress, ProgressLine, Tracker
 
 if TYPE_CHECKING:
     from decomposable.network.file.contents import Artifact
-    from decomposable.network.sized import SizedNet
+    from decomposable_lab.methods.sized import SizedNet
     from decomposable.training.evaluation import Row
     from decomposable_edge.sizing.plans import RankPlan
     from decomposable_edge.sizing.ranks import Measure
@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _measured(options: argparse.Namespace, line: ProgressLine) -> tuple[list[tuple[str, Row]], int]:
     """What was asked for, and what came out of it, for every size; and how many test images there are."""
-    from decomposable.methods.loading import load
+    from decomposable_lab.methods.loading import load
     from decomposable.network import artifact
     from decomposable.training.devices import choose_device
     from decomposable.training.evaluation import Row, judged

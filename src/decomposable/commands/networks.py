@@ -16,7 +16,7 @@ from decomposable_edge.text import printable
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from decomposable.methods.settings import Settings
+    from decomposable.recipes.settings import Settings
     from decomposable.network.file.contents import Artifact
     from decomposable.recipes import Task
     from decomposable.training.evaluation import Row
@@ -41,7 +41,7 @@ def info_in(description: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def sized_rows(path: Path, description: Mapping[str, Any]) -> list[tuple[str, Row]]:
     """The sizes of a method which does not decompose under their own names, with the accuracies that the file knows."""
-    from decomposable.network.sized import sizes_of
+    from decomposable_lab.methods.sized import sizes_of
     from decomposable.training.evaluation import Row
 
     known = {
@@ -108,7 +108,7 @@ def draw_sizes(
     measured: str = "test accuracy",
 ) -> str:
     """Draw accuracy over size, of a text its perplexity, a line for each of some curves; what to say about it."""
-    from decomposable.comparison.figure import AXES, Curve, draw_curves
+    from decomposable_lab.comparison.figure import AXES, Curve, draw_curves
 
     is_text = has_perplexity([row for rows in curves.values() for row in rows])
     how: dict[str, Any] = {"measured": AXES["perplexity"], "unit": ""} if is_text else {"measured": measured}
@@ -132,7 +132,7 @@ def has_perplexity(rows: Sequence[Row]) -> bool:
 def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:
     """The model and the data of a network file, and the settings that it was trained with."""
     from decomposable import recipes
-    from decomposable.methods.settings import from_plain
+    from decomposable.recipes.settings import from_plain
 
     stored, name = recipe_in(info), recipe or _built_in_recipe(info)
     if name is None:
@@ -169,7 +169,7 @@ def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
 
 def open_network(options: argparse.Namespace) -> nn.Module:
     """What the file holds, with the model's code from wherever it is known: --model, --recipe, or the file itself."""
-    from decomposable.methods.loading import load
+    from decomposable_lab.methods.loading import load
 
     if options.model is not None and options.recipe is not None:
         raise InvalidArgumentError("--model and --recipe are two ways to name the model; allowed: one of them")

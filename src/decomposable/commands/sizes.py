@@ -97,7 +97,7 @@ def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
 
 def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) -> Row:
     """The smallest size within the drop: of those measured or, with data, of any."""
-    from decomposable.methods.loading import load
+    from decomposable_lab.methods.loading import load
     from decomposable.training.devices import choose_device
     from decomposable.training.evaluation import Row, accuracy, smallest_within
 

@@ -13,7 +13,7 @@ from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
-    from decomposable.methods.settings import Settings
+    from decomposable.recipes.settings import Settings
     from decomposable.training.evaluation import Row
     from decomposable.training.runs import Job
 
@@ -58,8 +58,9 @@ def _train(options: argparse.Namespace, line: ProgressLine) -> None:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    from decomposable import methods, recipes
-    from decomposable.methods.settings import from_text
+    from decomposable import recipes
+    from decomposable.training import methods
+    from decomposable.recipes.settings import from_text
 
     settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
     methods.find(settings.method)  # an unknown one is refused before a dry run, too
@@ -67,7 +68,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from decomposable.methods.settings import flat
+    from decomposable.recipes.settings import flat
 
     values = flat(_settings(options))
     answer(options, values, *(f"{name}={_as_typed(value)}" for name, value in values.items()))
@@ -95,7 +96,7 @@ def _tell(options: argparse.Namespace, job: Job, record: Mapping[str, Any]) -> N
 
 def _draw(job: Job, rows: Sequence[Row]) -> str:
     """Accuracy (of a text perplexity) over size beside the record, where it is not there yet; what to say about it."""
-    from decomposable.comparison.captions import label_of
+    from decomposable_lab.comparison.captions import label_of
 
     path = job.folder.path / "curve.png"
     if path.exists() and path.stat().st_mtime_ns >= job.folder.record.stat().st_mtime_ns:

@@ -18,7 +18,7 @@ from decomposable.export.quiet import refusing
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.capture import Captured, Watch, first_captured
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.sized import Size, SizedNet
+from decomposable_lab.methods.sized import Size, SizedNet
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
 from decomposable_edge.sizing.chain import Rank
 from decomposable_edge.sizing.plans import RankPlan, SizeRequest

@@ -16,7 +16,7 @@ from typing import Any
 import transformers
 from torch import nn
 
-from decomposable.methods.loading import load
+from decomposable_lab.methods.loading import load
 from decomposable.network.artifact import save_size
 from decomposable.network.decomposed import DecomposedNet
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.data.base import Batch, Data
-from decomposable.methods.settings import Settings
+from decomposable.recipes.settings import Settings
 from decomposable_edge.errors import InvalidArgumentError
 
 Recipe = Callable[..., "Task"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from decomposable import models
 from decomposable.data import cifar, imagenet
-from decomposable.methods.settings import Settings
+from decomposable.recipes.settings import Settings
 from decomposable.recipes import Task
 
 CIFAR10 = Settings(ratio=(0.01, 0.25), mean=cifar.CIFAR10_MEAN, std=cifar.CIFAR10_STD, channels_last=True)

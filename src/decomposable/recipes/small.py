@@ -10,7 +10,7 @@ from torch import nn
 from decomposable import models
 from decomposable.data import cifar, fashion_mnist
 from decomposable.data import digits as digits_data
-from decomposable.methods.settings import Settings
+from decomposable.recipes.settings import Settings
 from decomposable.recipes import Task
 
 

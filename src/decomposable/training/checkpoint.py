@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.data.base import TrainBatches
-from decomposable.methods.base import Step
+from decomposable.training.methods.base import Step
 from decomposable.network.file.container import open_container, write_container
 from decomposable.network.file.header import DTYPES
 from decomposable.training.devices import random_state, set_random_state

@@ -11,8 +11,8 @@ from torch import nn
 
 from decomposable.core.criteria import CRITERIA
 from decomposable.data.base import Data, TrainBatches
-from decomposable.methods import decomposing
-from decomposable.methods.settings import Settings
+from decomposable.training.methods import decomposing
+from decomposable.recipes.settings import Settings
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.goals import BY_DATA

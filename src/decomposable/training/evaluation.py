@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from decomposable.core.processes import ALONE, Processes, same_buffers_
 from decomposable.data.base import Data, TestBatches, has_labels
-from decomposable.methods.base import Sized
-from decomposable.methods.settings import Settings
-from decomposable.network.sized import Size, SizedNet
+from decomposable.training.methods.base import Sized
+from decomposable.recipes.settings import Settings
+from decomposable_lab.methods.sized import Size, SizedNet
 from decomposable_edge.errors import DecomposableError
 from decomposable_edge.progress import Report, Tracker
 from decomposable_edge.sizing.chain import flat_ranks

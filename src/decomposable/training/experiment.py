@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from decomposable import methods, recipes
+from decomposable import recipes
+from decomposable.training import methods
 from decomposable.core.processes import ALONE, Processes
 from decomposable.data.base import Data, TrainBatches, has_labels
-from decomposable.methods.base import Looking
-from decomposable.methods.settings import Settings
+from decomposable.training.methods.base import Looking
+from decomposable.recipes.settings import Settings
 from decomposable.training import finishing, records
 from decomposable.training import loop as training
 from decomposable.training.checkpoint import Checkpoints, position_in, read_checkpoint

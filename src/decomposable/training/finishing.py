@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from decomposable import methods
+from decomposable.training import methods
 from decomposable.data.base import Batch, Data, TrainBatches
-from decomposable.methods import decomposing
-from decomposable.methods.loading import load
-from decomposable.methods.settings import Settings, from_plain, with_overrides
+from decomposable.training.methods import decomposing
+from decomposable_lab.methods.loading import load
+from decomposable.recipes.settings import Settings, from_plain, with_overrides
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.training import records
 from decomposable.training.checkpoint import Position

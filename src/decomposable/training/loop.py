@@ -24,8 +24,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from decomposable.core.processes import ALONE, Processes
 from decomposable.data.base import Batch, TrainBatches
-from decomposable.methods.base import Averaging, Paced, Steady, Step
-from decomposable.methods.settings import Settings
+from decomposable.training.methods.base import Averaging, Paced, Steady, Step
+from decomposable.recipes.settings import Settings
 from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
 from decomposable.training.company import average_gradients_, mean_values
 from decomposable.training.devices import bits_depend_on, random_as_bytes, random_from_bytes
