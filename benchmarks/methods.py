@@ -18,9 +18,9 @@ from _common import interleave, record, verdict
 from torch import nn
 
 from decomposable import decompose, methods, models
-from decomposable.training.methods.elastic import TURNS
-from decomposable.recipes.settings import Settings
 from decomposable.recipes.paper import CIFAR100
+from decomposable.recipes.settings import Settings
+from decomposable.training.methods.elastic import TURNS
 
 ROUNDS = 8
 REFRESH = (1, 8, 32, 128)

@@ -17,13 +17,13 @@ import numpy as np
 from _common import record
 from PIL import Image
 
+from decomposable_edge.files import write_atomically
+from decomposable_edge.progress import ProgressLine
+from decomposable_lab.comparison.running import How
+from decomposable_lab.comparison.watching import Watchers
 from decomposable_lab.exhibits import running
 from decomposable_lab.exhibits.catalogue import EXHIBITS
 from decomposable_lab.exhibits.scales import PAPER, Group
-from decomposable_lab.comparison.running import How
-from decomposable_lab.comparison.watching import Watchers
-from decomposable_edge.files import write_atomically
-from decomposable_edge.progress import ProgressLine
 
 CLASSES = 2  # of ImageNet's thousand
 FEW = {

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable.training import methods, models, recipes
 from decomposable.commands import main as cli
-from decomposable.recipes.settings import Settings
 from decomposable.network import artifact
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods, models, recipes
 from decomposable_edge.errors import how_to_install
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.

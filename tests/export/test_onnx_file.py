@@ -13,10 +13,10 @@ import decomposable as dn
 from decomposable import models
 from decomposable.export import checking, one_size
 from decomposable.export.program import ExportError
-from decomposable_lab.methods.widths import Widths
-from decomposable_lab.methods.sized import Size, SizedNet
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
 from decomposable_edge.sizing.latency import LatencyProfile, TimedSize, timed_now
+from decomposable_lab.methods.sized import Size, SizedNet
+from decomposable_lab.methods.widths import Widths
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")

@@ -19,8 +19,6 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import decompose, methods, models
-from decomposable.training.methods import Material
-from decomposable.recipes.settings import Settings
 from decomposable.models import BUILDERS, rebuilt
 from decomposable.models.origin import built_by
 from decomposable.network import artifact
@@ -28,6 +26,8 @@ from decomposable.network.file import container
 from decomposable.network.file.digests import Blocks
 from decomposable.network.file.header import DTYPES, parse_header, read_header
 from decomposable.recipes import BUILT_IN, cross_entropy, find, make_task
+from decomposable.recipes.settings import Settings
+from decomposable.training.methods import Material
 from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError, ModelNeededError
 from decomposable_edge.fields import Damaged
 from decomposable_edge.sizing.interpolation import choose_calibrated

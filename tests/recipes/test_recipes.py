@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from decomposable import recipes
-from decomposable.recipes.settings import Settings
 from decomposable.recipes import BUILT_IN, Task, default_settings, find, make_task
+from decomposable.recipes.settings import Settings
 from decomposable_edge.errors import InvalidArgumentError
 
 PROMISED = ["epochs", "seed", "batch_size", "form", "balance", "ratio", "refresh"]

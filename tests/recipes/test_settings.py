@@ -4,8 +4,9 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
+from decomposable.recipes.settings import Settings
+from decomposable.training.methods.flat import flat, from_text, with_overrides
 from decomposable.training.methods.registry import kinds
-from decomposable.recipes.settings import Settings, flat, from_text, with_overrides
 from decomposable_edge.errors import InvalidArgumentError, SettingError
 
 

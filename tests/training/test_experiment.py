@@ -21,11 +21,11 @@ from torch.utils.data import Dataset
 import decomposable as dn
 from decomposable import recipes
 from decomposable.data.base import FromDatasets, generator_for
-from decomposable.recipes.settings import from_plain
 from decomposable.recipes import small
 from decomposable.training import experiment
 from decomposable.training.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from decomposable.training.evaluation import accuracy
+from decomposable.training.methods.flat import from_plain
 from decomposable.training.metrics import read_metrics
 from decomposable.training.runs import RunError
 from decomposable.training.weights import read_weights

@@ -14,8 +14,13 @@ import pytest
 from torch import nn
 
 import decomposable as dn
-from decomposable.training import methods
 from decomposable.commands import main as cli
+from decomposable.data import digits
+from decomposable.recipes import small
+from decomposable.training import methods
+from decomposable.training.evaluation import WrongDataError, accuracy
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.progress import Progress
 from decomposable_lab.commands.compare import as_text
 from decomposable_lab.comparison import results, running
 from decomposable_lab.comparison.estimate import START_SECONDS, Estimate, estimate, total_seconds
@@ -23,11 +28,6 @@ from decomposable_lab.comparison.figure import figure_of, measured_by
 from decomposable_lab.comparison.parts import plan
 from decomposable_lab.comparison.running import PartsFailedError
 from decomposable_lab.comparison.watching import Watch, Watchers
-from decomposable.data import digits
-from decomposable.recipes import small
-from decomposable.training.evaluation import WrongDataError, accuracy
-from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 SOURCE = Path(dn.__file__).parents[1]

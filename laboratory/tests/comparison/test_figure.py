@@ -10,8 +10,8 @@ pytest.importorskip("matplotlib")
 
 from decomposable import recipes
 from decomposable.commands import networks, train
-from decomposable_lab.comparison import captions, figure
 from decomposable.training.evaluation import Row
+from decomposable_lab.comparison import captions, figure
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper-laptop"
 

@@ -8,11 +8,12 @@ from typing import ClassVar
 import pytest
 
 import decomposable as dn
-from decomposable.training import methods
 from decomposable.commands.main import main
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods
 from decomposable.training.methods import METHODS, LineStyle, Method, MethodSettings
 from decomposable.training.methods.decomposing import decomposed
-from decomposable.recipes.settings import Settings, flat, from_text
+from decomposable.training.methods.flat import flat, from_text
 from decomposable.training.runs import plain_settings
 from decomposable_edge.errors import InvalidArgumentError
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import decomposable as dn
+from decomposable.recipes import default_settings, find
 from decomposable.training import methods
-from decomposable_lab.exhibits.running import ordered
+from decomposable.training.runs import RunError, held
+from decomposable_edge.errors import InvalidArgumentError
 from decomposable_lab.comparison.parts import plan
 from decomposable_lab.comparison.running import How, what_is_missing
 from decomposable_lab.comparison.scheduling import work_off
 from decomposable_lab.comparison.sharding import Shard, bundles
 from decomposable_lab.comparison.watching import Watch, Watchers
-from decomposable.recipes import default_settings, find
-from decomposable.training.runs import RunError, held
-from decomposable_edge.errors import InvalidArgumentError
+from decomposable_lab.exhibits.running import ordered
 
 SOURCE = Path(dn.__file__).parents[1]
 LIMIT = 400  # seconds until a cluster that hangs is ended, and the test fails

@@ -11,6 +11,14 @@ from torch import nn
 
 from decomposable import recipes
 from decomposable.commands.main import main
+from decomposable.data import digits
+from decomposable.recipes import Task
+from decomposable.recipes.small import DIGITS, DigitsSettings
+from decomposable.training.methods import METHODS
+from decomposable.training.methods.flat import with_overrides
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_lab.comparison.running import How
+from decomposable_lab.comparison.watching import Watchers
 from decomposable_lab.exhibits import running
 from decomposable_lab.exhibits.catalogue import EXHIBITS, find
 from decomposable_lab.exhibits.context import at_size
@@ -26,14 +34,6 @@ from decomposable_lab.exhibits.verdicts import (
     the_best,
     told_apart,
 )
-from decomposable_lab.comparison.running import How
-from decomposable_lab.comparison.watching import Watchers
-from decomposable.data import digits
-from decomposable.training.methods import METHODS
-from decomposable.recipes.settings import with_overrides
-from decomposable.recipes import Task
-from decomposable.recipes.small import DIGITS, DigitsSettings
-from decomposable_edge.errors import InvalidArgumentError
 
 NAMES = [
     "2a",

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable.training import methods
-from decomposable.training.methods import Material
-from decomposable.recipes.settings import Settings
 from decomposable.network.file.container import read_container, write_container
 from decomposable.recipes import cross_entropy
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods
+from decomposable.training.methods import Material
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.

@@ -13,12 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import decompose, methods, models
 from decomposable.core.standin import StandIn
-from decomposable.training.methods.base import Material
-from decomposable_lab.methods.scratch import METHOD
-from decomposable.recipes.settings import Settings
 from decomposable.network.file.container import read_container
-from decomposable_lab.methods.sized import restored
+from decomposable.recipes.settings import Settings
+from decomposable.training.methods.base import Material
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError, NonFiniteError
+from decomposable_lab.methods.scratch import METHOD
+from decomposable_lab.methods.sized import restored
 
 SETTINGS = Settings(method="scratch", ranks=(9, 7, 4, 2))
 FORMS = ["spatial", "channel"]

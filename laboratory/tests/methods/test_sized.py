@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from decomposable.network.file.container import read_container, write_container
-from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics, restored
 from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError
+from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics, restored
 
 CHANNELS = 8
 FULL_MACS, FULL_PARAMS = 9 * CHANNELS * 36 + 3 * CHANNELS, 12 * CHANNELS + 3 * CHANNELS + 3

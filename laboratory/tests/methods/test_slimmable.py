@@ -5,15 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from decomposable.training import methods, models
-from decomposable.training.methods.base import Material
-from decomposable.recipes.settings import Settings
-from decomposable_lab.methods.slimmable import METHOD
 from decomposable.network.file.container import read_container
-from decomposable_lab.methods.sized import restored
-from decomposable.training import experiment
+from decomposable.recipes.settings import Settings
+from decomposable.training import experiment, methods, models
 from decomposable.training.loop import parameter_groups
+from decomposable.training.methods.base import Material
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_lab.methods.sized import restored
+from decomposable_lab.methods.slimmable import METHOD
 
 SETTINGS = Settings(method="slimmable", widths=(0.25, 0.5, 0.75, 1.0))
 EXAMPLE = torch.zeros(1, 1, 8, 8)

@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import models
 from decomposable.core.tree import deep_copy
-from decomposable_lab.methods import trp
-from decomposable.training.methods.base import Material
 from decomposable.recipes.settings import Settings
-from decomposable_lab.methods.trp import METHOD, selected_layers, truncate_network_
+from decomposable.training.methods.base import Material
 from decomposable_edge.errors import InvalidArgumentError, NonFiniteError
+from decomposable_lab.methods import trp
+from decomposable_lab.methods.trp import METHOD, selected_layers, truncate_network_
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")

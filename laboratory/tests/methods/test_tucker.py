@@ -12,8 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from decomposable import models
 from decomposable.core.forms import form_for, to_matrix, to_weight
 from decomposable.core.standin import StandIn
+from decomposable.network.file.container import read_container
+from decomposable.recipes.settings import Settings
 from decomposable.training.methods.base import Material, PlainStep
-from decomposable.recipes.settings import Settings, with_overrides
+from decomposable.training.methods.flat import with_overrides
+from decomposable.training.weights import load_weights_
+from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError, NonFiniteError
+from decomposable_lab.methods.sized import restored
 from decomposable_lab.methods.tucker import CIFAR_GRID, IMAGENET_GRID, METHOD
 from decomposable_lab.methods.tucker.layers import (
     Pair,
@@ -27,10 +32,6 @@ from decomposable_lab.methods.tucker.layers import (
 from decomposable_lab.methods.tucker.ranks import SMALLER, LayerRanks, Positions, Structure, is_dense, structure_of
 from decomposable_lab.methods.tucker.tensors import Tucker2, decomposed_again, possible_ranks, tucker2, unfold
 from decomposable_lab.methods.tucker.vbmf import vbmf
-from decomposable.network.file.container import read_container
-from decomposable_lab.methods.sized import restored
-from decomposable.training.weights import load_weights_
-from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError, NonFiniteError
 
 FORMS = ["tucker", "channel", "spatial"]
 

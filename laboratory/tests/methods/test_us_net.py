@@ -6,15 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from decomposable.training import methods, models
-from decomposable.training.methods.base import Material
-from decomposable.recipes.settings import Settings
-from decomposable_lab.methods.us_net import METHOD
 from decomposable.network.file.container import read_container
-from decomposable_lab.methods.sized import restored
-from decomposable.training import experiment
+from decomposable.recipes.settings import Settings
+from decomposable.training import experiment, methods, models
 from decomposable.training.divergence import DivergedError, WatchedLoss, check_finite
+from decomposable.training.methods.base import Material
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_lab.methods.sized import restored
+from decomposable_lab.methods.us_net import METHOD
 
 SETTINGS = Settings(method="us-net", width_range=(0.25, 1.0), random_widths=2)
 EXAMPLE = torch.zeros(1, 1, 8, 8)

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from decomposable_lab.methods.tucker.vbmf import bend, least_tau, shrunk, vbmf, vbmf_of_values, vbmf_rank
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError, NonFiniteError
+from decomposable_lab.methods.tucker.vbmf import bend, least_tau, shrunk, vbmf, vbmf_of_values, vbmf_rank
 
 SHAPES = [
     *((16, 144), (144, 16), (64, 64), (40, 200)),

@@ -5,15 +5,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from decomposable.training import methods, models
 from decomposable.core.tracing import trace
-from decomposable.training.methods.base import Material
-from decomposable.recipes.settings import Settings
-from decomposable_lab.methods.width import METHOD
 from decomposable.network.file.container import read_container
-from decomposable_lab.methods.sized import restored
-from decomposable.training import experiment
+from decomposable.recipes.settings import Settings
+from decomposable.training import experiment, methods, models
 from decomposable.training.devices import seed_everything
+from decomposable.training.methods.base import Material
+from decomposable_lab.methods.sized import restored
+from decomposable_lab.methods.width import METHOD
 
 SETTINGS = Settings(method="width", width=0.5)
 EXAMPLE = torch.zeros(1, 1, 8, 8)

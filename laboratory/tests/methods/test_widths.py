@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import models
-from decomposable_lab.methods.widths import Widths, scaled
 from decomposable.models import resnet, vgg
 from decomposable_edge.errors import BudgetError, InvalidArgumentError, UnsupportedModelError
+from decomposable_lab.methods.widths import Widths, scaled
 
 WIDTHS = (0.05, 0.25, 0.37, 0.5, 0.777, 1.0)
 

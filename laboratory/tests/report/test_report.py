@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import decomposable as dn
+from decomposable_edge.errors import DataError
 from decomposable_lab.comparison.explorer import explored
 from decomposable_lab.report.finding import find
 from decomposable_lab.report.html import Html, tag
 from decomposable_lab.report.page import page, styles
 from decomposable_lab.report.verdicts import linked
-from decomposable_edge.errors import DataError
 
 HOSTILE = '</script><script>alert(1)</script><b title="\'">'
 EXHIBIT = {

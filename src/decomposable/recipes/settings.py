@@ -1,83 +1,34 @@
-"""The settings of a training: typed, validated where they are made, and set from text on the command line.
+"""The settings of a training: typed, validated where they are made, and never changed.
 
-`Settings` has what all methods share. What a single method depends on, that method declares beside itself, as a
-`MethodSettings`; whoever makes, replaces, reads or stores settings sees one flat list of names:
+`Settings` has what all methods share. What a single method depends on is a dataclass of its own, a `MethodSettings`;
+`of_methods` holds those that are not as their method has them:
 
-    settings = Settings(epochs=3, trp_energy=0.99)    from_text(settings, ["trp_energy=0.99"])    settings.trp_energy
-    own = settings.of(TRPSettings)                    in the method itself: own.trp_energy, with its type
+    settings = Settings(epochs=3, method="elastic", of_methods=(ElasticSettings(elastic_start=0.3),))
+    settings.of(ElasticSettings).elastic_start
+
+The command line knows all of them by flat names, such as ``elastic_start=0.3`` (`training/methods/flat.py`).
 """
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 from decomposable.core.criteria import CRITERIA
 from decomposable.core.forms import FORMS, is_form
-from decomposable.training.methods.registry import kinds, own_defaults
-from decomposable.recipes.values import MOST, Check, Checked, MethodSettings, Text, as_text, is_one_of
+from decomposable.recipes.values import MOST, Check, Checked, MethodSettings, as_text, is_one_of
 from decomposable_edge.errors import InvalidArgumentError, SettingError
-from decomposable_edge.sizing.plans import FrozenDict
-
-if TYPE_CHECKING:  # to whom the settings of single methods are fields like all others; at run time `_FlatNames` is why
-    from decomposable.training.methods.decomposable import JointSettings
-    from decomposable.training.methods.elastic import ElasticSettings
-    from decomposable_lab.methods.scratch import ScratchSettings
-    from decomposable_lab.methods.slimmable import SlimmableSettings
-    from decomposable_lab.methods.trp import TRPSettings
-    from decomposable_lab.methods.tucker.method import TuckerSettings
-    from decomposable_lab.methods.us_net import UniversalSettings
-    from decomposable_lab.methods.width import WidthSettings
-
-    @dataclass(frozen=True, kw_only=True)
-    class _OfAll(
-        WidthSettings,
-        ScratchSettings,
-        TRPSettings,
-        TuckerSettings,
-        SlimmableSettings,
-        UniversalSettings,
-        JointSettings,
-        ElasticSettings,
-    ):
-        pass
-
-else:
-    _OfAll = Checked
 
 Own = TypeVar("Own", bound=MethodSettings)
-_OWN = "of_methods"
 SCHEDULES = ("steps", "cosine", "constant", "polynomial")
 OPTIMIZERS = ("sgd", "adamw")
 PRECISIONS = ("float32", "bfloat16")
 INF = math.inf
 
 
-class _OfMethods(FrozenDict[Any]):
-    """Settings of single methods by name."""
-
-    refusal = "settings cannot be changed; make new ones with dataclasses.replace(settings, name=value)"
-
-
-class _FlatNames(type):
-    """Takes settings of single methods beside the shared ones, wherever settings are made or replaced."""
-
-    def __call__(cls, *args: Any, **values: Any) -> Any:
-        shared = {each.name for each in fields(cls)}  # type: ignore[arg-type]  # every such class is a dataclass
-        given = values.get(_OWN, {})
-        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-            raise SettingError(_OWN, as_text(given), "a dict of settings by name")
-        own = {name: values.pop(name) for name in own_defaults().keys() & values.keys() - shared}
-        if own:
-            values[_OWN] = {**given, **own}
-        return super().__call__(*args, **values)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Settings(_OfAll, metaclass=_FlatNames):
+class Settings(Checked):
     """What a training depends on. The defaults are the paper's for CIFAR (section 4 and appendix D).
 
     A recipe is a function whose parameter `settings` has one of these as its default; `decomposable train RECIPE --set
@@ -111,8 +62,8 @@ class Settings(_OfAll, metaclass=_FlatNames):
     min_rank: int = 1
     refresh: int = 1  # steps from one SVD to the next
 
-    of_methods: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Those of single methods (docs/compare.md) that are not as the methods have them, by name."""
+    of_methods: tuple[MethodSettings, ...] = ()
+    """Those of single methods that are not as the methods have them, at most one of each class."""
 
     mean: tuple[float, ...] = ()  # of the pixels per channel, as parts of white
     std: tuple[float, ...] = ()
@@ -159,100 +110,14 @@ class Settings(_OfAll, metaclass=_FlatNames):
             raise InvalidArgumentError(
                 f"std={as_text(self.std)}; allowed: as many numbers as mean has, {len(self.mean)}"
             )
-        defaults = own_defaults()
-        _require_known(self.of_methods, defaults)
-        # Without those that are as the methods have them: settings are the same whatever has been registered meanwhile.
-        changed = {
-            name: value
-            for kind in kinds()
-            if (given := _part(self.of_methods, kind))
-            for name, value in vars(kind(**given)).items()
-            if value != defaults[name]
-        }
-        object.__setattr__(self, _OWN, _OfMethods(changed))
+        kinds = [type(own) for own in self.of_methods]
+        if len({*kinds}) < len(kinds):
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise SettingError("of_methods", names, "at most one of each class")
+        # Without defaults and in one order: settings that mean the same are equal.
+        changed = sorted((own for own in self.of_methods if own != type(own)()), key=lambda own: type(own).__qualname__)
+        object.__setattr__(self, "of_methods", tuple(changed))
 
     def of(self, kind: type[Own]) -> Own:
-        """The settings that a single method has of its own."""
-        return kind(**{each.name: getattr(self, each.name) for each in fields(kind)})
-
-    if not TYPE_CHECKING:  # who would take any name for one that is there
-
-        def __getattr__(self, name: str) -> Any:
-            """A setting of a single method by its flat name."""
-            defaults = own_defaults()
-            if name not in defaults:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return self.of_methods.get(name, defaults[name])
-
-
-def _part(values: Mapping[str, Any], kind: type[MethodSettings]) -> dict[str, Any]:
-    """Those of the values that such settings have."""
-    return {each.name: values[each.name] for each in fields(kind) if each.name in values}
-
-
-def flat(settings: Settings) -> dict[str, Any]:
-    """All settings by name: the shared ones, those of every method, and whatever a subclass adds."""
-    values: dict[str, Any] = {}
-    for name, value in asdict(settings).items():
-        values |= {own: getattr(settings, own) for own in own_defaults()} if name == _OWN else {name: value}
-    return values
-
-
-_USUAL_NAMES = {
-    "lr": "learning_rate",
-    "wd": "weight_decay",
-    "bs": "batch_size",
-    "batch": "batch_size",
-    "num_workers": "workers",
-    "lambda": "balance",
-    "z": "ratio",
-    "grad_clip": "clip_norm",
-    "amp": "precision",
-    "num_classes": "classes",
-}
-
-AnySettings = TypeVar("AnySettings", bound=Settings)
-
-
-def with_overrides(settings: AnySettings, overrides: Mapping[str, Any]) -> AnySettings:
-    """The settings with some values replaced; an unknown name is refused with the nearest one.
-
-    >>> with_overrides(Settings(), {"epochs": 3}).epochs
-    3
-    """
-    names = [name for name, value in overrides.items() if name != _OWN or isinstance(value, Text)]
-    _require_known(names, flat(settings))
-    return replace(settings, **overrides)
-
-
-def _require_known(names: Iterable[str], known: Iterable[str]) -> None:
-    known = list(known)
-    for name in names:
-        if name not in known:
-            plain = name.replace("-", "_").lower()
-            usual = [_USUAL_NAMES[plain]] if plain in _USUAL_NAMES else []
-            near = usual or difflib.get_close_matches(plain, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
-            raise InvalidArgumentError(f"no setting is called {name}; {hint}")
-
-
-def from_text(settings: AnySettings, assignments: Iterable[str]) -> AnySettings:
-    """The settings with values replaced as a command line gives them.
-
-    >>> from_text(Settings(), ["epochs=3", "ratio=0.05,0.8", "nesterov=false"]).ratio
-    (0.05, 0.8)
-    """
-    overrides = {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        if not equals:
-            raise InvalidArgumentError(f"--set {assignment}: there is no '='; allowed: key=value, as in epochs=10")
-        overrides[name.strip()] = Text(text.strip())
-    return with_overrides(settings, overrides)
-
-
-def from_plain(settings: AnySettings, stored: Mapping[str, Any]) -> AnySettings:
-    """The settings with those replaced that were stored as JSON, where text stands for whatever has no other form."""
-    known = flat(settings)
-    texts = {name: Text(value) if isinstance(value, str) else value for name, value in stored.items()}
-    return with_overrides(settings, {name: value for name, value in texts.items() if name in known})
+        """Return the settings that a single method has of its own."""
+        return next((own for own in self.of_methods if type(own) is kind), kind())

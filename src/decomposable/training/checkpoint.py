@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.data.base import TrainBatches
-from decomposable.training.methods.base import Step
 from decomposable.network.file.container import open_container, write_container
 from decomposable.network.file.header import DTYPES
 from decomposable.training.devices import random_state, set_random_state
+from decomposable.training.methods.base import Step
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable_edge.fields import Damaged, Fields, require
 from decomposable_edge.text import first_line

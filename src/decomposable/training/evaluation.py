@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from decomposable.core.processes import ALONE, Processes, same_buffers_
 from decomposable.data.base import Data, TestBatches, has_labels
-from decomposable.training.methods.base import Sized
+from decomposable.network.decomposed import DecomposedNet
 from decomposable.recipes.settings import Settings
-from decomposable_lab.methods.sized import Size, SizedNet
+from decomposable.training.methods.base import HasOwnSizes
 from decomposable_edge.errors import DecomposableError
 from decomposable_edge.progress import Report, Tracker
 from decomposable_edge.sizing.chain import flat_ranks
@@ -44,12 +44,12 @@ class Row:
     def of(
         cls,
         size: float,
-        plan: RankPlan | Size,
+        plan: Any,
         accuracy: float | None,
         curve: str = "",
         perplexity: float | None = None,
     ) -> Row:
-        """The row of a plan."""
+        """Return the row of a plan, or of another size with the same four costs."""
         ranks = flat_ranks(plan.ranks) if isinstance(plan, RankPlan) else ()
         extremes = (min(ranks), max(ranks)) if ranks else None
         costs = {name: getattr(plan, name) for name in ("macs", "params", "macs_fraction", "params_fraction")}
@@ -137,7 +137,7 @@ def check_outputs(outputs: Any, classes: int) -> None:
 
 
 def measure(
-    net: Sized,
+    net: Any,
     data: Data,
     settings: Settings,
     *,
@@ -165,10 +165,10 @@ def measure(
     return rows
 
 
-def _offered(net: Sized, sizes: Iterable[float]) -> list[tuple[float, Any]]:
-    """Of a decomposed network these sizes, as far as it can be so small; of any other all that it has."""
-    if isinstance(net, SizedNet):
-        return [(round(size.macs_fraction, 4), size) for size in net.sizes]
+def _offered(net: DecomposedNet | HasOwnSizes, sizes: Iterable[float]) -> list[tuple[float, Any]]:
+    """Return these sizes of a decomposed network, as far as it can be so small; of any other all that it has."""
+    if not isinstance(net, DecomposedNet):
+        return net.offered()
     selector = net.selector
     return [(size, net.choose(**{selector.measure: size})) for size in sizes if size >= selector.smallest_size]  # type: ignore[arg-type]
 

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from decomposable import models
 from decomposable.core.criteria import CRITERIA
 from decomposable.core.forms import MATRIX_FORMS
+from decomposable.recipes.settings import Settings
 from decomposable.training.methods.base import Material
 from decomposable.training.methods.decomposing import decomposed, each_form_and_criterion, short_name
-from decomposable.recipes.settings import Settings
 from decomposable_edge.errors import InvalidArgumentError
 
 

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import decomposable as dn
+from decomposable.recipes.settings import Settings
 from decomposable.training import methods
+from decomposable.training.checkpoint import Position
 from decomposable.training.methods.base import Material
 from decomposable.training.methods.elastic import NEVER
-from decomposable.recipes.settings import Settings
-from decomposable.training.checkpoint import Position
 from decomposable_edge.errors import InvalidArgumentError
 
 X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import DecomposedNet, models
+from decomposable.recipes.settings import Settings
 from decomposable.training.methods.base import Material
+from decomposable.training.methods.flat import with_overrides
 from decomposable.training.methods.plain import METHOD
-from decomposable.recipes.settings import Settings, with_overrides
 
 SETTINGS = Settings(method="plain", calibrated_sizes=(0.3, 0.6))
 VARIANTS = METHOD.trainings(SETTINGS)[0].variants

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from decomposable_lab.analysis.watching import See, layers_of, watch
 from decomposable.core.forms import matrix_shape, second_weight, to_matrix
 from decomposable.core.layers import Convolution, FilterFn, Layer
 from decomposable.core.moments import input_patches, padded_extents
@@ -33,6 +32,7 @@ from decomposable.network.calibration.batches import renewable
 from decomposable_edge.checks import check_count, is_number
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Axes
+from decomposable_lab.analysis.watching import See, layers_of, watch
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

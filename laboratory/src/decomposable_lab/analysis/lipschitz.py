@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from decomposable_lab.analysis.watching import first_images, recorded
 from decomposable.core.forms import MATRIX_FORMS, to_matrix
 from decomposable.core.layers import Convolution, Transposed
 from decomposable.core.tracing import call_with_first, on_device_of
 from decomposable.network.decomposed import DecomposedNet
 from decomposable_edge.checks import check_count
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_lab.analysis.watching import first_images, recorded
 
 Floats = NDArray[np.float64]
 

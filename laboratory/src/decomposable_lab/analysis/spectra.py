@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from decomposable_lab.analysis.watching import layers_of
 from decomposable.core.forms import to_matrix
 from decomposable.core.layers import FilterFn
 from decomposable.core.svd import svd
 from decomposable.network.decompose import decompose
 from decomposable_edge.sizing.plans import RankPlan
+from decomposable_lab.analysis.watching import layers_of
 
 
 @torch.no_grad()

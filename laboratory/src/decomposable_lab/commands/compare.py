@@ -1,4 +1,4 @@
-"""`decomposable compare`."""
+"""`decomposable-lab compare`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decomposable.commands import arguments, exhibits, networks
+from decomposable.commands import arguments, networks
 from decomposable_edge.console import Verb, answer, as_table, progress_line
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.progress import Progress, ProgressLine
+from decomposable_lab.commands.options import add as add_shared
+from decomposable_lab.commands.options import how_of, seeds
 
 if TYPE_CHECKING:
     from decomposable_lab.comparison.parts import Comparison
@@ -22,53 +24,34 @@ MEASURED = {"accuracy": "test accuracy (%)", "perplexity": "perplexity of the te
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    arguments.add(parser, "recipe", nargs="?")
-    arguments.add(parser, "--data")
-    lists = "settings to replace, such as epochs=10 (decomposable train RECIPE --dry-run lists them all)"
-    arguments.add(parser, "--set", help=lists)
-    parser.add_argument("--out", metavar="DIR", type=Path, help="the folder of the comparison; the same one goes on")
+    arguments.add(parser, "recipe")
     parser.add_argument("--methods", metavar="LIST", default="all", help="some of them, or all (default: all)")
-    seeds = "train each with these, as in 0,1 (default: 0; with --exhibit those of the scale)"
-    parser.add_argument("--seeds", metavar="LIST", help=seeds)
-    jobs = "trainings side by side (default: 1 on a GPU; on a CPU one for each core, up to 4)"
-    parser.add_argument("--jobs", metavar="N", type=int, help=jobs)
-    shard = "train only the K-th of N shares, while others train theirs into the same DIR"
-    parser.add_argument("--shard", metavar="K/N", help=shard)
-    engine = "who trains: local (processes here), or ray (a Ray cluster; --jobs is then the most at a time)"
-    parser.add_argument("--engine", metavar="NAME", default="local", help=engine)
-    parser.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: one is started here)")
-    arguments.add(parser, "--device", "--checkpoint-seconds")
-    dry = "tell what would run and about how long, and train nothing"
-    parser.add_argument("--dry-run", action="store_true", help=dry)
-    exhibits.add_options(parser)
+    add_shared(parser, seeds="0", folder="the folder of the comparison")
 
 
 def _run(options: argparse.Namespace) -> None:
     with progress_line(options) as line:
-        line(Progress("", "reading the recipe"))  # at once: importing PyTorch takes a while
-        (_compare if options.exhibit is None else exhibits.run)(options, line)
+        line(Progress("", "reading the recipe"))
+        _compare(options, line)
 
 
 def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable import recipes
+    from decomposable.training.methods.flat import from_text
     from decomposable_lab.comparison import running
     from decomposable_lab.comparison.watching import Watchers
-    from decomposable.recipes.settings import from_text
+    from decomposable_lab.methods.sweeps import default_settings
 
-    of_exhibits = [name for name in ("scale", "only") if getattr(options, name) is not None]
-    if options.recipe is None or of_exhibits:
-        came = f"--{of_exhibits[0]}" if options.recipe is not None else "nothing to compare"
-        raise InvalidArgumentError(f"{came}: allowed: a RECIPE, or --exhibit NAME with --scale")
-    settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
+    settings = from_text(default_settings(recipes.find(options.recipe)), options.set)
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder of the comparison, as in --out runs/comparison")
     names = [name.strip() for name in options.methods.split(",") if name.strip()]
-    how = exhibits.how_of(options)
+    how = how_of(options)
     shared = arguments.taken(options, "out", "data", "device", "checkpoint_seconds", "command")
     comparison, circumstances = running.prepare(
         options.recipe,
         names=names,
-        seeds=arguments.seeds("0" if options.seeds is None else options.seeds),
+        seeds=seeds(options.seeds or "0"),
         settings=settings,
         **shared,
     )
@@ -95,9 +78,9 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
 def _dry_run(
     options: argparse.Namespace, comparison: Comparison, circumstances: Any, jobs: int, progress: ProgressLine
 ) -> None:
+    from decomposable_edge.progress import as_duration
     from decomposable_lab.comparison.estimate import estimate, total_seconds
     from decomposable_lab.comparison.running import check_finished
-    from decomposable_edge.progress import as_duration
 
     check_finished(comparison, circumstances)
     estimates = estimate(comparison, circumstances, jobs=jobs, progress=progress)
@@ -126,12 +109,12 @@ def as_text(content: Mapping[str, Any]) -> str:
     """Every method's accuracy at a few sizes, or of a text its perplexity."""
     from decomposable_lab.comparison.figure import measured_by
 
-    seeds, measured = content["seeds"], measured_by(content)
+    of_seeds, measured = content["seeds"], measured_by(content)
     sizes = content["sizes"] if len(content["sizes"]) <= len(SHOWN_SIZES) else SHOWN_SIZES
     shown = {name: method["shown"] for name, method in content["methods"].items()}
     rows = [(name, it["label"], *(_cell(it["points"], size, measured) for size in sizes)) for name, it in shown.items()]
     header = ("method", "curve", *(f"{size:g}" for size in sizes))
-    spread = f", mean of seeds {', '.join(map(str, seeds))} ± half the range" if len(seeds) > 1 else ""
+    spread = f", mean of seeds {', '.join(map(str, of_seeds))} ± half the range" if len(of_seeds) > 1 else ""
     return (
         f"{content['recipe']}: {MEASURED[measured]} within a part of the original's MACs{spread}\n\n"
         + as_table(header, rows)
@@ -182,14 +165,11 @@ VERB = Verb(
         "         elastic       the same at random budgets, taught by the full network, in turns\n"
         "         tucker starts from plain's network, scratch from decomposable's ranks: these are trained as well\n\n"
         + arguments.RECIPES
-        + "\n\nWith --exhibit, a figure or table of the paper: what it lacks in DIR is trained, then it is measured,\n"
-        "and DIR/exhibits/NAME.json holds its figures and which of its claims hold.\n" + exhibits.NAMES
     ),
     example=(
-        "decomposable compare digits --methods plain,us-net,elastic --seeds 0,1 --out runs/digits-comparison\n"
-        "  decomposable compare cifar10-resnet20 --data DIR --methods all --out runs/comparison --dry-run\n"
-        "  decomposable compare --exhibit 2b --scale laptop --data DIR --out runs/paper\n"
-        "  decomposable compare cifar10-resnet20 --data DIR --out runs/comparison --shard 2/8"
+        "decomposable-lab compare digits --methods plain,us-net,elastic --seeds 0,1 --out runs/digits-comparison\n"
+        "  decomposable-lab compare cifar10-resnet20 --data DIR --methods all --out runs/comparison --dry-run\n"
+        "  decomposable-lab compare cifar10-resnet20 --data DIR --out runs/comparison --shard 2/8"
     ),
     add_options=_options,
     run=_run,

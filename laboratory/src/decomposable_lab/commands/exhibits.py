@@ -1,4 +1,4 @@
-"""`decomposable compare --exhibit NAME`: a figure or table of the paper, trained, measured and judged."""
+"""`decomposable-lab exhibits`: a figure or table of the paper, trained, measured and judged."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from decomposable.commands import arguments
-from decomposable_edge.console import answer, as_table
+from decomposable_edge.console import Verb, answer, as_table, progress_line
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import ProgressLine, as_duration
+from decomposable_edge.progress import Progress, ProgressLine, as_duration
+from decomposable_lab.commands.options import add as add_shared
+from decomposable_lab.commands.options import how_of, seeds
 
 NAMES = (
     "exhibits: 2a 2b 2c 2d 2e 2f 3a 3b 3c table-1 table-2 section-4.4 appendix-a appendix-channel appendix-e\n"
@@ -17,22 +19,25 @@ NAMES = (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What tells `compare` to reproduce the paper."""
-    parser.add_argument("--exhibit", metavar="NAME", help="in place of RECIPE, a figure or table of the paper, or all")
-    parser.add_argument("--scale", metavar="SCALE", help="of --exhibit: paper (GPUs, days) or laptop (hours)")
-    parser.add_argument(
-        "--only",
-        metavar="LIST",
-        help="of --exhibit: of the recipes that methods are compared on, these, as in fashion-mnist (default: all)",
-    )
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("exhibit", metavar="NAME", help="a figure or table of the paper, or all")
+    parser.add_argument("--scale", metavar="SCALE", help="paper (GPUs, days) or laptop (hours)")
+    only = "of the recipes that methods are compared on, these, as in fashion-mnist (default: all)"
+    parser.add_argument("--only", metavar="LIST", help=only)
+    add_shared(parser, seeds="those of the scale", folder="the folder of all exhibits")
 
 
-def run(options: argparse.Namespace, line: ProgressLine) -> None:
+def _run(options: argparse.Namespace) -> None:
+    with progress_line(options) as line:
+        line(Progress("", "reading the recipes"))
+        _exhibit(options, line)
+
+
+def _exhibit(options: argparse.Namespace, line: ProgressLine) -> None:
     """Train what the exhibit lacks, measure it, and say which claims hold."""
-    from decomposable_lab.exhibits import running
     from decomposable_lab.comparison.running import PartsFailedError
     from decomposable_lab.comparison.watching import Watchers
+    from decomposable_lab.exhibits import running
 
     how = how_of(options)
     order = _order(options)
@@ -43,35 +48,20 @@ def run(options: argparse.Namespace, line: ProgressLine) -> None:
     found, failures = running.run(order, watchers=watchers, how=how)
     line.close()
     texts = [as_text(content) for content in found.values()]
-    where = f"\nAll of it is in {options.out / 'exhibits'}; as a page: decomposable report {options.out} -o report.html"
+    where = (
+        f"\nAll of it is in {options.out / 'exhibits'}; as a page: decomposable-lab report {options.out} -o report.html"
+    )
     answer(options, found, "\n\n".join(texts), where if found else None)
     if failures:
         raise PartsFailedError(failures, len(failures) + 1)
 
 
-def how_of(options: argparse.Namespace) -> Any:
-    """Who trains, as the options say."""
-    from decomposable_lab.comparison.running import How
-    from decomposable_lab.comparison.sharding import Shard
-
-    shard = None if options.shard is None else Shard.parse(options.shard)
-    how = How(shard=shard, **arguments.taken(options, "jobs", "engine", "address"))
-    for name in ("out", "data"):
-        path = getattr(options, name)
-        setattr(options, name, None if path is None else how.found_everywhere(path))
-    return how
-
-
 def _order(options: argparse.Namespace) -> Any:
+    from decomposable.recipes.values import Text
     from decomposable_lab.exhibits import running
-    from decomposable.recipes.settings import Text
 
-    if options.recipe is not None:
-        raise InvalidArgumentError(f"{options.recipe} and --exhibit {options.exhibit}: got both; allowed: one of them")
     if options.scale is None:
-        raise InvalidArgumentError("--exhibit needs --scale; allowed: paper, laptop")
-    if options.methods != "all":
-        raise InvalidArgumentError("--methods: an exhibit has its own; allowed: without --exhibit")
+        raise InvalidArgumentError("--scale is needed; allowed: paper, laptop")
     if options.out is None:
         raise InvalidArgumentError("--out is needed: the folder of all exhibits, as in --out runs/paper")
     overrides = {}
@@ -85,7 +75,7 @@ def _order(options: argparse.Namespace) -> Any:
         options.exhibit,
         options.scale,
         only=only,
-        seeds=None if options.seeds is None else arguments.seeds(options.seeds),
+        seeds=None if options.seeds is None else seeds(options.seeds),
         overrides=overrides,
         how=arguments.taken(options, "device", "checkpoint_seconds", "command"),
         **arguments.taken(options, "out", "data"),
@@ -151,3 +141,20 @@ def as_text(content: Mapping[str, Any]) -> str:
         on = f" ({claim['on']})" if claim.get("on") else ""
         lines.append(f"  {VERDICTS[claim['verdict']]:>13}  {claim['text']}{on}\n{'':>17}{claim['seen']}")
     return "\n".join(lines)
+
+
+VERB = Verb(
+    name="exhibits",
+    summary="train, measure and judge a figure or table of the paper",
+    description=(
+        "Reproduce a figure or table of the paper: what it lacks in DIR is trained, then it is measured, and\n"
+        "DIR/exhibits/NAME.json holds its figures and which of its claims hold. What was cut off goes on.\n\n" + NAMES
+    ),
+    example=(
+        "decomposable-lab exhibits 2b --scale laptop --data DIR --out runs/paper\n"
+        "  decomposable-lab exhibits all --scale laptop --data DIR --out runs/paper --dry-run"
+    ),
+    add_options=_options,
+    run=_run,
+    if_interrupted="the same command goes on from the last checkpoints",
+)

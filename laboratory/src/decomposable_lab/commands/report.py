@@ -1,4 +1,4 @@
-"""`decomposable report`."""
+"""`decomposable-lab report`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from decomposable_edge.files import write_atomically
     from decomposable_lab.report.finding import find
     from decomposable_lab.report.page import page, plotting_library
-    from decomposable_edge.files import write_atomically
 
     out = arguments.checked_out(options, [".html"])
     with progress_line(options) as line:
@@ -49,9 +49,9 @@ def _counts(found: Found) -> dict[str, int]:
 
 def _add_explorer(run: dict[str, Any]) -> None:
     """The sizes of the network beside a record, where it is there and can be cut to any."""
-    from decomposable_lab.comparison.explorer import explored
     from decomposable.network import artifact
     from decomposable_edge.errors import ArtifactError
+    from decomposable_lab.comparison.explorer import explored
 
     path = run["folder"] / "network.safetensors"
     if not path.is_file():
@@ -68,12 +68,12 @@ VERB = Verb(
     name="report",
     summary="make one page of what was measured: exhibits of the paper, or a single run",
     description=(
-        "Write one self-contained HTML page. Of a folder with exhibits (decomposable compare --exhibit) it shows\n"
+        "Write one self-contained HTML page. Of a folder with exhibits (decomposable-lab exhibits) it shows\n"
         "every figure and table, the paper's beside ours, and which of its claims hold; of the folder of a run its\n"
         "learning curves, sizes and ranks. A slider chooses a size, and accuracy, MACs, parameters and ranks follow.\n"
         "Nothing is loaded from a network; it takes a browser, and the extra report to make."
     ),
-    example="decomposable report results -o report.html\n  decomposable report runs/cifar -o cifar.html",
+    example="decomposable-lab report results -o report.html\n  decomposable-lab report runs/cifar -o cifar.html",
     add_options=_options,
     run=_run,
 )

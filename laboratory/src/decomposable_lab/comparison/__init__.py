@@ -10,10 +10,6 @@ figure.py     accuracy over size as a picture
 captions.py   what a figure says in words: its title, who is who
 stepping.py   one training step of a method, to be timed
 explorer.py   the sizes of a network for a slider: MACs, parameters, accuracy and the rank of every layer
-exhibits/     the paper's figures and tables by name: what is trained for each, what is measured, which claims hold
-report/       one self-contained page of what was measured
+on_ray.py     the same on a Ray cluster
+sharding.py   a share of the trainings, where several machines write into one folder
 """
-
-from decomposable_lab.comparison.running import compare
-
-__all__ = ["compare"]

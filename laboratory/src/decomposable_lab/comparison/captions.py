@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from decomposable import recipes
-from decomposable.training.methods import METHODS, LineStyle
+from decomposable.training.methods import METHODS
+from decomposable_lab.methods.base import LineStyle
 
 HERO = "elastic"
 """The method that a comparison is about: its line is the boldest."""

@@ -10,20 +10,25 @@ shows them magnified. A figure is drawn again from what lies beside it, with `ti
 
 from __future__ import annotations
 
-import io
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import cycle
 from typing import Any, NamedTuple
 
+from decomposable.commands.figure import (
+    AXES,
+    OTHER_COLOURS,
+    OTHER_MARKERS,
+    TICKS,
+    as_png,
+    blank_figure,
+    set_sizes,
+    with_margin,
+)
 from decomposable_lab.comparison.captions import HERO, explained, method_label, title_of
-from decomposable.training.methods import METHODS, LineStyle
+from decomposable_lab.methods.base import LineStyle
+from decomposable_lab.methods.ours import style_of
 
-# Of Paul Tol's muted colours those that are not near one of Okabe and Ito, which the methods of the package have.
-OTHER_COLOURS = ("#882255", "#332288", "#999933", "#AA4499", "#117733")
-OTHER_MARKERS = ("h", "<", ">", "p", "d", "8", "H")
-TICKS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
 MAGNIFIED_TICKS = (1.0, 0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2)
 SEEN_BELOW = 12.0
 """Accuracies so many points below every method's best one are left out of sight: they would flatten everything else."""
@@ -31,27 +36,6 @@ SEEN_TIMES = 2.0
 """So are perplexities above so many times every method's best one."""
 MAGNIFIED_FROM = 0.19
 """The second panel has the sizes from a fifth up (a network asked for a fifth is a little smaller than that)."""
-AXES = {"accuracy": "test accuracy (%)", "perplexity": "perplexity of the test text (lower is better)"}
-# Blue, vermilion, green and purple of Okabe and Ito, told apart by shape and dashes as well.
-STYLES: tuple[dict[str, Any], ...] = (
-    {"color": "#0072B2", "marker": "o", "linestyle": "-", "zorder": 4},
-    {"color": "#D55E00", "marker": "s", "linestyle": "--", "zorder": 3},
-    {"color": "#009E73", "marker": "^", "linestyle": "-.", "zorder": 3},
-    {"color": "#CC79A7", "marker": "D", "linestyle": ":", "zorder": 3},
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """Accuracies (percent; of a text its perplexities) of a network at some sizes (parts of the original's MACs), and
-    their range if known.
-    """
-
-    label: str
-    sizes: Sequence[float]
-    accuracies: Sequence[float]
-    lowest: Sequence[float] = ()
-    highest: Sequence[float] = ()
 
 
 class Window(NamedTuple):
@@ -65,7 +49,7 @@ class Window(NamedTuple):
 
 def draw(content: Mapping[str, Any], *, title: str = "") -> bytes:
     """The figure of `comparison.json` as a PNG; `title_of` says its title where none is given."""
-    return _as_png(figure_of(content, title=title))
+    return as_png(figure_of(content, title=title))
 
 
 def figure_of(content: Mapping[str, Any], *, title: str = "") -> Any:
@@ -74,7 +58,7 @@ def figure_of(content: Mapping[str, Any], *, title: str = "") -> Any:
     shown = {name: content["methods"][name]["shown"]["points"] for name in styles}
     whole = _whole(list(shown.values()), measured)
     near = _magnified(list(shown.values()), whole, measured)
-    figure, panels = _blank(
+    figure, panels = blank_figure(
         size=(12, 7.2) if near else (11, 6),
         title=f"{title or title_of(content)}: {measured} over size",
         text=explained(content["seeds"], styles.values()),
@@ -95,7 +79,7 @@ def figure_of(content: Mapping[str, Any], *, title: str = "") -> Any:
 def _styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
     """How each of these methods is drawn, in the order of the legend."""
     others = (LineStyle(color=c, marker=m) for c, m in zip(cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=True))
-    styles = {name: getattr(METHODS.get(name), "style", None) or next(others) for name in names}
+    styles = {name: style_of(name) or next(others) for name in names}
     if HERO in styles and len(styles) > 1:
         styles = {name: replace(style, linewidth=0.8 * style.linewidth) for name, style in styles.items()}
         styles[HERO] = replace(styles[HERO], linewidth=4.0, markersize=13.0, zorder=6.5)
@@ -140,19 +124,13 @@ def _whole(methods: Sequence[Sequence[Mapping[str, Any]]], measured: str) -> Win
     means = [[spread_of(point, measured)[0] for point in curve] for curve in methods]
     if measured == "accuracy":
         bottom = max(lowest, min(map(max, means)) - SEEN_BELOW)
-        limits = _with_margin(bottom, highest, most=100)
+        limits = with_margin(bottom, highest, most=100)
         in_sight = [size for size, mean, *_ in points if mean >= bottom]
     else:
         top = min(highest, max(map(min, means)) * SEEN_TIMES)
-        limits = _with_margin(lowest, top)
+        limits = with_margin(lowest, top)
         in_sight = [size for size, mean, *_ in points if mean <= top]
     return Window(0.88 * min(in_sight), 1.06, *limits)
-
-
-def _with_margin(bottom: float, top: float, most: float = math.inf) -> tuple[float, float]:
-    """A little room around the values; above `most`, which none exceeds, only for the marks."""
-    margin = 0.04 * (top - bottom) + 0.05
-    return bottom - margin, min(top + margin, most + margin / 2)
 
 
 def _magnified(methods: Sequence[Sequence[Mapping[str, Any]]], whole: Window, measured: str) -> Window | None:
@@ -163,37 +141,13 @@ def _magnified(methods: Sequence[Sequence[Mapping[str, Any]]], whole: Window, me
         return None
     if measured == "accuracy":
         top = max(spread_of(point, measured)[2] for points in near for point in points)
-        limits = _with_margin(min(reached) - 0.25 * (top - min(reached)), top, most=100)
+        limits = with_margin(min(reached) - 0.25 * (top - min(reached)), top, most=100)
     else:
         bottom = min(spread_of(point, measured)[1] for points in near for point in points)
-        limits = _with_margin(bottom, max(reached) + 0.25 * (max(reached) - bottom))
+        limits = with_margin(bottom, max(reached) + 0.25 * (max(reached) - bottom))
     is_small = limits[1] - limits[0] < 0.5 * (whole.top - whole.bottom)
     inside = sum(any(limits[0] <= spread_of(p, measured)[0] <= limits[1] for p in points) for points in near)
     return Window(MAGNIFIED_FROM, 1.04, *limits) if is_small and inside > 2 else None  # two are told apart as they are
-
-
-def _blank(
-    *, size: tuple[float, float], title: str, text: str, measured: str, panels: int = 1, dpi: int = 150
-) -> tuple[Any, list[Any]]:
-    """A figure of what is measured over MACs, and its panels, in which nothing is drawn yet."""
-    from matplotlib.figure import Figure  # not pyplot: no window and no global state
-
-    figure = Figure(figsize=size, dpi=dpi, layout="constrained")
-    made = list(figure.subplots(1, panels, squeeze=False)[0])
-    above = 20 if panels > 1 else 0  # where each panel says what it is
-    font = 16 * min(1, 6.5 * size[0] / max(1, len(title)))  # a long one is smaller, so that it is not cut off
-    made[0].set_title(title, loc="left", fontsize=font, fontweight="bold", pad=12 + above + 16 * len(text.splitlines()))
-    place = {"xytext": (0, 10 + above), "textcoords": "offset points", "fontsize": 11.5, "color": "#444444"}
-    made[0].annotate(text, (0, 1), xycoords="axes fraction", **place).set_in_layout(False)  # else it narrows the axes
-    made[0].set_ylabel(measured, fontsize=12)
-    for axes in made:
-        axes.set_xlabel("MACs, as a fraction of the original network's", fontsize=12)
-        axes.set_xscale("log")
-        axes.tick_params(labelsize=11)
-        axes.grid(color="#dddddd", linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, made
 
 
 def _frame(panels: Sequence[Any], near: Window) -> None:
@@ -223,85 +177,4 @@ def _add_legend(figure: Any, axes: Any, are_bold: Sequence[bool], *, is_below: b
 def _set_window(axes: Any, window: Window, ticks: Iterable[float]) -> None:
     """What is in sight, and the sizes that are named."""
     axes.set_ylim(window.bottom, window.top)
-    _set_sizes(axes, window.left, window.right, [size for size in ticks if size >= window.left])
-
-
-def _set_sizes(axes: Any, smallest: float, largest: float, ticks: Sequence[float]) -> None:
-    """The limits of the sizes, and those that are named."""
-    axes.set_xlim(smallest, largest)
-    axes.set_xticks(ticks, [f"{size:g}" for size in ticks])
-    axes.minorticks_off()
-
-
-def _as_png(figure: Any) -> bytes:
-    """The figure as a file's content."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    png = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(png)
-    return png.getvalue()
-
-
-def draw_curves(
-    curves: Sequence[Curve],
-    *,
-    title: str,
-    message: str,
-    caption: str,
-    ticks: Sequence[float] = (),
-    measured: str = "test accuracy",
-    unit: str = "%",
-) -> bytes:
-    """The curves as a PNG; the last points are named, and marked are those at `ticks` or, without any, all."""
-    named = f"{measured} ({unit})" if unit else measured
-    figure, (axes,) = _blank(size=(8, 4.8), dpi=160, title=title, text=message, measured=named)
-    for curve, style in zip(curves, _styles(), strict=False):
-        _draw(axes, curve, style, ticks or curve.sizes)
-        if len(curves) <= len(STYLES):  # of more, the numbers would lie on one another
-            _name_last(axes, curve, style["color"], unit)
-    smallest = min(min(ticks or curve.sizes) for curve in curves)
-    _set_sizes(axes, 0.76 * smallest, 1.05, ticks or [size for size in TICKS if size >= 0.9 * smallest])
-    values = [value for curve in curves for value in (*curve.accuracies, *curve.lowest, *curve.highest)]
-    axes.set_ylim(*_with_margin(min(values), max(values), most=100 if unit == "%" else math.inf))
-    axes.legend(loc="best", frameon=False, fontsize=11, title=caption, alignment="left")
-    return _as_png(figure)
-
-
-def _styles() -> Iterator[dict[str, Any]]:
-    """As many as there are curves: after the first four, lines of the other colours."""
-    yield from STYLES
-    for color, marker in zip(cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=True):
-        yield {"color": color, "marker": marker, "linestyle": "-", "zorder": 3}
-
-
-def draw_times(times: Mapping[str, Sequence[tuple[float, float, float, float]]], *, title: str, message: str) -> bytes:
-    """Milliseconds over size as a PNG: for every name its sizes, each with the median and the middle half of times."""
-    figure, (axes,) = _blank(size=(8, 4.8), dpi=160, title=title, text=message, measured="milliseconds a pass")
-    for (name, points), style in zip(times.items(), _styles(), strict=False):
-        sizes, medians, lows, highs = zip(*sorted(points), strict=True)
-        axes.fill_between(sizes, lows, highs, color=style["color"], alpha=0.15, lw=0)
-        axes.plot(sizes, medians, label=name, linewidth=2.5, markersize=7, markeredgecolor="white", **style)
-    smallest = min(size for points in times.values() for size, *_ in points)
-    _set_sizes(axes, 0.88 * smallest, 1.06, [tick for tick in TICKS if 0.9 * smallest <= tick])
-    axes.set_ylim(bottom=0)
-    said = "line: median of the passes\nband: their middle half"
-    axes.legend(loc="upper left", frameon=False, fontsize=11, title=said, alignment="left")
-    return _as_png(figure)
-
-
-def _draw(axes: Any, curve: Curve, style: dict[str, Any], ticks: Sequence[float]) -> None:
-    """The line, marked at the ticks; the range as a band."""
-    if curve.lowest:
-        axes.fill_between(curve.sizes, curve.lowest, curve.highest, color=style["color"], alpha=0.15, lw=0)
-    marked = [size in ticks for size in curve.sizes]
-    look = {**style, "linewidth": 2.5, "markersize": 8, "markeredgecolor": "white"}
-    axes.plot(curve.sizes, curve.accuracies, label=curve.label, markevery=marked, **look)
-
-
-def _name_last(axes: Any, curve: Curve, color: str, unit: str) -> None:
-    """The value at the smallest size, beside its point."""
-    last = min(range(len(curve.sizes)), key=lambda i: curve.sizes[i])
-    end = {"xytext": (-9, 0), "textcoords": "offset points", "ha": "right", "va": "center", "fontweight": "bold"}
-    value = curve.accuracies[last]
-    said = f"{value:.1f}%" if unit == "%" else f"{value:.2f}"
-    axes.annotate(said, (curve.sizes[last], value), color=color, **end)
+    set_sizes(axes, window.left, window.right, [size for size in ticks if size >= window.left])

@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from decomposable_lab.comparison.parts import Part
-from decomposable_lab.comparison.scheduling import SECONDS_BETWEEN_LINES, Train, Worker, answer, work_off
-from decomposable_lab.comparison.watching import Failures, Watch
 from decomposable_edge.errors import DecomposableError, MissingExtraError
 from decomposable_edge.progress import Progress
 from decomposable_edge.text import first_line
+from decomposable_lab.comparison.parts import Part
+from decomposable_lab.comparison.scheduling import SECONDS_BETWEEN_LINES, Train, Worker, answer, work_off
+from decomposable_lab.comparison.watching import Failures, Watch
 
 RETRIES = 3  # of a training whose process or machine died
 
@@ -55,7 +55,7 @@ def _ray() -> Any:
     try:
         import ray  # optional: here, so that everybody else needs none
     except ImportError as error:
-        raise MissingExtraError.of("Ray", "ray") from error
+        raise MissingExtraError.of("Ray", "ray", "./laboratory") from error
     return ray
 
 

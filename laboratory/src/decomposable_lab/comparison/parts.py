@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from decomposable import recipes
-from decomposable.training import methods
-from decomposable.training.methods import Method, Training
-from decomposable.training.methods.registry import BUILT_IN, kinds
-from decomposable.recipes.settings import Settings, flat, with_overrides
 from decomposable.network import artifact
-from decomposable.training import runs
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods, runs
 from decomposable.training.devices import choose_device
+from decomposable.training.methods import Method
+from decomposable.training.methods.flat import flat, with_overrides
+from decomposable.training.methods.registry import kinds
 from decomposable.training.runs import OtherRunError, RunError, RunFolder, check_same_run
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_lab.methods import BUILT_IN
+from decomposable_lab.methods.base import Training
+from decomposable_lab.methods.ours import trainings_of
+from decomposable_lab.methods.sweeps import default_settings
 
 RANKS_FROM = "decomposable"  # whose ranks a network has that is trained from scratch
 
@@ -108,7 +112,7 @@ def _starts_from(training: Training) -> list[str]:
 
 
 def _needed(name: str, settings: Settings) -> set[str]:
-    return {start for training in methods.find(name).trainings(settings) for start in _starts_from(training)}
+    return {start for training in trainings_of(name, settings) for start in _starts_from(training)}
 
 
 def _parts(name: str, seed: int, settings: Settings, out: Path) -> list[Part]:
@@ -124,7 +128,7 @@ def _parts(name: str, seed: int, settings: Settings, out: Path) -> list[Part]:
             path=out / name / str(seed) / training.folder,
             needs=tuple(out / start / str(seed) for start in _starts_from(training)),
         )
-        for training in methods.find(name).trainings(settings)
+        for training in trainings_of(name, settings)
     ]
 
 
@@ -159,7 +163,7 @@ def prepare(
 ) -> tuple[Comparison, Circumstances]:
     """Check everything that can be checked before anything is written."""
     function, name = recipes.resolved(recipe)
-    default = recipes.default_settings(function)
+    default = default_settings(function)
     chosen = with_overrides(settings or default, overrides or {})
     _refuse_what_is_swept(flat(chosen), flat(default))
     recipes.make_task(function, data, chosen)
@@ -192,7 +196,7 @@ def _refuse_what_is_swept(chosen: Mapping[str, Any], default: Mapping[str, Any])
 
 
 def job_of(part: Part, circumstances: Circumstances) -> runs.Job:
-    """The training of a part, as `decomposable train` would make it; what it starts from must be there."""
+    """The training of a part, as `decomposable-lab train` would make it; what it starts from must be there."""
     settings = part.settings
     if part.training.ranks is not None:
         ranks = artifact.read(RunFolder(part.needs[-1]).network).selector.of_size(part.training.ranks).ranks

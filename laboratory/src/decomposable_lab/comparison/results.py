@@ -16,12 +16,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from decomposable.training import methods
-from decomposable_lab.comparison.parts import Circumstances, Comparison, Part, finished, plan
-from decomposable_lab.comparison.watching import Failures
 from decomposable.training.runs import RunError
 from decomposable_edge.errors import DecomposableError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.machine import timestamp
+from decomposable_lab.comparison.parts import Circumstances, Comparison, Part, finished, plan
+from decomposable_lab.comparison.watching import Failures
 
 Rows = list[dict[str, Any]]
 _NUMBERS = ("size", "macs", "params", "macs_fraction", "params_fraction", "accuracy")

@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from decomposable.training import methods as registered
 from decomposable import recipes
-from decomposable_lab.comparison.parts import Circumstances, Comparison, Part, check_finished, job_of, prepare
-from decomposable_lab.comparison.results import gather
-from decomposable_lab.comparison.scheduling import Train, one_by_one, side_by_side
-from decomposable_lab.comparison.sharding import Shard
-from decomposable_lab.comparison.watching import Failures, Watch, Watchers
 from decomposable.training import experiment
+from decomposable.training import methods as registered
 from decomposable.training.loop import Say
 from decomposable.training.runs import held
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.locks import changing
 from decomposable_edge.machine import usable_cpus
 from decomposable_edge.progress import Progress, Report, quiet, shown
+from decomposable_lab.comparison.parts import Circumstances, Comparison, Part, check_finished, job_of, prepare
+from decomposable_lab.comparison.results import gather
+from decomposable_lab.comparison.scheduling import Train, one_by_one, side_by_side
+from decomposable_lab.comparison.sharding import Shard
+from decomposable_lab.comparison.watching import Failures, Watch, Watchers
 
 ENGINES = ("local", "ray")
 MOST_JOBS = 4  # side by side unless more are asked for: each takes the memory of a training
@@ -58,7 +58,7 @@ def compare(
     say: Say = quiet,
     **settings: Any,
 ) -> dict[str, Any]:
-    """`decomposable compare` from Python: train and measure several methods under one protocol.
+    """`decomposable-lab compare` from Python: train and measure several methods under one protocol.
 
     Args:
         recipe: a built-in name, ``"package.module:function"``, or the function itself.

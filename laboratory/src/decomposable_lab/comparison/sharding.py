@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from decomposable_lab.comparison.parts import Part
 from decomposable.training.runs import RunError
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.locks import lock_file, unlock_file
+from decomposable_lab.comparison.parts import Part
 
 _NAME = re.compile(r"\.shard-(\d+)-of-(\d+)\.lock")
 

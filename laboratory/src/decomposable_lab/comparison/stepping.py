@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.training import methods
-from decomposable.training.methods.base import Paced
-from decomposable.training.methods.decomposable import JointStep
-from decomposable.recipes.settings import Settings
 from decomposable.recipes import Task
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods
 from decomposable.training.devices import seed_everything
 from decomposable.training.loop import moved, parameter_groups
+from decomposable.training.methods.base import Paced
+from decomposable.training.methods.decomposable import JointStep
 
 
 def fresh_model(task: Task, settings: Settings, device: torch.device) -> nn.Module:

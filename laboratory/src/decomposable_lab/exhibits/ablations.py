@@ -8,7 +8,10 @@ from statistics import fmean
 import numpy as np
 from torch import nn
 
+from decomposable.network.decompose import decompose
+from decomposable_edge.sizing.chain import ranks_of
 from decomposable_lab import analysis
+from decomposable_lab.comparison.explorer import readable
 from decomposable_lab.exhibits.context import (
     SIZES,
     Context,
@@ -32,12 +35,8 @@ from decomposable_lab.exhibits.shown import (
     over_seeds,
 )
 from decomposable_lab.exhibits.verdicts import better, tally, told_apart
-from decomposable_lab.comparison.explorer import readable
-from decomposable.training.methods import find
-from decomposable.training.methods.decomposing import short_name
+from decomposable_lab.methods.ours import short_name, trainings_of
 from decomposable_lab.methods.us_net import UniversalSettings
-from decomposable.network.decompose import decompose
-from decomposable_edge.sizing.chain import ranks_of
 
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 CRITERIA = {"uniform": "uniform", "energy": "energy", "singular_value": "singular value"}
@@ -261,7 +260,7 @@ def figure_2e(context: Context) -> Shown:
     }
     sigmas = {key: analysis.singular_values(model) for key, model in models.items()}
     layer = _widest(models["plain"])
-    curve = next(each.curve for each in find("trp").trainings(trained.settings) if each.folder == spatial)
+    curve = next(each.curve for each in trainings_of("trp", trained.settings) if each.folder == spatial)
     names = dict(zip(sigmas["plain"], readable(models["plain"], sigmas["plain"]), strict=True))
     gone = {
         key: float(np.mean(np.concatenate([each / each[0] for each in values.values()]) < VANISHED))

@@ -9,7 +9,12 @@ from statistics import fmean
 import numpy as np
 from torch import Tensor, nn
 
+from decomposable.core.joint import JointObjective
+from decomposable.data.base import Batch, TrainBatches
+from decomposable.training.loop import moved
 from decomposable_lab import analysis
+from decomposable_lab.comparison.explorer import readable
+from decomposable_lab.comparison.stepping import fresh_model
 from decomposable_lab.exhibits.context import (
     Context,
     Trained,
@@ -28,12 +33,7 @@ from decomposable_lab.exhibits.shown import (
     seen_on,
 )
 from decomposable_lab.exhibits.verdicts import ALMOST_ALL, better, distinct, tally
-from decomposable_lab.comparison.explorer import readable
-from decomposable_lab.comparison.stepping import fresh_model
-from decomposable.core.joint import JointObjective
-from decomposable.data.base import Batch, TrainBatches
-from decomposable.training.methods.decomposing import short_name
-from decomposable.training.loop import moved
+from decomposable_lab.methods.ours import short_name
 
 GAPS = (1e-6, 1e-12)
 MOMENTS = {"fresh": "before the first step", "trained": "after training"}

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from decomposable.network.decompose import decompose
+from decomposable_edge.progress import Progress
+from decomposable_lab.comparison.explorer import explored, readable
 from decomposable_lab.exhibits.comparisons import QUARTER, curve_figure, nearest
 from decomposable_lab.exhibits.context import SIZES, Context, Points, Trained, at_size, label_of, series_of
 from decomposable_lab.exhibits.shown import MACS, Axis, Claim, Figure, Series, Shown, judged, seen_on
 from decomposable_lab.exhibits.verdicts import better, not_worse, tally
-from decomposable_lab.comparison.explorer import explored, readable
-from decomposable.network.decompose import decompose
-from decomposable_edge.progress import Progress
 
 BEST_OF = (
     "Bands are the range over the seeds, where there are several; what was tuned and cut is of one seed. Normal "

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from decomposable_edge.errors import InvalidArgumentError
 from decomposable_lab.exhibits import ablations, appendices, beyond, comparisons, costs, theory
 from decomposable_lab.exhibits.context import Context
 from decomposable_lab.exhibits.scales import Group, Scale
 from decomposable_lab.exhibits.shown import Shown, Table
-from decomposable_edge.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from decomposable.training.finishing import material_for
+from decomposable.training.methods.flat import with_overrides
 from decomposable_lab.exhibits.context import (
     Context,
     Points,
@@ -43,11 +45,9 @@ from decomposable_lab.exhibits.verdicts import (
     the_best,
     told_apart,
 )
-from decomposable.training.methods import find
-from decomposable.training.methods.decomposing import short_name
-from decomposable.recipes.settings import with_overrides
+from decomposable_lab.methods.ours import short_name
 from decomposable_lab.methods.tucker.method import CURVES
-from decomposable.training.finishing import material_for
+from decomposable_lab.methods.tucker.method import METHOD as TUCKER
 
 QUARTER = 0.25
 FLAT_TO = 0.5
@@ -144,12 +144,12 @@ def figure_3b(context: Context) -> Shown:
 
 def _before_tuning(trained: Trained, forms: Sequence[str]) -> dict[str, tuple[float, float]]:
     """MACs and accuracy of the plainly trained network, decomposed at VBMF ranks and calibrated."""
-    method, found = find("tucker"), {}
+    found = {}
     material = material_for(trained.data, trained.settings, trained.task.loss, lambda line: None)
     for form in forms:
         settings = with_overrides(trained.settings, {"vbmf_form": form, "sizes": (1.0,)})
-        network = method.network(trained.model("plain"), trained.example, settings, is_trained=True)
-        size = method.sized(network, material, settings).sizes[0]
+        network = TUCKER.network(trained.model("plain"), trained.example, settings, is_trained=True)
+        size = TUCKER.sized(network, material, settings).sizes[0]
         found[form] = size.macs_fraction, trained.calibrated_accuracy(network.eval(), f"{form} before fine-tuning")
     return found
 

@@ -15,22 +15,25 @@ import torch
 from torch import Tensor, nn
 
 from decomposable import recipes
-from decomposable_lab.exhibits.scales import Group, Scale
-from decomposable_lab.exhibits.shown import Series
+from decomposable.core.forms import short_form
 from decomposable.data.base import Data
-from decomposable.training.methods import METHODS, Training, find
-from decomposable.training.methods.decomposing import short_form
-from decomposable_lab.methods.loading import load
-from decomposable.recipes.settings import Settings, with_overrides
 from decomposable.network.decomposed import DecomposedNet
-from decomposable_lab.methods.sized import batch_statistics
+from decomposable.recipes.settings import Settings
 from decomposable.training import records
 from decomposable.training.evaluation import accuracy
 from decomposable.training.finishing import material_for
+from decomposable.training.methods import METHODS, find
+from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import DataError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.machine import timestamp
 from decomposable_edge.progress import Progress, Report
+from decomposable_lab.exhibits.scales import Group, Scale
+from decomposable_lab.exhibits.shown import Series
+from decomposable_lab.methods.base import Training
+from decomposable_lab.methods.loading import load
+from decomposable_lab.methods.ours import style_of, trainings_of
+from decomposable_lab.methods.sized import batch_statistics
 
 BY_CHANNELS = ("slimmable", "us-net", "width")
 """Methods whose networks of a size are the same whatever was learnt, but for their weights."""
@@ -125,7 +128,7 @@ class Trained:
         """The network that a point of a curve is of; of a method that cuts channels one with fresh weights where it was
         not kept, whose structure is the same.
         """
-        trainings = list(find(method).trainings(self.settings))
+        trainings = list(trainings_of(method, self.settings))
         own = [each for each in trainings if point["curve"] in (each.curve, *each.variants)] or trainings
         kept = [each for each in own if (self._place(method) / each.folder / "network.safetensors").is_file()]
         if len(kept) < len(own) and method in BY_CHANNELS:
@@ -241,7 +244,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def series_of(points: Points, name: str, method: str, *, is_dashed: bool = False) -> Series:
     """A curve of a comparison: accuracy over MACs."""
-    style = getattr(METHODS.get(method), "style", None)
+    style = style_of(method)
     several = any(point["seeds"] > 1 for point in points)
     return Series(
         name=name,

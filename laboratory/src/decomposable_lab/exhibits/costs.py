@@ -13,6 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from decomposable.data.base import TrainBatches
+from decomposable.network.decomposed import DecomposedNet
+from decomposable_edge.progress import Progress
+from decomposable_lab.comparison.stepping import Stepper
 from decomposable_lab.exhibits.comparisons import QUARTER, at_a_quarter, nearest
 from decomposable_lab.exhibits.context import (
     Context,
@@ -23,10 +27,6 @@ from decomposable_lab.exhibits.context import (
 )
 from decomposable_lab.exhibits.shown import Axis, Claim, Shown, Table, dots, judged, seen_on
 from decomposable_lab.exhibits.verdicts import better, compared, range_of, tally
-from decomposable_lab.comparison.stepping import Stepper
-from decomposable.data.base import TrainBatches
-from decomposable.network.decomposed import DecomposedNet
-from decomposable_edge.progress import Progress
 
 Times = tuple[float, float, float]
 """The lower quartile, the median and the upper quartile of seconds."""

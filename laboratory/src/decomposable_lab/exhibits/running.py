@@ -14,21 +14,21 @@ from typing import Any
 
 import torch
 
-from decomposable.training import methods
-from decomposable_lab.comparison import running
-from decomposable_lab.comparison.estimate import Estimate, StepClock, estimate, total_seconds, without_data
-from decomposable_lab.exhibits.catalogue import EXHIBITS, Exhibit, find
-from decomposable_lab.exhibits.context import Context
-from decomposable_lab.exhibits.scales import SCALES, Group, Scale, merged
-from decomposable_lab.comparison.parts import Circumstances, Comparison, prepare
-from decomposable_lab.comparison.sharding import bundles
-from decomposable_lab.comparison.watching import Failures, Watchers
 from decomposable.training import records
 from decomposable.training.devices import choose_device
 from decomposable_edge.errors import DataError, DecomposableError, InvalidArgumentError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.machine import timestamp
 from decomposable_edge.progress import Report
+from decomposable_lab.comparison import running
+from decomposable_lab.comparison.estimate import Estimate, StepClock, estimate, total_seconds, without_data
+from decomposable_lab.comparison.parts import Circumstances, Comparison, prepare
+from decomposable_lab.comparison.sharding import bundles
+from decomposable_lab.comparison.watching import Failures, Watchers
+from decomposable_lab.exhibits.catalogue import EXHIBITS, Exhibit, find
+from decomposable_lab.exhibits.context import Context
+from decomposable_lab.exhibits.scales import SCALES, Group, Scale, merged
+from decomposable_lab.methods.ours import trainings_of
 
 FORMAT = 1
 STRUCTURE = ("form", "vbmf_form", "width")
@@ -206,5 +206,5 @@ def _runs(folder: Path, group: Group) -> list[dict[str, Any]]:
 
 def _tries(method: str, group: Group) -> int:
     """With how many settings a method was trained of which the best counts: forms, widths and ranks are no tries."""
-    trainings = methods.find(method).trainings(group.all_settings)
+    trainings = trainings_of(method, group.all_settings)
     return len({tuple((k, v) for k, v in t.settings.items() if k not in STRUCTURE) for t in trainings})

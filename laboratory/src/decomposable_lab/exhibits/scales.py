@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decomposable import recipes
-from decomposable.recipes.settings import Settings, with_overrides
+from decomposable.network.tuning import STEPS
+from decomposable.recipes.settings import Settings
+from decomposable.training.methods.flat import with_overrides
+from decomposable_edge.errors import InvalidArgumentError
+from decomposable_lab.methods.sweeps import default_settings
 from decomposable_lab.methods.trp import TRPSettings
 from decomposable_lab.methods.tucker.method import CIFAR_GRID, IMAGENET_GRID
-from decomposable.network.tuning import STEPS
-from decomposable_edge.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class Group:
     @property
     def all_settings(self) -> Settings:
         """The recipe's with those of its own."""
-        return with_overrides(recipes.default_settings(recipes.find(self.recipe)), self.settings)
+        return with_overrides(default_settings(recipes.find(self.recipe)), self.settings)
 
     @property
     def title(self) -> str:

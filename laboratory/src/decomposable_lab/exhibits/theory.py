@@ -10,12 +10,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from decomposable.network.decomposed import DecomposedNet
 from decomposable_lab import analysis
 from decomposable_lab.analysis.layer_errors import ROUNDING
+from decomposable_lab.comparison.explorer import readable
 from decomposable_lab.exhibits.context import Context
 from decomposable_lab.exhibits.shown import Axis, Claim, Figure, Series, Shown, Table, judged
-from decomposable_lab.comparison.explorer import readable
-from decomposable.network.decomposed import DecomposedNet
 
 IMAGES = 64
 LIPSCHITZ_RATIOS = (0.5, 0.75, 0.9, 0.95)

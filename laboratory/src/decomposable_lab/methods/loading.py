@@ -1,24 +1,28 @@
-"""From a file and the model's code to a network: `load`. A method makes its own sizes again."""
+"""From a file of the laboratory and the model's code to a network: `load`. A method makes its own sizes again."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from decomposable.training import methods
-from decomposable.core.tree import deep_copy
-from decomposable.recipes.settings import Settings
+from decomposable.core.tree import deep_copy, rewire, unwrap
+from decomposable.network.file.container import Container, FilePath, open_container
+from decomposable.network.file.parsing import naming, read_built_by
 from decomposable.network.file.skeleton import join
-from decomposable.network.loading import Unbuilt, load_network
-from decomposable_lab.methods.sized import SizedNet, restored, sizes_of
-from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
-from decomposable_edge.sizing.plans import SizeRequest
+from decomposable.network.loading import built_model
+from decomposable.network.loading import load as load_decomposed
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods
+from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError, ModelNeededError
+from decomposable_edge.fields import Fields
 from decomposable_edge.text import one_line
+from decomposable_lab.methods.base import Rebuilding
+from decomposable_lab.methods.sized import KIND, SizedNet, restored, sizes_of
 
 _MOST_INPUT = 1 << 23  # numbers in one sample: nothing is allocated that a file merely claims
 _MOST_COMPUTED = 3 * 256 * 256  # the same where it has to be computed with, for want of a better way
@@ -27,63 +31,57 @@ _NOT_COMPUTED_WITH = (torch.float8_e4m3fn, torch.float8_e5m2)
 _USUAL_ENTRIES, _MOST_ENTRIES = 64, 1024  # of a list of sizes, widths or layers: each takes time to look at
 
 
-@torch.inference_mode(False)  # weights made in that mode could not be trained
-def load(
-    path: str | os.PathLike[str],
-    model: nn.Module | None = None,
-    *,
-    macs: float | None = None,
-    params: float | None = None,
-    ratio: float | None = None,
-    ranks: Mapping[str, int] | None = None,
-    latency_ms: float | None = None,
-    align: int | Literal["auto", "measured"] | None = None,
-    batch: int | None = None,
-) -> Any:
-    """The network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``, a
-    `SizedNet` of a method that makes other sizes.
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """What a file of the laboratory holds, and the model that is to be filled."""
 
-    The decomposed network is as it was saved, with the same size in force, mode, types and statistics; nothing is
-    decomposed again. The plain module is what ``extract()`` returned for that size, to be run or trained on.
+    description: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    model: nn.Module
+    is_from_file: bool  # the model was built because the file says so
+
+
+@torch.inference_mode(False)  # weights made in that mode could not be trained
+def load(path: FilePath, model: nn.Module | None = None, **size: Any) -> Any:
+    """Return the network that a file holds: a `SizedNet`, or whatever ``decomposable.load`` makes of its file.
 
     Args:
         path: the file.
-        model: gives the architecture, and the buffers that a state dict leaves out. It stays as it is; its weights do
-            not matter, but the network is made where they are (on a CPU if they are on the meta device). Networks of
-            `decomposable.models` do without it: the file knows how they are built.
-        macs, params, ratio, ranks, latency_ms, align, batch: a size, given as to ``resize_``; what was measured lies
-            beside the file. The network has that size and smaller ones, gives the very same results as after
-            ``resize_``, and only that part of the file is read.
-
-    Example:
-        >>> import tempfile, pathlib, decomposable as dn
-        >>> build = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder) / "net.safetensors"
-        ...     dn.decompose(build()).save(path, info={"accuracy": 0.9})
-        ...     net = load(path, model=build())
-        ...     small = load(path, model=build(), ratio=0.5)
-        >>> net.plan.is_full, net.info, small.plan == net.resize_(ratio=0.5)
-        (True, {'accuracy': 0.9}, True)
+        model: gives the architecture, as to ``decomposable.load``.
+        size: one size, given as to ``resize_``; a `SizedNet` takes ``macs=`` or ``params=``.
     """
-    request = SizeRequest(
-        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-    )
-    size = request if request.given() else None
-    found = load_network(path, model, size)
-    return _sized(path, found, size) if isinstance(found, Unbuilt) else found
+    with open_container(path) as container:
+        if container.description.get("kind") != KIND:
+            return load_decomposed(path, model, **size)
+        with naming(path):
+            stored = _read(path, container, model)
+    for name in size:
+        if name not in ("macs", "params"):
+            raise InvalidArgumentError(f"{name}=: {path} holds the sizes of a method; allowed: macs, params")
+    return _sized(path, stored, size)
 
 
-def _sized(path: str | os.PathLike[str], found: Unbuilt, size: SizeRequest | None) -> SizedNet:
-    """The network of a method that makes other sizes; `size` is taken as by ``resize_``.
+def _read(path: FilePath, container: Container, model: nn.Module | None) -> _Stored:
+    """Return the content of a file, with a model of its own to be filled.
 
     A model that was built because the file says so is on the meta device, and stays there until the tensors of the file
     have turned out to fit: no memory is taken for a claim.
     """
+    if model is not None:
+        own = deep_copy(rewire(unwrap(model), {}))
+        return _Stored(container.description, container.read_all(), own, is_from_file=False)
+    note = read_built_by(Fields({"built_by": None, **container.description}, "the file"))
+    built, origin = built_model(path, note)
+    if note is not None and note["is_changed"]:
+        raise ModelNeededError(
+            f"model= is needed: {path} was built by {origin}; allowed: a model as the one that was saved"
+        )
+    return _Stored(container.description, container.read_all(), built, is_from_file=True)
+
+
+def _sized(path: FilePath, found: _Stored, size: Mapping[str, Any]) -> SizedNet:
+    """Return the network of a method; `size` is taken as by ``resize_``."""
     description, tensors = found.description, found.tensors
-    for name in size.given() if size is not None else ():
-        if name not in ("macs", "params"):
-            raise InvalidArgumentError(f"{name}=: {path} holds the sizes of a method; allowed: macs, params")
     method = _method(path, description, len(tensors))
     for name, tensor in tensors.items():
         if tensor.dtype in _NOT_COMPUTED_WITH:
@@ -91,14 +89,14 @@ def _sized(path: str | os.PathLike[str], found: Unbuilt, size: SizeRequest | Non
     network, build = _rebuilt(path, method, found)
     net = restored(path, description, tensors, network, build)
     try:
-        if size is not None:
-            net.resize_(**size.given())
+        if size:
+            net.resize_(**size)
     except ArtifactError as error:  # statistics of that size which do not fit
         raise ArtifactError(f"{path}: {one_line(error)}") from error
     return net
 
 
-def _rebuilt(path: str | os.PathLike[str], method: Any, found: Unbuilt) -> tuple[nn.Module, Any]:
+def _rebuilt(path: FilePath, method: Any, found: _Stored) -> tuple[nn.Module, Any]:
     """The network that the method makes again, to be filled, and the function from a size to its module.
 
     The shape of the input is only claimed, so that the model is tried on the meta device, where nothing is computed.
@@ -123,7 +121,7 @@ def _rebuilt(path: str | os.PathLike[str], method: Any, found: Unbuilt) -> tuple
 
 
 def _checked(
-    path: str | os.PathLike[str], method: Any, description: Mapping[str, Any], model: nn.Module, example: Tensor
+    path: FilePath, method: Any, description: Mapping[str, Any], model: nn.Module, example: Tensor
 ) -> tuple[nn.Module, Any]:
     """The same for an input that is there; the sizes have to cost what the file says."""
     sizes = sizes_of(path, description)
@@ -173,13 +171,13 @@ def _take_memory_(network: nn.Module, model: nn.Module, device: torch.device) ->
             module._buffers[name] = own.to(device, copy=True)
 
 
-def _method(path: str | os.PathLike[str], description: Mapping[str, Any], tensors: int) -> Any:
+def _method(path: FilePath, description: Mapping[str, Any], tensors: int) -> Any:
     """The method that made the file, which has to be one that makes such files."""
     name, structure = description.get("method"), description.get("structure")
     if not isinstance(name, str) or name not in methods.METHODS or not isinstance(structure, Mapping):
         raise ArtifactError(f"{path}: its method is {name!r:.40}; allowed: {', '.join(methods.METHODS)}")
     method: Any = methods.find(name)
-    if not hasattr(method, "rebuilt"):
+    if not isinstance(method, Rebuilding):
         raise ArtifactError(f"{path}: method {name} makes no such file; its networks are those of decompose()")
     longest = max(len(part) for part in (description.get("sizes"), *structure.values(), []) if isinstance(part, list))
     if longest > min(max(_USUAL_ENTRIES, tensors), _MOST_ENTRIES):
@@ -187,7 +185,7 @@ def _method(path: str | os.PathLike[str], description: Mapping[str, Any], tensor
     return method
 
 
-def _input_shape(path: str | os.PathLike[str], description: Mapping[str, Any]) -> list[int]:
+def _input_shape(path: FilePath, description: Mapping[str, Any]) -> list[int]:
     """Of one sample, as the method or whoever made the file noted it; some methods do without."""
     info = description.get("info")
     places = [place for place in (description["structure"], info) if isinstance(place, Mapping)]

@@ -23,12 +23,13 @@ from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_, find
 from decomposable.core.svd import check_finite, svd
 from decomposable.core.tracing import on_device_of, other_macs, trace
 from decomposable.core.tree import deep_copy, rewire, unwrap
-from decomposable.training.methods.base import LineStyle, Material, Method, Training
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings
-from decomposable_lab.methods.sized import Size, SizedNet
+from decomposable.training.methods.base import Material
 from decomposable_edge.checks import is_integer
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
+from decomposable_lab.methods.base import LineStyle, Rival, Training
+from decomposable_lab.methods.sized import Size, SizedNet
 
 _PAIRS = "_pairs_of_factors"  # attribute of a factored network: where its pairs are
 
@@ -48,7 +49,7 @@ class ScratchSettings(MethodSettings):
     )
 
 
-class Scratch(Method):
+class Scratch(Rival):
     """The factored network, trained normally, which is its only size."""
 
     name = "scratch"
@@ -56,6 +57,7 @@ class Scratch(Method):
     label = "our ranks, trained from scratch"
     style = LineStyle(color="#56B4E9", marker="X", linestyle="none", markersize=10, zorder=8, place=7)
     settings = ScratchSettings
+    decomposes = False
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """There must be ranks; how many, only the model tells."""

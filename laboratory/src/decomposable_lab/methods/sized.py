@@ -26,6 +26,9 @@ from decomposable_edge.checks import is_number, only_one
 from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError
 from decomposable_edge.fields import require
 
+KIND = "sized"
+"""What a file of such a network says that it holds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -146,6 +149,10 @@ class SizedNet(nn.Module):
         self._plan = plan
         return plan
 
+    def offered(self) -> list[tuple[float, Size]]:
+        """Return all sizes, each with its part of the MACs."""
+        return [(round(size.macs_fraction, 4), size) for size in self.sizes]
+
     def extract(self) -> nn.Module:
         """The network at the size in force, as a plain module with no tie to this one."""
         module = deep_copy(self.module)
@@ -161,7 +168,7 @@ class SizedNet(nn.Module):
                 for kind, tensor in zip(("mean", "var"), pair, strict=True):
                     tensors[f"statistics/{i}/{name}/{kind}"] = tensor
         description = {
-            "kind": "sized",
+            "kind": KIND,
             "method": self.method,
             "built_by": built_inside(self._network),
             "structure": as_json("structure", self.structure),

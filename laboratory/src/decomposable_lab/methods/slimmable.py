@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from decomposable.training.methods.base import Closure, LineStyle, Material, Method, PlainStep
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, is_one_of
+from decomposable.training.methods.base import Closure, Material, PlainStep
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError
+from decomposable_lab.methods.base import LineStyle, Rival
+from decomposable_lab.methods.sized import Size, SizedNet
 from decomposable_lab.methods.width import WidthsSettings, are_widths
 from decomposable_lab.methods.widths import WidthsNet
-from decomposable_lab.methods.sized import Size, SizedNet
-from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class SlimmableStep(PlainStep):
         return losses
 
 
-class Slimmable(Method):
+class Slimmable(Rival):
     """The model and the private batch normalisation of every width, which are its sizes afterwards."""
 
     name = "slimmable"
@@ -94,6 +95,7 @@ class Slimmable(Method):
     label = "slimmable network"
     style = LineStyle(color="#E69F00", marker="D", linestyle=":", place=2)
     settings = SlimmableSettings
+    decomposes = False
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """The model itself is trained at width 1, and its batch normalisation is that of this width."""

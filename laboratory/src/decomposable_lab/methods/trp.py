@@ -30,12 +30,13 @@ from decomposable.core.forms import MATRIX_FORMS, check_matrix_form, short_form,
 from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers, without_transposed
 from decomposable.core.svd import SVD, svd
 from decomposable.core.tree import deep_copy, plain_name, rewire, unwrap
-from decomposable.training.methods.base import Closure, LineStyle, Material, Method, Training
-from decomposable.training.methods.decomposing import decomposed
+from decomposable.network.decomposed import DecomposedNet
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings, is_one_of
-from decomposable.network.decomposed import DecomposedNet
+from decomposable.training.methods.base import Closure, Material
+from decomposable.training.methods.decomposing import decomposed
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_lab.methods.base import LineStyle, Rival, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ class TRPStep:
         self.ranks = {name: int(rank) for name, rank in ranks.items()}
 
 
-class TRP(Method):
+class TRP(Rival):
     """The model as it is, truncated again and again in training, and decomposed after it by the energy criterion."""
 
     name = "trp"

@@ -17,15 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.data.base import generator_for
-from decomposable.training.methods.base import Closure, LineStyle, Material, Method
-from decomposable.training.methods.outputs import loss_and_outputs
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check
-from decomposable_lab.methods.width import WidthsSettings
-from decomposable_lab.methods.widths import Widths, WidthsNet
-from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics
+from decomposable.training.methods.base import Closure, Material
+from decomposable.training.methods.outputs import loss_and_outputs
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.progress import Tracker
+from decomposable_lab.methods.base import LineStyle, Rival
+from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics
+from decomposable_lab.methods.width import WidthsSettings
+from decomposable_lab.methods.widths import Widths, WidthsNet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class SandwichStep:
         self._generator.set_state(state["generator"].cpu())
 
 
-class UniversallySlimmable(Method):
+class UniversallySlimmable(Rival):
     """The model, trained at all widths; its sizes are widths with statistics of their own."""
 
     name = "us-net"
@@ -98,6 +99,7 @@ class UniversallySlimmable(Method):
     label = "US-Net"
     style = LineStyle(color="#D55E00", marker="s", linestyle="--", place=1)
     settings = UniversalSettings
+    decomposes = False
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """The model itself is the largest width."""

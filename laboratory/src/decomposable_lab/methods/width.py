@@ -13,11 +13,13 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 
 from decomposable.core.tree import deep_copy
-from decomposable.training.methods.base import LineStyle, Material, Method, Training
-from decomposable.recipes.settings import Settings, with_overrides
+from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings
-from decomposable_lab.methods.widths import Widths
+from decomposable.training.methods.base import Material
+from decomposable.training.methods.flat import with_overrides
+from decomposable_lab.methods.base import LineStyle, Rival, Training
 from decomposable_lab.methods.sized import Size, SizedNet
+from decomposable_lab.methods.widths import Widths
 
 _SIZE = "size_among_widths"  # an attribute of the narrow network: nothing in it tells what the full one would cost
 
@@ -52,7 +54,7 @@ class WidthSettings(WidthsSettings):
     )
 
 
-class Width(Method):
+class Width(Rival):
     """A network with fewer channels."""
 
     name = "width"
@@ -60,6 +62,7 @@ class Width(Method):
     label = "fewer channels, trained alone"
     style = LineStyle(color="#000000", marker="*", linestyle="none", markersize=13, zorder=7, place=6)
     settings = WidthSettings
+    decomposes = False
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
         """A plain module of its own. Weights that were trained are cut; fresh ones fit the narrower layers."""

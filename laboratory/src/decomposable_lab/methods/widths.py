@@ -23,12 +23,12 @@ from torch.utils._pytree import tree_leaves
 
 from decomposable.core.tracing import first_entry, trace
 from decomposable.core.tree import clone_buffers_, deep_copy, plain_name, rewire, unwrap
-from decomposable_lab.methods import cutting
-from decomposable_lab.methods.cutting import Cut, extents_of, is_depthwise, shell_of, size_of
-from decomposable_lab.methods.sized import Size
 from decomposable_edge.checks import check_count, is_number
 from decomposable_edge.errors import BudgetError, DecomposableError, InvalidArgumentError, UnsupportedModelError
 from decomposable_edge.text import first_line
+from decomposable_lab.methods import cutting
+from decomposable_lab.methods.cutting import Cut, extents_of, is_depthwise, shell_of, size_of
+from decomposable_lab.methods.sized import Size
 
 Modules = Mapping[nn.Module, nn.Module]
 """What takes the places of the model's modules."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decomposable_lab.exhibits.catalogue import EXHIBITS
 from decomposable_edge.errors import DataError
+from decomposable_lab.exhibits.catalogue import EXHIBITS
 
 LARGEST = 1 << 25
 """Bytes of a file that are read: 32 MiB."""

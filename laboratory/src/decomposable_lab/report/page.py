@@ -12,6 +12,10 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from decomposable.training.methods import METHODS
+from decomposable_edge.errors import MissingExtraError
+from decomposable_edge.machine import timestamp
+from decomposable_lab.methods.ours import style_of
 from decomposable_lab.report import verdicts
 from decomposable_lab.report.finding import Found
 from decomposable_lab.report.header import header
@@ -19,9 +23,6 @@ from decomposable_lab.report.html import Html, joined, tag
 from decomposable_lab.report.runs import of_run
 from decomposable_lab.report.sections import Section, id_of, of_exhibit
 from decomposable_lab.report.trainings import Trained
-from decomposable.training.methods import METHODS
-from decomposable_edge.errors import MissingExtraError
-from decomposable_edge.machine import timestamp
 
 READINGS = {"size": "part of the MACs", "accuracy": "accuracy", "macs": "MACs", "params": "parameters"}
 SLICES = (
@@ -47,7 +48,7 @@ def plotting_library() -> str:
     try:
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
     except ImportError as error:
-        raise MissingExtraError.of("plotly", "report") from error
+        raise MissingExtraError.of("plotly", "report", "./laboratory") from error
     script: str = get_plotlyjs()
     return script
 
@@ -82,8 +83,8 @@ def styles() -> dict[str, dict[str, Any]]:
     """Colour, symbol and dash of every method, the same in all figures; no two have the same symbol."""
     found: dict[str, dict[str, Any]] = {}
     spare = iter(_SPARE)
-    for name, method in METHODS.items():
-        if (style := method.style) is not None:
+    for name in METHODS:
+        if (style := style_of(name)) is not None:
             symbol = _SYMBOLS.get(style.marker, "circle")
             if any(symbol == each["symbol"] for each in found.values()):
                 symbol = next(spare, symbol)

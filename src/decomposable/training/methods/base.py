@@ -1,4 +1,4 @@
-"""What every method offers, so that one loop trains them all, one table compares them, and knowing one is knowing all.
+"""What every method offers, so that one loop trains them all, and knowing one is knowing all.
 
 Each is a module of the same shape or, where that is long, a package of such files:
 
@@ -25,12 +25,9 @@ from torch import Tensor, nn
 from decomposable.data.base import Batch
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import MethodSettings
-from decomposable.network.decomposed import DecomposedNet
-from decomposable_lab.methods.sized import SizedNet
 from decomposable_edge.progress import Report, quiet
 
 Closure = Callable[[nn.Module], Tensor]
-Overrides = Mapping[str, Any]
 
 
 class Step(Protocol):
@@ -90,8 +87,24 @@ class Looking(Protocol):
         """These images are its `calibration`, which may be gone through at any time."""
 
 
-Sized = DecomposedNet | SizedNet
-"""A trained network at several sizes."""
+class Sized(Protocol):
+    """A trained network at its sizes: a `DecomposedNet`, or a network of a method that makes sizes in another way."""
+
+    def save(self, path: Any, info: Mapping[str, Any] | None = None) -> None:
+        """Write all sizes to one file."""
+
+
+@runtime_checkable
+class HasOwnSizes(Sized, Protocol):
+    """A network with a list of sizes of its own, where a decomposed network takes any size."""
+
+    plan: Any
+
+    def offered(self) -> list[tuple[float, Any]]:
+        """Return the sizes, each with its part of the MACs."""
+
+    def set_plan_(self, plan: Any) -> Any:
+        """Take one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,45 +116,6 @@ class Material:
     calibration_images: int = 0  # how many they are, where it is known
     loss: Callable[[nn.Module, Batch], Tensor]
     progress: Report = quiet
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """One training that a method needs in a comparison.
-
-    Attributes:
-        curve: the name of what comes out, in the records and in the figure; several trainings may share one.
-        folder: its own folder among those of the method and seed; empty where there is only one training.
-        settings: to be replaced in those of the recipe.
-        variants: instead of `curve`, the names of several ways to make sizes of the one trained network, each with the
-            settings that it replaces.
-        choice: tells apart trainings of one curve that are alternatives, of which the most accurate one counts.
-        init: the method whose trained network, of the same seed, this one starts from.
-        ranks: the part of the MACs at which Decomposable-Net, of the same seed, says the ranks of this one.
-        pace: tells apart trainings of a method whose steps take differently long for the same form.
-    """
-
-    curve: str
-    folder: str = ""
-    settings: Overrides = field(default_factory=dict)
-    variants: Mapping[str, Overrides] = field(default_factory=dict)
-    choice: str = ""
-    init: str | None = None
-    ranks: float | None = None
-    pace: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineStyle:
-    """How a method is drawn in a figure, in the words of matplotlib."""
-
-    color: str
-    marker: str
-    linestyle: str = "-"  # "none" where a method's sizes are trainings of their own: points without a line
-    linewidth: float = 2.0
-    markersize: float = 7.5
-    zorder: float = 4  # what is higher is drawn above
-    place: int = 100  # in the legend, from above
 
 
 class PlainStep(Step):
@@ -161,25 +135,21 @@ class Method:
     """A way to train a network, and to have it at some sizes afterwards.
 
     What it says here is normal learning of the model as it is; a method replaces what it does otherwise, and has to
-    say its sizes. One whose `sized` makes a `SizedNet` also has
-
-        rebuilt(model, example_input, settings, structure)   the network whose state dict a file holds, and the
-                                                             function from a `Size` to its plain module
-        size_again(network, value, example_input)            what the `Size` of this value costs: no file is believed
+    say its sizes.
 
     Attributes:
         name: as it is typed.
         summary: one line about it.
         label: what a figure calls it; its name where it says nothing.
-        style: its line in a figure; one that no other has where it says nothing.
         settings: the class of the settings that it has of its own.
+        decomposes: whether its `sized` gives a `DecomposedNet`, which can be calibrated again.
     """
 
     name: str
     summary: str
     label: str = ""
-    style: LineStyle | None = None
     settings: type[MethodSettings] | None = None
+    decomposes: bool = True
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """Refuse settings that it cannot work with, before anything is made."""
@@ -195,7 +165,3 @@ class Method:
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> Sized:
         """The trained network at its sizes."""
         raise NotImplementedError
-
-    def trainings(self, settings: Settings) -> tuple[Training, ...]:
-        """What a comparison trains of this method."""
-        return (Training(curve=self.name),)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from decomposable.core.criteria import CRITERIA
 from decomposable.core.joint import JointObjective
-from decomposable.training.methods.base import Closure, LineStyle, Material, Method
-from decomposable.training.methods.decomposing import decomposed
+from decomposable.network.decomposed import DecomposedNet
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings
-from decomposable.network.decomposed import DecomposedNet
+from decomposable.training.methods.base import Closure, Material, Method
+from decomposable.training.methods.decomposing import decomposed
 from decomposable_edge.errors import InvalidArgumentError
 
 
@@ -61,7 +61,6 @@ class Decomposable(Method):
     name = "decomposable"
     summary = "the full network and a low-rank network of random size together: Decomposable-Net"
     label = "Decomposable-Net"
-    style = LineStyle(color="#0072B2", marker="o", linewidth=2.8, zorder=6, place=0)
     settings: type[MethodSettings] | None = JointSettings
 
     def check(self, settings: Settings, *, has_init: bool) -> None:

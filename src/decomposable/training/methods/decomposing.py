@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import nn
 
 from decomposable.core.criteria import ScoresByLayer
 from decomposable.core.factors import Taylor
-from decomposable.core.forms import MATRIX_FORMS, short_form
 from decomposable.core.layers import FilterFn
 from decomposable.core.tracing import on_device_of
-from decomposable.training.methods.base import Material
-from decomposable.recipes.settings import Settings
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.recipes.settings import Settings
+from decomposable.training.methods.base import Material
 from decomposable_edge.progress import Progress
-
-SHORT_CRITERIA = {"singular_value": "sv", "energy": "eng", "uniform": "uni", "taylor": "tay"}
 
 
 def decomposed(
@@ -78,21 +72,3 @@ def calibrate_anew_(net: DecomposedNet, material: Material, settings: Settings, 
 
 def _taylor(material: Material) -> Taylor:
     return Taylor(material.calibration, lambda net, batch: material.loss(net, on_device_of(net, batch)))
-
-
-def short_name(prefix: str, form: str, criterion: str) -> str:
-    """How the paper's figures call it.
-
-    >>> short_name("base", "spatial", "energy")
-    'base_sp_eng'
-    """
-    return f"{prefix}_{short_form(form)}_{SHORT_CRITERIA[criterion]}"
-
-
-def each_form_and_criterion(prefix: str) -> dict[str, Mapping[str, Any]]:
-    """All ways to decompose one network, by their names."""
-    return {
-        short_name(prefix, form, criterion): {"form": form, "criterion": criterion}
-        for form in MATRIX_FORMS
-        for criterion in SHORT_CRITERIA
-    }

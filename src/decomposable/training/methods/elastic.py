@@ -29,15 +29,15 @@ from decomposable.core.distillation import kl_divergence
 from decomposable.core.joint import JointObjective
 from decomposable.core.moments import NoGradientError
 from decomposable.core.tracing import on_device_of
-from decomposable.training.methods.base import Closure, LineStyle, Material
-from decomposable.training.methods.decomposable import Decomposable, JointStep
-from decomposable.training.methods.decomposing import decomposed
-from decomposable.training.methods.outputs import loss_and_outputs
-from decomposable.recipes.settings import Settings
-from decomposable.recipes.values import Check, MethodSettings
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.importance import require_one_cut
+from decomposable.recipes.settings import Settings
+from decomposable.recipes.values import Check, MethodSettings
+from decomposable.training.methods.base import Closure, Material
+from decomposable.training.methods.decomposable import Decomposable, JointStep
+from decomposable.training.methods.decomposing import decomposed
+from decomposable.training.methods.outputs import loss_and_outputs
 from decomposable_edge.errors import BudgetError, InvalidArgumentError
 
 TURNS = 3
@@ -202,7 +202,6 @@ class Elastic(Decomposable):
     name = "elastic"
     summary = "Decomposable-Net at random budgets, taught by the full network, in turns: better when small, for less"
     label = "Elastic"
-    style = LineStyle(color="#CC79A7", marker="*", linewidth=2.8, markersize=11, zorder=7, place=-1)
     settings = ElasticSettings
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> WithExample:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from decomposable.training.methods.base import LineStyle, Material, Method, Training
-from decomposable.training.methods.decomposing import decomposed, each_form_and_criterion
-from decomposable.recipes.settings import Settings
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.recipes.settings import Settings
+from decomposable.training.methods.base import Material, Method
+from decomposable.training.methods.decomposing import decomposed
 
 
 class Plain(Method):
@@ -20,15 +20,10 @@ class Plain(Method):
     name = "plain"
     summary = "normal learning, decomposed afterwards by both forms and every criterion"
     label = "normal learning, decomposed"
-    style = LineStyle(color="#666666", marker="v", linestyle="--", place=5)
 
     def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
         """Decomposed by the form and the criterion of the settings."""
         return decomposed(network, material, settings)
-
-    def trainings(self, settings: Settings) -> tuple[Training, ...]:
-        """One, whose network is decomposed in every way."""
-        return (Training(curve="base", variants=each_form_and_criterion("base")),)
 
 
 METHOD = Plain()

@@ -1,53 +1,92 @@
-"""The methods that there are, by name: whatever is in `METHODS` is trained, resumed, compared and drawn.
+"""The methods that there are, by name: whatever is in `METHODS` is trained and resumed.
 
-A leaf of this room, so that the settings know those of every method without importing any.
+The library has three. `register` takes more: those of the laboratory (`import decomposable_lab`) and your own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import Field, fields
+from typing import Any
 
-if TYPE_CHECKING:
-    from decomposable.training.methods.base import Method
-    from decomposable.recipes.values import MethodSettings
+from decomposable.recipes.settings import Settings
+from decomposable.recipes.values import MethodSettings
+from decomposable.training.methods.base import Method
+from decomposable_edge.errors import LABORATORY, InvalidArgumentError
+from decomposable_edge.text import first_line
 
 METHODS: dict[str, Method] = {}
-BUILT_IN: set[str] = set()
-"""The names of those that come with the package."""
+IN_THE_LABORATORY = ("width", "scratch", "trp", "tucker", "slimmable", "us-net")
+"""Methods to compare with, which are not part of the library: who asks for one is told where it is."""
 
-_LISTED_FIRST = (
-    *("width", "widths", "width_loss", "width_range", "random_widths", "width_multiple", "ranks"),
-    *("trp_energy", "trp_strength", "trp_interval", "trp_layers", "vbmf_form"),
-    *("compare_widths", "compare_ranks", "compare_energies", "compare_strengths", "compare_forms"),
-    *("compare_vbmf_forms", "tuning_epochs", "tuning_rates", "tuning_weight_decays", "tuning_schedules"),
-)
-"""The order in which settings have always been listed and stored; those of other methods follow."""
+_NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+
+
+def register(method: Method) -> None:
+    """Have a method trained and resumed under its name, and its settings known."""
+    if not isinstance(method, Method):
+        raise InvalidArgumentError(f"method={method!r:.80}; allowed: an object of a class that is a Method")
+    name = getattr(method, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "all":  # it becomes a folder
+        raise InvalidArgumentError(f"method={name!r:.80}; allowed: a name of letters a to z and digits, as in us-net")
+    if not isinstance(getattr(method, "summary", None), str):
+        raise InvalidArgumentError(f"method={name}: there is no summary of it; allowed: one line")
+    if METHODS.get(name, method) is not method:
+        raise InvalidArgumentError(f"method={name}: there is one of this name; allowed: another name")
+    if method.settings is not None:
+        _check_settings(name, method.settings)
+    METHODS[name] = method
+
+
+def find(name: str) -> Method:
+    """Return the method of that name; an unknown one is refused with the nearest."""
+    if name in METHODS:
+        return METHODS[name]
+    if name in IN_THE_LABORATORY:
+        raise InvalidArgumentError(
+            f"method={name}: it is one of the laboratory, {LABORATORY}; allowed here: {', '.join(METHODS)}"
+        )
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), METHODS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise InvalidArgumentError(f"method={name}; {hint}allowed: {', '.join(METHODS)}")
 
 
 def kinds(names: Iterable[str] | None = None) -> list[type[MethodSettings]]:
-    """The classes of the settings that these methods, or all, have of their own."""
-    found = (getattr(METHODS[name], "settings", None) for name in (METHODS if names is None else names))
+    """Return the classes of the settings that these methods, or all, have of their own."""
+    found = (METHODS[name].settings for name in (METHODS if names is None else names))
     return list(dict.fromkeys(kind for kind in found if kind is not None))
 
 
-def own_defaults(names: Iterable[str] | None = None) -> Mapping[str, Any]:
-    """These settings by name, as they are where nobody sets them."""
-    return _defaults(tuple(kinds(names)))
-
-
-@lru_cache
-def _defaults(of_kinds: tuple[type[MethodSettings], ...]) -> Mapping[str, Any]:
-    """Kept: settings ask for them whenever they are made or read."""
-    values = {name: value for kind in of_kinds for name, value in vars(kind()).items()}
-    return MappingProxyType({name: values[name] for name in dict.fromkeys((*_LISTED_FIRST, *values)) if name in values})
-
-
 def of_other_methods(method: str) -> set[str]:
-    """The settings that single methods have of their own, but for those that this method has too.
+    """Return the names of settings that other methods have of their own and this one has not.
 
     No training of this one depends on them: who goes on with it may have others, or have registered other methods.
     """
-    return own_defaults(METHODS.keys() - {method}).keys() - own_defaults(METHODS.keys() & {method}).keys()
+    return _names(METHODS.keys() - {method}) - _names(METHODS.keys() & {method})
+
+
+def _names(methods: Iterable[str]) -> set[str]:
+    return {each.name for kind in kinds(methods) for each in fields(kind)}
+
+
+def _check_settings(method: str, kind: type[MethodSettings]) -> None:
+    """Refuse settings that would break those of others: on the command line all of them are one flat list."""
+    if not (isinstance(kind, type) and issubclass(kind, MethodSettings)):
+        raise InvalidArgumentError(f"method={method}: settings={kind!r:.80}; allowed: a class of MethodSettings")
+    taken: dict[str, Field[Any]] = {each.name: each for each in fields(Settings)}
+    taken |= {each.name: each for other in kinds() for each in fields(other)}
+    for each in fields(kind):
+        if taken.get(each.name, each) is not each:  # two methods may inherit one of a common class
+            raise InvalidArgumentError(f"method={method}: {each.name} is a setting of others; allowed: other names")
+        if hasattr(Settings, each.name) or hasattr(MethodSettings, each.name):
+            raise InvalidArgumentError(
+                f"method={method}: {each.name} is something else of all settings; allowed: other names"
+            )
+    try:
+        kind()
+    except Exception as error:  # a field without a default, a default that its own check refuses …
+        raise InvalidArgumentError(
+            f"method={method}: its settings cannot be made ({first_line(error)}); allowed: a right default for each"
+        ) from error

@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from decomposable.core.factors import memory_format_of
 from decomposable.core.layers import Decomposable, avoid_fast_paths_
 from decomposable.core.tree import deep_copy, rewire, unwrap
-from decomposable.training.methods.base import LineStyle, Material, Method, Training
+from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.recipes.settings import Settings
+from decomposable.recipes.values import Check, MethodSettings, is_one_of
+from decomposable.training.methods.base import Material
+from decomposable_edge.errors import ArtifactError, InvalidArgumentError
+from decomposable_edge.progress import Tracker
+from decomposable_lab.methods.base import LineStyle, Rival, Training
+from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics
 from decomposable_lab.methods.tucker import layers as factored
 from decomposable_lab.methods.tucker.layers import FactorForm
 from decomposable_lab.methods.tucker.ranks import LayerRanks, Structure, is_dense, structure_of
 from decomposable_lab.methods.tucker.tensors import Kept
-from decomposable.recipes.values import Check, MethodSettings, is_one_of
-from decomposable.network.calibration.statistics import tracked_batch_norms
-from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics
-from decomposable_edge.errors import ArtifactError, InvalidArgumentError
-from decomposable_edge.progress import Tracker
 
 CURVES = {"tucker": "tucker_vbmf_ft", "channel": "ch_vbmf_ft", "spatial": "sp_vbmf_ft"}
 """How the paper's figures call the forms."""
@@ -93,7 +94,7 @@ class TuckerSettings(MethodSettings):
     )
 
 
-class Tucker(Method):
+class Tucker(Rival):
     """Decomposition of a trained network at ranks that VBMF chooses, then fine-tuning."""
 
     name = "tucker"
@@ -101,6 +102,7 @@ class Tucker(Method):
     label = "Tucker, VBMF, fine-tuned"
     style = LineStyle(color="#8C6BB1", marker="P", linestyle=":", place=4)
     settings = TuckerSettings
+    decomposes = False
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
         """The ranks are those of trained weights."""

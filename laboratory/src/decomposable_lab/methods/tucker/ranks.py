@@ -21,13 +21,13 @@ from decomposable.core.layers import Layer, find_layers, require_layers, without
 from decomposable.core.svd import check_finite, svd
 from decomposable.core.tracing import Trace, on_device_of, other_macs, trace
 from decomposable.core.tree import plain_name
-from decomposable_lab.methods.tucker.layers import FactorForm, form_of
-from decomposable_lab.methods.tucker.tensors import Kept, possible_ranks, unfold
-from decomposable_lab.methods.tucker.vbmf import vbmf_rank
-from decomposable_lab.methods.sized import Size
 from decomposable_edge.checks import is_integer
 from decomposable_edge.errors import ArtifactError
 from decomposable_edge.sizing.chain import Chain
+from decomposable_lab.methods.sized import Size
+from decomposable_lab.methods.tucker.layers import FactorForm, form_of
+from decomposable_lab.methods.tucker.tensors import Kept, possible_ranks, unfold
+from decomposable_lab.methods.tucker.vbmf import vbmf_rank
 
 WHOLE_UP_TO = 4
 """Channels of a mode that Tucker leaves whole. Of L singular values VBMF keeps at most ⌈L/(1+α)⌉ − 1, so the three
