@@ -7,7 +7,7 @@ import pytest
 
 from decomposable_lab.exhibits.catalogue import EXHIBITS
 
-FOLDER = Path(__file__).resolve().parents[1] / "results" / "paper-laptop"
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "paper-laptop"
 
 
 @pytest.mark.parametrize("name", EXHIBITS)

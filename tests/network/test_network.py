@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from decomposable import RankPlan, Taylor, decompose, load, models
+from decomposable import RankPlan, decompose, load, models
+from decomposable.core.factors import Taylor
 from decomposable.core.standin import StandIn
 from decomposable_edge.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable_edge.sizing.latency import LatencyProfile, TimedSize, timed_now

@@ -1,11 +1,14 @@
 import copy
+import json
 import pickle
-from dataclasses import dataclass, fields, replace
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
 
 import pytest
 
 from decomposable.recipes.settings import Settings
-from decomposable.training.methods.flat import flat, from_text, with_overrides
+from decomposable.training.methods.decomposable import JointSettings
+from decomposable.training.methods.elastic import ElasticSettings
+from decomposable.training.methods.flat import flat, from_plain, from_text, with_overrides
 from decomposable.training.methods.registry import kinds
 from decomposable_edge.errors import InvalidArgumentError, SettingError
 
@@ -113,59 +116,62 @@ def test_a_subclass_adds_settings_of_its_own():
         from_text(Own(), ["crops=x"])
 
 
-def test_every_setting_survives_json():
-    import json
-    from dataclasses import asdict
-
-    settings = Settings(ratio=(0.1, 0.3), sizes=(1.0,))
-    back = with_overrides(Settings(), json.loads(json.dumps(asdict(settings))))
-    assert back == settings
-    assert len(fields(back)) > 20
-
-
-LISTED = (
-    "method, epochs, seed, batch_size, learning_rate, fine_tune_learning_rate, schedule, milestones, decay, "
-    "power, warmup_epochs, optimizer, momentum, nesterov, weight_decay, clip_norm, form, ratio, balance, criterion, "
-    "min_rank, refresh, width, widths, width_loss, width_range, random_widths, width_multiple, ranks, "
-    "trp_energy, trp_strength, trp_interval, trp_layers, vbmf_form, compare_widths, compare_ranks, "
-    "compare_energies, compare_strengths, compare_forms, compare_vbmf_forms, tuning_epochs, tuning_rates, "
-    "tuning_weight_decays, tuning_schedules, added_gap, elastic_macs, elastic_smallest, elastic_distill, "
-    "elastic_turns, elastic_start, elastic_even, elastic_refresh, elastic_order, mean, std, workers, precision, "
-    "channels_last, evaluate_every, calibration_images, calibration_passes, calibrated_sizes, "
-    "calibrated_alignments, sizes"
-)
+def test_those_of_single_methods_are_dataclasses_of_their_own():
+    settings = Settings(of_methods=(ElasticSettings(elastic_start=0.3), JointSettings()))
+    assert settings.of_methods == (ElasticSettings(elastic_start=0.3),)  # defaults are left out
+    assert settings.of(ElasticSettings).elastic_start == 0.3
+    assert settings.of(JointSettings) == JointSettings()
+    assert settings == with_overrides(Settings(), elastic_start=0.3) == from_text(Settings(), ["elastic_start=0.3"])
+    assert settings != Settings()
+    assert Settings(of_methods=(ElasticSettings(),)) == Settings()
+    with pytest.raises(FrozenInstanceError):
+        settings.of(ElasticSettings).elastic_start = 0.5
 
 
-def test_settings_are_listed_in_the_order_that_they_always_had():
-    assert ", ".join(flat(Settings())) == LISTED
+def test_all_of_them_have_flat_names_and_come_back_from_json():
+    names = list(flat(Settings()))
+    place = names.index("added_gap")
+    assert names[place - 1] == "refresh"
+    elastic = [field.name for field in fields(ElasticSettings)]
+    assert names[place + 1 : place + 1 + len(elastic) + 1] == [*elastic, "mean"]
+    assert "of_methods" not in names
+    settings = with_overrides(Settings(epochs=3), added_gap=0.1, elastic_macs=(0.1, 0.2), elastic_order="data")
+    stored = json.loads(json.dumps(flat(settings)))
+    assert from_plain(Settings(), stored) == settings
+    assert from_plain(Settings(), {**stored, "of_a_method_that_is_not_here": 3}) == settings
     with pytest.raises(InvalidArgumentError) as caught:
         from_text(Settings(), ["zzz=3"])
-    assert str(caught.value) == f"no setting is called zzz; allowed: {LISTED}"
+    assert str(caught.value) == f"no setting is called zzz; allowed: {', '.join(names)}"
 
 
-def test_those_of_single_methods_are_as_immutable_as_the_others():
-    settings = Settings(trp_energy=0.9, widths=(0.5, 1))
-    with pytest.raises(TypeError, match="settings cannot be changed"):
-        settings.of_methods["trp_energy"] = 7
+def test_a_copy_is_the_same():
+    settings = with_overrides(Settings(), elastic_start=0.3, added_gap=0.5)
     for same in (
         pickle.loads(pickle.dumps(settings)),
         copy.copy(settings),
         copy.deepcopy(settings),
         replace(settings),
-        replace(replace(settings, trp_energy=0.8), trp_energy=0.9),
-        Settings(of_methods={"widths": [0.5, 1], "trp_energy": 0.9}),
+        with_overrides(with_overrides(settings, added_gap=0.1), added_gap=0.5),
+        Settings(of_methods=[JointSettings(added_gap=0.5), ElasticSettings(elastic_start=0.3)]),
     ):
-        assert (same, hash(same), same.trp_energy, same.widths) == (settings, hash(settings), 0.9, (0.5, 1.0))
-        with pytest.raises(TypeError, match="settings cannot be changed"):
-            same.of_methods.clear()
-    assert settings != Settings()
+        assert (same, hash(same)) == (settings, hash(settings))
 
 
-@pytest.mark.parametrize("wrong", [3, None, "width", ("width",), {3: 4}])
+@pytest.mark.parametrize("wrong", [3, None, "width", ("width",), {3: 4}, (ElasticSettings(), ElasticSettings())])
 def test_what_is_no_settings_of_methods_is_refused_in_one_line(wrong):
-    for more in ({}, {"trp_energy": 0.9}):
-        with pytest.raises(InvalidArgumentError, match=r"^of_methods=.*; allowed: a dict of settings by name$"):
-            Settings(of_methods=wrong, **more)
+    with pytest.raises(SettingError, match=r"^of_methods=.*; allowed: ") as caught:
+        Settings(of_methods=wrong)
+    assert caught.value.option == "of_methods"
+
+
+def test_of_methods_is_no_name_on_the_command_line():
+    with pytest.raises(InvalidArgumentError, match="no setting is called of_methods"):
+        from_text(Settings(), ["of_methods=3"])
+
+
+def test_a_method_of_the_laboratory_is_named_before_its_settings():
+    with pytest.raises(InvalidArgumentError, match=r"method=magic; allowed: plain, decomposable, elastic"):
+        from_text(Settings(), ["nonsense=1", "method=magic"])
 
 
 def test_a_form_may_be_given_by_name_pattern():

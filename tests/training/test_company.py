@@ -129,7 +129,7 @@ def test_a_process_that_is_killed_ends_the_job_with_a_message_and_the_run_goes_o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["elastic", "plain", "us-net", "trp"])
+@pytest.mark.parametrize("method", ["elastic", "plain"])
 def test_so_it_is_with_other_methods_and_four_processes(method, tmp_path):
     settings = [f"method={method}", "epochs=1", *(["elastic_turns=2"] if method == "elastic" else [])]
     for count, name in ((1, "one"), (4, "four")):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-import decomposable as dn
+import decomposable_lab as lab
 from decomposable.core.forms import to_matrix, to_weight
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -46,7 +46,7 @@ def applied(module, x, weight):
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_errors_are_those_of_layers_that_are_cut(kind, form):
     module = seeded(CONVOLUTIONS[kind])
-    found = dn.analysis.errors_by_rank(nn.Sequential(module), [X[:3], X[3:]], form=form)["0"]
+    found = lab.analysis.errors_by_rank(nn.Sequential(module), [X[:3], X[3:]], form=form)["0"]
     whole = applied(module, X, module.weight.double())
     assert found.energy == pytest.approx(whole.detach().square().flatten(1).sum(1).numpy(), rel=1e-9)
     assert found.output.shape == (5, len(found.params))
@@ -62,7 +62,7 @@ def test_errors_are_those_of_layers_that_are_cut(kind, form):
 def test_linear_layers_with_several_rows_per_sample():
     module = seeded(lambda: nn.Linear(8, 5))
     x = torch.randn(4, 7, 8)
-    found = dn.analysis.errors_by_rank(nn.Sequential(module), [x])["0"]
+    found = lab.analysis.errors_by_rank(nn.Sequential(module), [x])["0"]
     whole = applied(module, x, module.weight.double()).detach()
     for rank in range(6):
         error = (whole - applied(module, x, cut(module, "channel", rank))).detach().square().flatten(1).sum(1)
@@ -76,7 +76,7 @@ def test_before_the_taps_the_error_is_that_of_every_row_and_behind_them_it_can_r
     """Of a kernel of three rows, what the horizontal patches of a row add to three rows of the output."""
     module = seeded(lambda: nn.Conv2d(16, 16, 3, padding=1, bias=False))
     images = torch.rand(5, 16, 1, 1).expand(-1, -1, 9, 9)  # rows alike, so that taps can cancel
-    found = dn.analysis.errors_by_rank(nn.Sequential(module), [images], form="spatial")["0"]
+    found = lab.analysis.errors_by_rank(nn.Sequential(module), [images], form="spatial")["0"]
     matrix = to_matrix(module.weight.detach().double(), "spatial")
     u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
     padded = nn.functional.pad(images.double(), (1, 1, 1, 1))
@@ -89,9 +89,9 @@ def test_before_the_taps_the_error_is_that_of_every_row_and_behind_them_it_can_r
 
 def test_blocks_of_bases_give_the_same(monkeypatch):
     module = seeded(CONVOLUTIONS["strided"])
-    whole = dn.analysis.errors_by_rank(nn.Sequential(module), [X])["0"]
+    whole = lab.analysis.errors_by_rank(nn.Sequential(module), [X])["0"]
     monkeypatch.setattr("decomposable_lab.analysis.layer_errors._MOST", 1000)
-    assert dn.analysis.errors_by_rank(nn.Sequential(module), [X])["0"].output == pytest.approx(whole.output, rel=1e-9)
+    assert lab.analysis.errors_by_rank(nn.Sequential(module), [X])["0"].output == pytest.approx(whole.output, rel=1e-9)
 
 
 def test_widths_keep_the_first_channels_and_the_ends_keep_theirs():
@@ -101,7 +101,7 @@ def test_widths_keep_the_first_channels_and_the_ends_keep_theirs():
             nn.Flatten(), nn.Linear(12, 4),
         )
     )  # fmt: skip
-    found = dn.analysis.errors_by_width(model, iter([X]), widths=(0.25, 0.5, 1.0))
+    found = lab.analysis.errors_by_width(model, iter([X]), widths=(0.25, 0.5, 1.0))
     assert {name: each.params.tolist() for name, each in found.items()} == {
         "0": [2 * 6 * 9, 4 * 6 * 9, 8 * 6 * 9],
         "2": [3 * 2 * 9, 6 * 4 * 9, 12 * 8 * 9],
@@ -120,22 +120,22 @@ def test_widths_keep_the_first_channels_and_the_ends_keep_theirs():
 def test_the_model_is_as_before_and_what_cannot_be_is_refused():
     model = seeded(lambda: nn.Sequential(nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    dn.analysis.errors_by_rank(model, [X])
+    lab.analysis.errors_by_rank(model, [X])
     assert model.training
     assert not model[0]._forward_hooks
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     for call, message in (
-        (lambda: dn.analysis.errors_by_rank(model, []), "it yielded no batch"),
-        (lambda: dn.analysis.errors_by_rank(model, [X], images=0), "images=0"),
-        (lambda: dn.analysis.errors_by_rank(model, [X], form="tucker"), "form='tucker'"),
-        (lambda: dn.analysis.errors_by_rank(nn.ReLU(), [X]), "no layer to decompose"),
-        (lambda: dn.analysis.errors_by_width(model, [X], widths=(0.0,)), r"widths=\(0.0,\)"),
-        (lambda: dn.analysis.errors_by_rank(model, [["text"]]), "hold str"),
+        (lambda: lab.analysis.errors_by_rank(model, []), "it yielded no batch"),
+        (lambda: lab.analysis.errors_by_rank(model, [X], images=0), "images=0"),
+        (lambda: lab.analysis.errors_by_rank(model, [X], form="tucker"), "form='tucker'"),
+        (lambda: lab.analysis.errors_by_rank(nn.ReLU(), [X]), "no layer to decompose"),
+        (lambda: lab.analysis.errors_by_width(model, [X], widths=(0.0,)), r"widths=\(0.0,\)"),
+        (lambda: lab.analysis.errors_by_rank(model, [["text"]]), "hold str"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             call()
 
 
 def test_so_many_images_and_no_more():
-    found = dn.analysis.errors_by_rank(seeded(lambda: nn.Sequential(nn.Conv2d(6, 4, 3))), [X, X], images=7)
+    found = lab.analysis.errors_by_rank(seeded(lambda: nn.Sequential(nn.Conv2d(6, 4, 3))), [X, X], images=7)
     assert found["0"].output.shape[0] == 7

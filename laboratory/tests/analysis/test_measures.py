@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import decomposable as dn
+import decomposable_lab as lab
 from decomposable.core.forms import to_matrix
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -39,7 +40,7 @@ IMAGES = torch.randn(12, 3, 7, 7, generator=torch.Generator().manual_seed(2))
 @pytest.mark.parametrize("form", ["channel", "spatial"])
 def test_singular_values_are_those_of_lapack(form):
     model = convolutional()
-    found = dn.analysis.singular_values(model, form=form)
+    found = lab.analysis.singular_values(model, form=form)
     assert list(found) == ["0", "2", "5"]
     for name, values in found.items():
         layer = model.get_submodule(name)
@@ -50,7 +51,7 @@ def test_singular_values_are_those_of_lapack(form):
 
 def test_criteria_select_the_plans_that_networks_take():
     model = convolutional()
-    plans = dn.analysis.selected_ranks(model, IMAGES[:1], macs=0.4)
+    plans = lab.analysis.selected_ranks(model, IMAGES[:1], macs=0.4)
     assert list(plans) == ["uniform", "energy", "singular_value"]
     for criterion, plan in plans.items():
         assert plan == dn.decompose(model, IMAGES[:1], criterion=criterion).resize_(macs=0.4)
@@ -61,7 +62,7 @@ def test_the_bound_holds_and_is_what_the_proposition_says(ratio):
     model = fully_connected()
     net = dn.decompose(model, X[:1])
     net.resize_(ratio=ratio)
-    found = dn.analysis.divergence(net, [X[:9], X[9:]])
+    found = lab.analysis.divergence(net, [X[:9], X[9:]])
     assert found.holds
     assert 0 < found.tightness < 1
     p, q = (F.softmax(each(X).double(), dim=1) for each in (model, net))
@@ -80,8 +81,8 @@ def test_batches_of_a_loader_with_labels_are_taken_by_their_first_entry():
     net = dn.decompose(fully_connected(), X[:1])
     net.resize_(ratio=0.4)
     labelled = [(X, torch.zeros(len(X), dtype=torch.long))]
-    assert np.array_equal(dn.analysis.divergence(net, labelled).kl, dn.analysis.divergence(net, [X]).kl)
-    found, same = dn.analysis.lipschitz(net, labelled), dn.analysis.lipschitz(net, [X])
+    assert np.array_equal(lab.analysis.divergence(net, labelled).kl, lab.analysis.divergence(net, [X]).kl)
+    found, same = lab.analysis.lipschitz(net, labelled), lab.analysis.lipschitz(net, [X])
     assert np.array_equal(found.empirical, same.empirical, equal_nan=True)
 
 
@@ -104,14 +105,14 @@ def test_networks_that_the_proposition_does_not_speak_of_are_refused():
         net = dn.decompose(model.eval(), x[:1])
         net.resize_(ratio=0.3)
         with pytest.raises(InvalidArgumentError, match=message):
-            dn.analysis.divergence(net, [x])
+            lab.analysis.divergence(net, [x])
 
 
 def test_lipschitz_constants_are_the_largest_quotients_and_below_theory():
     model = convolutional()
     net = dn.decompose(model, IMAGES[:1])
     net.resize_(ratio=0.4)
-    found = dn.analysis.lipschitz(net, [IMAGES[:5], IMAGES[5:]])
+    found = lab.analysis.lipschitz(net, [IMAGES[:5], IMAGES[5:]])
     small = net.extract()
     assert found.names == ("0", "2", "5")
     assert math.isnan(found.empirical[0])
@@ -135,7 +136,7 @@ def test_the_theoretical_constant_is_above_the_operators_norm():
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.Conv2d(3, 4, 3, stride=2, bias=False))
     net = dn.decompose(model, torch.zeros(1, 2, 6, 6))
     net.resize_(ratio=0.5)
-    found = dn.analysis.lipschitz(net, [torch.randn(3, 2, 6, 6)])
+    found = lab.analysis.lipschitz(net, [torch.randn(3, 2, 6, 6)])
     for place, (layer, shape) in enumerate(zip(model, [(2, 6, 6), (3, 6, 6)], strict=True)):
         columns = torch.eye(math.prod(shape)).reshape(-1, *shape)
         operator = torch.linalg.matrix_norm(layer(columns).detach().flatten(1), ord=2)
@@ -145,12 +146,12 @@ def test_the_theoretical_constant_is_above_the_operators_norm():
 def test_there_is_no_error_at_full_size_and_no_layer_may_run_twice():
     net = dn.decompose(fully_connected(), X[:1])
     with pytest.raises(InvalidArgumentError, match="allowed: a smaller one"):
-        dn.analysis.lipschitz(net, [X])
+        lab.analysis.lipschitz(net, [X])
     twice = nn.Linear(6, 6)
     net = dn.decompose(nn.Sequential(twice, nn.ReLU(), twice), torch.zeros(1, 6))
     net.resize_(ratio=0.5)
     with pytest.raises(InvalidArgumentError, match="it runs twice in one pass"):
-        dn.analysis.lipschitz(net, [torch.randn(4, 6)])
+        lab.analysis.lipschitz(net, [torch.randn(4, 6)])
 
 
 def test_gradient_norms_are_those_of_both_networks():
@@ -162,7 +163,7 @@ def test_gradient_norms_are_those_of_both_networks():
             u, s, vt = torch.linalg.svd(layer.weight, full_matrices=False)
             layer.weight.copy_((u * 0.5 ** torch.arange(len(s))) @ vt)
     joint = dn.JointObjective(model, ratio=0.6, seed=0)
-    found = dn.analysis.gradient_norms(joint, lambda net: F.cross_entropy(net(x), y))
+    found = lab.analysis.gradient_norms(joint, lambda net: F.cross_entropy(net(x), y))
     assert all(p.grad is None for p in model.parameters())
     ranks = joint.select_ranks(joint._bases.of_current_weights(), 0.6)
     full = torch.autograd.grad(F.cross_entropy(model(x), y), [model[0].weight, model[2].weight])

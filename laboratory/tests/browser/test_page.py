@@ -25,7 +25,7 @@ pytestmark = [
 ]
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 SHOTS = Path("browser-out")
-RECORDS = Path(__file__).resolve().parents[2] / "results"
+RECORDS = Path(__file__).resolve().parents[3] / "results"
 APART = 30  # of two colours, in steps of red, green and blue
 
 
@@ -61,7 +61,7 @@ def exhibit(name: str, kind: str, explorer=None) -> dict:
             {"text": "Another one, which does not.", "verdict": "fails", "seen": "-1.0 at 0.25×", "on": "a network"},
         ],
         "remarks": ["One seed has no range."],
-        "explorer": explorer, "command": "decomposable compare --exhibit all --scale laptop", "commit": "abc",
+        "explorer": explorer, "command": "decomposable-lab compare --exhibit all --scale laptop", "commit": "abc",
     }  # fmt: skip
 
 

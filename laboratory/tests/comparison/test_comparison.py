@@ -14,13 +14,14 @@ import pytest
 from torch import nn
 
 import decomposable as dn
-from decomposable.commands import main as cli
+import decomposable_lab as lab
 from decomposable.data import digits
 from decomposable.recipes import small
 from decomposable.training import methods
 from decomposable.training.evaluation import WrongDataError, accuracy
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.progress import Progress
+from decomposable_lab.commands import main as cli
 from decomposable_lab.commands.compare import as_text
 from decomposable_lab.comparison import results, running
 from decomposable_lab.comparison.estimate import START_SECONDS, Estimate, estimate, total_seconds
@@ -31,6 +32,7 @@ from decomposable_lab.comparison.watching import Watch, Watchers
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 SOURCE = Path(dn.__file__).parents[1]
+SOURCES = os.pathsep.join([str(SOURCE), str(Path(lab.__file__).parents[1])])
 QUICK = {
     "epochs": 2,
     "train_images": 200,
@@ -46,13 +48,13 @@ AS_TEXT = [f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for k, 
 
 def command(out, *more, names="all", settings=AS_TEXT):
     return [
-        *(sys.executable, "-m", "decomposable", "compare", "digits", "--out", str(out), "--methods", names),
+        *(sys.executable, "-m", "decomposable_lab", "compare", "digits", "--out", str(out), "--methods", names),
         *(*more, "--set", *settings),
     ]
 
 
 def environment():
-    return {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
 
 
 def run(out, *more, **options):
@@ -123,7 +125,7 @@ def test_every_network_can_be_loaded_and_has_the_accuracy_that_its_record_says(e
     checked = 0
     for path in sorted(out.rglob("network.safetensors")):
         record = json.loads((path.parent / "record.json").read_text())
-        net = dn.load(path, model=dn.models.small_cnn())
+        net = lab.load(path, model=dn.models.small_cnn())
         rows = [row for row in record["sizes"] if row["curve"] == record["sizes"][0]["curve"]]
         for row in rows:
             net.resize_(macs=row["macs"])
@@ -131,7 +133,7 @@ def test_every_network_can_be_loaded_and_has_the_accuracy_that_its_record_says(e
             assert net.plan.macs == row["macs"], path
             assert sum(p.numel() for p in extracted.parameters()) == row["params"]
             assert accuracy(extracted, data) == pytest.approx(row["accuracy"], abs=0.2)  # another batch size
-            assert not any(isinstance(m, dn.SizedNet | dn.DecomposedNet) for m in extracted.modules())
+            assert not any(isinstance(m, lab.SizedNet | dn.DecomposedNet) for m in extracted.modules())
         checked += 1
     assert checked == 2 + 1 + 1 + 2 + 3 + 1 + 1 + 1 + 1
 
@@ -222,19 +224,21 @@ def test_a_training_that_fails_leaves_the_others_their_results(tmp_path):
     def brittle(settings=small.DIGITS):
         task = small.digits(settings)
         if settings.method == "slimmable":
-            return dn.Task(build_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), load_data=task.load_data)
+            return dn.recipes.Task(
+                build_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), load_data=task.load_data
+            )
         return task
 
     said = []
     with pytest.raises(PartsFailedError, match=r"slimmable/0: .*9 classes.*the others are done"):
-        dn.compare(brittle, out=tmp_path / "out", methods=["slimmable", "plain"], jobs=1, say=said.append, **QUICK)
+        lab.compare(brittle, out=tmp_path / "out", methods=["slimmable", "plain"], jobs=1, say=said.append, **QUICK)
     assert (tmp_path / "out" / "plain" / "0" / "record.json").exists()
     assert any("slimmable/0 failed" in line for line in said)
     content = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert list(content["methods"]) == ["plain"]  # what is done is shown all the same
     assert "9 classes" in content["failed"]["slimmable/0"]
     with pytest.raises(InvalidArgumentError, match="cannot be sent to another process"):
-        dn.compare(brittle, out=tmp_path / "two", methods=["slimmable", "plain"], jobs=2, **QUICK)
+        lab.compare(brittle, out=tmp_path / "two", methods=["slimmable", "plain"], jobs=2, **QUICK)
 
 
 _RECIPE = """
@@ -261,7 +265,7 @@ def trouble(settings=small.DIGITS):
             time.sleep(0.02)
         return dn.recipes.cross_entropy(net, batch)
 
-    return dn.Task(build_model=small.digits(settings).build_model, load_data=load, loss=loss)
+    return dn.recipes.Task(build_model=small.digits(settings).build_model, load_data=load, loss=loss)
 """
 
 
@@ -269,7 +273,7 @@ def troubled(folder, kind, *more, settings=AS_TEXT, **how):
     (folder / "troubled_recipe.py").write_text(_RECIPE)
     arguments = ["compare", "troubled_recipe:trouble", "--out", "out", *more, "--set", *settings]
     return subprocess.Popen(
-        [sys.executable, "-m", "decomposable", *arguments],
+        [sys.executable, "-m", "decomposable_lab", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -385,7 +389,7 @@ def grouped(settings=small.DIGITS):
     def build():
         return nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3, groups=4), nn.Flatten(), nn.Linear(128, 10))
 
-    return dn.Task(build_model=build, load_data=small.digits(settings).load_data)
+    return dn.recipes.Task(build_model=build, load_data=small.digits(settings).load_data)
 
 
 def test_a_dry_run_says_which_method_cannot_train_the_model(tmp_path):
@@ -531,7 +535,7 @@ def test_without_data_it_says_so_in_one_line_before_it_starts_anything(tmp_path,
     out, err = capsys.readouterr()
     trained = cli.main(["train", "cifar10-resnet20", "--out", str(tmp_path / "out")])
     assert (code, out) == (trained, "")
-    assert err == capsys.readouterr().err.replace("decomposable train", "decomposable compare")
+    assert err == capsys.readouterr().err.replace("decomposable train", "decomposable-lab compare")
     assert err.count("\n") == 1
     assert "--data is needed" in err
     assert list(tmp_path.iterdir()) == []
@@ -539,13 +543,13 @@ def test_without_data_it_says_so_in_one_line_before_it_starts_anything(tmp_path,
 
 def test_a_recipe_whose_model_does_not_fit_its_data_is_refused_before_it_starts_anything(tmp_path):
     def wrong(settings=small.DIGITS):
-        return dn.Task(
+        return dn.recipes.Task(
             build_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 7)),
             load_data=small.digits(settings).load_data,
         )
 
     with pytest.raises(WrongDataError, match="7 classes, the data has 10"):
-        dn.compare(wrong, out=tmp_path / "out", methods=["plain", "width"], jobs=1)
+        lab.compare(wrong, out=tmp_path / "out", methods=["plain", "width"], jobs=1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -646,12 +650,12 @@ def test_side_by_side_the_time_left_is_shared(monkeypatch):
 def test_records_whose_networks_were_not_kept_are_not_trained_again(tmp_path):
     """As in a repository of results: records are small, networks are not."""
     quick = {"epochs": 1, "train_images": 100, "calibration_images": 50, "sizes": (1.0, 0.5)}
-    dn.compare("digits", out=tmp_path, methods=["plain"], jobs=1, **quick)
+    lab.compare("digits", out=tmp_path, methods=["plain"], jobs=1, **quick)
     record = tmp_path / "plain" / "0" / "record.json"
     before = record.read_bytes()
     (tmp_path / "plain" / "0" / "network.safetensors").unlink()
-    content = dn.compare("digits", out=tmp_path, methods=["plain", "width"], jobs=1, compare_widths=(0.5,), **quick)
+    content = lab.compare("digits", out=tmp_path, methods=["plain", "width"], jobs=1, compare_widths=(0.5,), **quick)
     assert record.read_bytes() == before
     assert {"plain", "width"} <= content["methods"].keys()
     with pytest.raises(PartsFailedError, match="plain/0, which it starts from, is not there"):
-        dn.compare("digits", out=tmp_path, methods=["tucker"], jobs=1, tuning_epochs=1, **quick)
+        lab.compare("digits", out=tmp_path, methods=["tucker"], jobs=1, tuning_epochs=1, **quick)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import decomposable as dn
+import decomposable_lab as lab
 from decomposable.recipes import default_settings, find
 from decomposable.training import methods
 from decomposable.training.runs import RunError, held
@@ -22,6 +23,7 @@ from decomposable_lab.comparison.watching import Watch, Watchers
 from decomposable_lab.exhibits.running import ordered
 
 SOURCE = Path(dn.__file__).parents[1]
+SOURCES = os.pathsep.join([str(SOURCE), str(Path(lab.__file__).parents[1])])
 LIMIT = 400  # seconds until a cluster that hangs is ended, and the test fails
 QUICK = ["epochs=1", "train_images=500", "calibration_images=100", "sizes=1,0.5", "evaluate_every=1"]
 
@@ -226,7 +228,7 @@ def test_a_cluster_of_two_workers_trains_what_is_missing_though_one_is_killed(tm
     program = tmp_path / "program.py"
     program.write_text(
         "import ray, sys\n"
-        "from decomposable.commands.main import main\n"
+        "from decomposable_lab.commands.main import main\n"
         "ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address='127.0.0.1')\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
@@ -235,7 +237,7 @@ def test_a_cluster_of_two_workers_trains_what_is_missing_though_one_is_killed(tm
         *("compare", "mortal:recipe", "--out", "out", "--methods", "plain,us-net,width", "-v", "--engine", "ray"),
         *("--checkpoint-seconds", "0"),
     ]
-    path = os.pathsep.join([str(SOURCE), str(tmp_path)])
+    path = os.pathsep.join([SOURCES, str(tmp_path)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MARK": str(tmp_path / "mark")}
     process = subprocess.Popen(
         [sys.executable, str(program), *arguments, "--set", *QUICK],

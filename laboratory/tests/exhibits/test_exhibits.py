@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from decomposable import recipes
-from decomposable.commands.main import main
 from decomposable.data import digits
 from decomposable.recipes import Task
 from decomposable.recipes.small import DIGITS, DigitsSettings
 from decomposable.training.methods import METHODS
 from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_lab.commands.main import main
 from decomposable_lab.comparison.running import How
 from decomposable_lab.comparison.watching import Watchers
 from decomposable_lab.exhibits import running
@@ -85,13 +85,13 @@ TRIAL = Scale(
 
 
 def order(names, folder, **rest):
-    how = {"command": "decomposable compare --exhibit all --out /somewhere/runs", "device": "cpu"}
+    how = {"command": "decomposable-lab compare --exhibit all --out /somewhere/runs", "device": "cpu"}
     return running.Order(exhibits=[find(name) for name in names], scale=TRIAL, out=folder, how=how, **rest)
 
 
 def test_every_exhibit_has_the_name_that_was_promised():
     assert list(EXHIBITS) == NAMES
-    with pytest.raises(InvalidArgumentError, match="--exhibit table1: unknown; did you mean table-1"):
+    with pytest.raises(InvalidArgumentError, match="exhibit table1: unknown; did you mean table-1"):
         find("table1")
     with pytest.raises(InvalidArgumentError, match="--scale desk: unknown; allowed: paper, laptop"):
         running.ordered("2a", "desk", out=None)
@@ -258,7 +258,7 @@ def test_exhibits_are_measured_and_kept(measured):
         assert kept == json.loads(json.dumps(content))
         assert kept["claims"]
         assert kept["figures"] or kept["tables"]
-        assert kept["command"] == "decomposable compare --exhibit all --out runs"
+        assert kept["command"] == "decomposable-lab compare --exhibit all --out runs"
         assert {"commit", "machine", "made", "trainings"} <= kept.keys()
         for figure in kept["figures"]:
             for series in figure["series"]:
@@ -338,14 +338,16 @@ def test_an_estimate_trains_nothing(tmp_path):
 
 def test_the_command_takes_seeds_for_exhibits(tmp_path, capsys):
     def order_of(*more):
-        return main(["compare", "--exhibit", "2d", "--scale", "laptop", "--out", str(tmp_path / "out"), *more])
+        return main(["exhibits", "2d", "--scale", "laptop", "--out", str(tmp_path / "out"), *more])
 
     assert order_of("--seeds", "x") == 2
     assert "--seeds x; allowed" in capsys.readouterr().err
     assert order_of("--seeds", "") == 2
     assert "--seeds: none" in capsys.readouterr().err
     assert order_of("--methods", "plain") == 2
-    assert "--methods: an exhibit has its own" in capsys.readouterr().err
+    assert "unrecognized arguments: --methods plain" in capsys.readouterr().err
+    assert main(["exhibits", "2d", "--out", str(tmp_path / "out")]) == 2
+    assert "--scale is needed; allowed: paper, laptop" in capsys.readouterr().err
 
 
 def test_what_has_no_data_here_is_named_in_an_estimate(tmp_path):

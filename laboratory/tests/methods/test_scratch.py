@@ -11,16 +11,18 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from decomposable import decompose, methods, models
+from decomposable import decompose, models
 from decomposable.core.standin import StandIn
 from decomposable.network.file.container import read_container
 from decomposable.recipes.settings import Settings
+from decomposable.training import methods
 from decomposable.training.methods.base import Material
+from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError, NonFiniteError
-from decomposable_lab.methods.scratch import METHOD
+from decomposable_lab.methods.scratch import METHOD, ScratchSettings
 from decomposable_lab.methods.sized import restored
 
-SETTINGS = Settings(method="scratch", ranks=(9, 7, 4, 2))
+SETTINGS = with_overrides(Settings(), method="scratch", ranks=(9, 7, 4, 2))
 FORMS = ["spatial", "channel"]
 IMAGE = (1, 3, 8, 8)
 
@@ -132,7 +134,7 @@ def test_every_factor_is_a_trainable_parameter():
 
 def test_full_ranks_give_the_model_itself():
     model, (x, _) = cnn().eval(), images()
-    network = factored(model, replace(SETTINGS, ranks=(9, 30, 8, 7)))
+    network = factored(model, with_overrides(SETTINGS, ranks=(9, 30, 8, 7)))
     assert torch.equal(network(x), model(x))
     sized = METHOD.sized(network, material(x), SETTINGS)
     assert (sized.plan.macs_fraction, sized.plan.params_fraction, sized.plan.name) == (1.0, 1.0, "full ranks")
@@ -149,7 +151,7 @@ def test_layers_that_share_a_weight_share_their_factors():
             return self.two(F.relu(self.one(x)))
 
     model, x = Shared(), torch.randn(1, 6)
-    network = factored(model, replace(SETTINGS, ranks=(2,)), x)
+    network = factored(model, with_overrides(SETTINGS, ranks=(2,)), x)
     assert network.one[0].weight is network.two[0].weight
     assert network.one[1].weight is network.two[1].weight
     sized = METHOD.sized(network, material(x), SETTINGS)
@@ -159,15 +161,15 @@ def test_layers_that_share_a_weight_share_their_factors():
 
 def test_a_network_that_is_one_layer():
     model, x = nn.Linear(8, 6), torch.randn(3, 8)
-    network = factored(model, replace(SETTINGS, ranks=(2,)), x)
-    sized = METHOD.sized(network, material(x), replace(SETTINGS, ranks=(2,)))
+    network = factored(model, with_overrides(SETTINGS, ranks=(2,)), x)
+    sized = METHOD.sized(network, material(x), with_overrides(SETTINGS, ranks=(2,)))
     assert (sized.plan.macs, sized.plan.full_macs) == (28, 48)
     assert torch.equal(sized(x), network(x))
 
 
 def test_layers_that_no_form_fits_are_left_alone():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=4), nn.Conv2d(8, 4, 1))
-    network = factored(model, replace(SETTINGS, ranks=(3, 2)))
+    network = factored(model, with_overrides(SETTINGS, ranks=(3, 2)))
     assert [type(module) for module in network] == [StandIn, nn.Conv2d, StandIn]
 
 
@@ -195,7 +197,7 @@ def test_macs_and_parameters_are_those_of_decomposable_net_at_the_same_ranks(kin
     x = torch.randn({"cnn": IMAGE, "small_cnn": (1, 1, 8, 8), "resnet20": (1, 3, 32, 32)}[kind])
     net = decompose(model, x, form=form)
     plan = net.resize_(macs=size)
-    settings = replace(SETTINGS, form=form, ranks=tuple(plan.ranks.values()))
+    settings = with_overrides(SETTINGS, form=form, ranks=tuple(plan.ranks.values()))
     network = factored(model, settings, x)
     sized = METHOD.sized(network, material(x), settings)
     ours, module = sized.plan, sized.extract()
@@ -208,7 +210,7 @@ def test_macs_and_parameters_are_those_of_decomposable_net_at_the_same_ranks(kin
 
 
 def test_ranks_are_taken_literally_even_where_dense_would_be_cheaper():
-    settings = replace(SETTINGS, ranks=(9, 29, 8, 7))
+    settings = with_overrides(SETTINGS, ranks=(9, 29, 8, 7))
     sized = METHOD.sized(factored(cnn(), settings), material(torch.zeros(IMAGE)), settings)
     assert len(sized.extract()[3][0].weight) == 29
     assert sized.plan.macs > sized.plan.full_macs
@@ -218,7 +220,7 @@ def test_ranks_are_taken_literally_even_where_dense_would_be_cheaper():
 def test_sizes_count_at_the_input_of_the_material():
     """Training may see other shapes than testing does."""
     model = models.small_cnn((8, 8, 8, 8, 8))
-    settings = replace(SETTINGS, ranks=(2, 4, 4, 4, 4, 3))
+    settings = with_overrides(SETTINGS, ranks=(2, 4, 4, 4, 4, 3))
     network = factored(model, settings, torch.zeros(1, 1, 8, 8))
     x = torch.zeros(1, 1, 16, 16)
     plan = METHOD.sized(network, material(x), settings).plan
@@ -235,7 +237,7 @@ def test_products_have_the_variance_of_the_models_own_weights(form, initialise):
     with torch.no_grad():
         for layer in model:
             initialise(layer.weight)
-    layers = METHOD.network(model, None, replace(SETTINGS, form=form, ranks=(24, 24, 24, 24)), is_trained=False)
+    layers = METHOD.network(model, None, with_overrides(SETTINGS, form=form, ranks=(24, 24, 24, 24)), is_trained=False)
     for dense, pair in zip(model, layers, strict=True):
         w = product(pair)
         assert w.shape == dense.weight.shape
@@ -248,7 +250,7 @@ def test_products_have_the_variance_of_the_models_own_weights(form, initialise):
 def test_where_the_model_starts_by_hes_rule_the_second_factor_does_too(form):
     model = nn.Conv2d(64, 64, 3)
     nn.init.kaiming_normal_(model.weight, nonlinearity="relu")
-    _, second = METHOD.network(model, None, replace(SETTINGS, form=form, ranks=(60,)), is_trained=False)
+    _, second = METHOD.network(model, None, with_overrides(SETTINGS, form=form, ranks=(60,)), is_trained=False)
     assert second.weight.var().item() == pytest.approx(2 / second.weight[0].numel(), rel=0.1)
 
 
@@ -262,7 +264,7 @@ def test_outputs_have_the_scale_of_the_models(form):
         for module in (model[0], model[2], model[5]):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
             nn.init.zeros_(module.bias)
-        network, x = factored(model, replace(SETTINGS, form=form, ranks=(16, 20, 40))), torch.randn(4, 8, 8, 8)
+        network, x = factored(model, with_overrides(SETTINGS, form=form, ranks=(16, 20, 40))), torch.randn(4, 8, 8, 8)
         with torch.no_grad():
             powers["dense"] += model(x).square().mean().item()
             powers["factored"] += network(x).square().mean().item()
@@ -272,7 +274,7 @@ def test_outputs_have_the_scale_of_the_models(form):
 def test_weights_of_zeros_stay_zero_and_can_be_trained():
     model = nn.Linear(8, 8)
     nn.init.zeros_(model.weight)
-    network = METHOD.network(model, None, replace(SETTINGS, ranks=(3,)), is_trained=False)
+    network = METHOD.network(model, None, with_overrides(SETTINGS, ranks=(3,)), is_trained=False)
     assert (product(network) == 0).all()
     network(torch.randn(4, 8)).sum().backward()
     assert network[1].weight.grad.abs().max() > 0
@@ -301,7 +303,7 @@ def test_from_trained_weights_it_starts_with_the_best_approximation(form):
     network = factored(model, settings, is_trained=True).eval()
     assert torch.equal(torch.get_rng_state(), state)
     net = decompose(model, torch.zeros(IMAGE), form=form)
-    net.resize_(ranks=dict(zip(net.plan.ranks, settings.ranks, strict=True)))
+    net.resize_(ranks=dict(zip(net.plan.ranks, settings.of(ScratchSettings).ranks, strict=True)))
     torch.testing.assert_close(network(x), net(x), rtol=1e-4, atol=1e-5)
 
 
@@ -349,7 +351,7 @@ def test_a_file_gives_the_network_back(tmp_path):
     torch.manual_seed(99)  # other initial weights
     model = cnn()
     state = torch.get_rng_state()
-    other = replace(SETTINGS, form="channel", ranks=())  # the file's count
+    other = with_overrides(SETTINGS, form="channel", ranks=())  # the file's count
     again, build = METHOD.rebuilt(model, torch.zeros(IMAGE), other, description["structure"])
     loaded = restored(tmp_path / "net.safetensors", description, tensors, again, build).eval()
     assert torch.equal(torch.get_rng_state(), state)
@@ -398,9 +400,9 @@ def test_a_network_of_another_method_is_refused():
 
 def test_ranks_must_be_given():
     with pytest.raises(
-        InvalidArgumentError, match=r"^ranks: none are given; allowed .*plan\.ranks.*decomposable compare"
+        InvalidArgumentError, match=r"^ranks: none are given; allowed .*plan\.ranks.*decomposable-lab compare"
     ):
-        METHOD.check(replace(SETTINGS, ranks=()), has_init=False)
+        METHOD.check(with_overrides(SETTINGS, ranks=()), has_init=False)
     METHOD.check(SETTINGS, has_init=False)
     METHOD.check(SETTINGS, has_init=True)
 
@@ -408,7 +410,7 @@ def test_ranks_must_be_given():
 @pytest.mark.parametrize("ranks", [(1, 2, 3), (1, 2, 3, 4, 5)])
 def test_another_number_of_ranks_is_refused_with_the_layers_and_their_full_ranks(ranks):
     with pytest.raises(InvalidArgumentError) as caught:
-        factored(cnn(), replace(SETTINGS, ranks=ranks))
+        factored(cnn(), with_overrides(SETTINGS, ranks=ranks))
     assert str(caught.value) == (
         f"ranks: {len(ranks)} are given; allowed: 4, one for each layer, "
         "whose full ranks are '0' 9, '3' 30, '5' 8, '8' 7"
@@ -419,7 +421,7 @@ def test_a_rank_above_the_full_one_is_refused_with_the_layer():
     with pytest.raises(
         InvalidArgumentError, match=r"^ranks: layer '5' got 9; allowed: 1 to 8, and with that it is dense$"
     ):
-        factored(cnn(), replace(SETTINGS, ranks=(9, 7, 9, 2)))
+        factored(cnn(), with_overrides(SETTINGS, ranks=(9, 7, 9, 2)))
 
 
 def test_a_model_without_such_layers_is_refused():
@@ -437,7 +439,7 @@ def test_weights_that_are_not_finite_are_named(is_trained):
 
 
 def test_a_comparison_trains_one_network_for_each_size():
-    trainings = METHOD.trainings(Settings(compare_ranks=(0.5, 0.25)))
+    trainings = METHOD.trainings(with_overrides(Settings(), compare_ranks=(0.5, 0.25)))
     assert [(t.curve, t.folder, t.ranks, dict(t.settings)) for t in trainings] == [
         ("scratch", "0.5", 0.5, {}),
         ("scratch", "0.25", 0.25, {}),
@@ -446,7 +448,7 @@ def test_a_comparison_trains_one_network_for_each_size():
 
 @pytest.mark.parametrize("method", ["scratch", "trp"])
 def test_methods_of_a_matrix_refuse_forms_with_several_cuts(method):
-    settings, found = Settings(method=method, form="tucker", ranks=(1,)), methods.find(method)
+    settings, found = with_overrides(Settings(), method=method, form="tucker", ranks=(1,)), methods.find(method)
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
     refused = found.step if method == "trp" else found.network
     rest = () if method == "trp" else (torch.zeros(1, 3, 8, 8),)

@@ -10,11 +10,12 @@ from decomposable.recipes.settings import Settings
 from decomposable.training import experiment, methods, models
 from decomposable.training.loop import parameter_groups
 from decomposable.training.methods.base import Material
+from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_lab.methods.sized import restored
 from decomposable_lab.methods.slimmable import METHOD
 
-SETTINGS = Settings(method="slimmable", widths=(0.25, 0.5, 0.75, 1.0))
+SETTINGS = with_overrides(Settings(), method="slimmable", widths=(0.25, 0.5, 0.75, 1.0))
 EXAMPLE = torch.zeros(1, 1, 8, 8)
 
 
@@ -46,10 +47,10 @@ def gradients(module):
 
 def test_width_one_is_the_plain_network(batch):
     plain = models.small_cnn().train()
-    network = make(Settings(widths=(1.0,)), copy.deepcopy(plain)).train()
+    network = make(with_overrides(Settings(), widths=(1.0,)), copy.deepcopy(plain)).train()
     loss = loss_of(batch)(plain)
     loss.backward()
-    values = METHOD.step(network, Settings(widths=(1.0,))).backward(loss_of(batch))
+    values = METHOD.step(network, with_overrides(Settings(), widths=(1.0,))).backward(loss_of(batch))
     assert list(values) == ["loss"]
     assert torch.equal(values["loss"], loss)
     for (name, p), (_, q) in zip(plain.named_parameters(), network.model.named_parameters(), strict=True):
@@ -61,7 +62,7 @@ def test_width_one_is_the_plain_network(batch):
 
 @pytest.mark.parametrize("kind", ["mean", "sum"])
 def test_the_gradient_is_that_of_all_widths(batch, kind):
-    settings = Settings(widths=(0.5, 1.0, 0.25), width_loss=kind)
+    settings = with_overrides(Settings(), widths=(0.5, 1.0, 0.25), width_loss=kind)
     network = make(settings).train()
     by_hand = copy.deepcopy(network)
     values = METHOD.step(network, settings).backward(loss_of(batch))
@@ -143,7 +144,7 @@ def test_it_goes_on_from_a_state_dict(batch):
 
 
 def test_a_file_of_it(tmp_path, batch):
-    settings = Settings(widths=(0.37, 1.0), width_multiple=2)
+    settings = with_overrides(Settings(), widths=(0.37, 1.0), width_multiple=2)
     network = make(settings).train()
     METHOD.step(network, settings).backward(loss_of(batch))
     sized = METHOD.sized(network, material(), settings).eval()
@@ -183,7 +184,7 @@ def test_a_copy_of_the_sizes_has_a_network_of_its_own(batch):
 @pytest.mark.parametrize("widths", [(0.5,), (0.5, 0.5, 1.0)])
 def test_widths_without_one_are_refused(widths):
     with pytest.raises(InvalidArgumentError, match=r"widths=0.5.*; allowed: 1 and others"):
-        METHOD.check(Settings(widths=widths), has_init=False)
+        METHOD.check(with_overrides(Settings(), widths=widths), has_init=False)
     METHOD.check(SETTINGS, has_init=False)
 
 

@@ -15,14 +15,15 @@ from decomposable import models
 from decomposable.core.tree import deep_copy
 from decomposable.recipes.settings import Settings
 from decomposable.training.methods.base import Material
+from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import InvalidArgumentError, NonFiniteError
 from decomposable_lab.methods import trp
-from decomposable_lab.methods.trp import METHOD, selected_layers, truncate_network_
+from decomposable_lab.methods.trp import METHOD, TRPSettings, selected_layers, truncate_network_
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
 
-SETTINGS = Settings(method="trp", trp_energy=0.9, trp_strength=0.01)
+SETTINGS = with_overrides(Settings(), method="trp", trp_energy=0.9, trp_strength=0.01)
 FORMS = ["spatial", "channel"]
 # Rounding of a float32 weight, times a few for the products that make it: a part of the largest singular value.
 ROUNDING = 1e-6
@@ -120,7 +121,7 @@ def macs(module, x):
 def test_each_weight_has_the_smallest_rank_that_keeps_the_energy_and_not_one_basis_more(form, energy):
     model = cnn()
     before = {name: sigma(weight, form) for name, weight in weights(model).items()}
-    ranks = truncate_network_(model, replace(SETTINGS, form=form, trp_energy=energy))
+    ranks = truncate_network_(model, with_overrides(SETTINGS, form=form, trp_energy=energy))
     assert list(ranks) == list(before)
     for name, weight in weights(model).items():
         squares, rank = before[name].square(), ranks[name]
@@ -147,7 +148,7 @@ def test_all_of_the_energy_leaves_every_bit():
     with torch.no_grad():
         model[9].weight[3] = model[9].weight[4]  # a singular value of zero
     before = copy.deepcopy(model.state_dict())
-    ranks = truncate_network_(model, replace(SETTINGS, trp_energy=1.0))
+    ranks = truncate_network_(model, with_overrides(SETTINGS, trp_energy=1.0))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert ranks == {"0": 9, "3": 10, "5": 6, "7": 18, "9": 6}
 
@@ -165,9 +166,9 @@ def test_a_diagonal_matrix_by_hand():
     model = nn.Linear(4, 4, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.diag(torch.tensor([2.0, 0.1, 1.0, 1.0])))  # energies 4, 0.01, 1, 1 of 6.01
-    assert truncate_network_(model, replace(SETTINGS, trp_energy=0.998)) == {"": 3}
+    assert truncate_network_(model, with_overrides(SETTINGS, trp_energy=0.998)) == {"": 3}
     torch.testing.assert_close(model.weight.detach(), torch.diag(torch.tensor([2.0, 0.0, 1.0, 1.0])), atol=1e-6, rtol=0)
-    assert truncate_network_(model, replace(SETTINGS, trp_energy=0.6)) == {"": 1}
+    assert truncate_network_(model, with_overrides(SETTINGS, trp_energy=0.6)) == {"": 1}
     torch.testing.assert_close(model.weight.detach(), torch.diag(torch.tensor([2.0, 0.0, 0.0, 0.0])), atol=1e-6, rtol=0)
 
 
@@ -176,9 +177,9 @@ def test_digits_of_the_energy_far_behind_the_point_count():
     model = nn.Linear(3, 3, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.diag(torch.tensor([1.0, 1.1e-3, 0.9e-3])))  # of the energy: 1, 1.21e-6, 0.81e-6
-    assert truncate_network_(copy.deepcopy(model), replace(SETTINGS, trp_energy=0.999999)) == {"": 2}
-    assert truncate_network_(copy.deepcopy(model), replace(SETTINGS, trp_energy=0.999995)) == {"": 1}
-    assert truncate_network_(copy.deepcopy(model), replace(SETTINGS, trp_energy=0.9999995)) == {"": 3}
+    assert truncate_network_(copy.deepcopy(model), with_overrides(SETTINGS, trp_energy=0.999999)) == {"": 2}
+    assert truncate_network_(copy.deepcopy(model), with_overrides(SETTINGS, trp_energy=0.999995)) == {"": 1}
+    assert truncate_network_(copy.deepcopy(model), with_overrides(SETTINGS, trp_energy=0.9999995)) == {"": 3}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -213,7 +214,7 @@ def test_the_gradient_is_the_plain_one_at_truncated_weights_and_the_nuclear_norm
         uv = to_weight(u[:, : ranks[name]] @ vt[: ranks[name]], same, form)
         torch.testing.assert_close(weight.detach(), same.detach(), rtol=0, atol=0)
         torch.testing.assert_close(
-            weight.grad.double(), same.grad.double() + settings.trp_strength * uv, rtol=1e-5, atol=1e-6
+            weight.grad.double(), same.grad.double() + settings.of(TRPSettings).trp_strength * uv, rtol=1e-5, atol=1e-6
         )
     for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
         if name.removesuffix(".weight") not in ranks:
@@ -224,7 +225,7 @@ def test_the_gradient_is_the_plain_one_at_truncated_weights_and_the_nuclear_norm
 def test_what_is_added_is_a_subgradient_of_the_nuclear_norm(form):
     """‖X‖_* ≥ ‖W‖_* + <UVᵀ, X − W> for every X."""
     model = cnn()
-    step = METHOD.step(model, replace(SETTINGS, form=form, trp_strength=1.0))
+    step = METHOD.step(model, with_overrides(SETTINGS, form=form, trp_strength=1.0))
     step.backward(lambda net: 0.0 * loss_of(net))
     for weight in weights(model).values():
         w, g = matrix(weight, form), matrix(weight.grad, form)
@@ -248,7 +249,7 @@ def test_gradients_add_up_as_backward_does():
 
 def test_without_strength_it_is_the_plain_gradient():
     model = cnn()
-    METHOD.step(model, replace(SETTINGS, trp_strength=0.0)).backward(loss_of)
+    METHOD.step(model, with_overrides(SETTINGS, trp_strength=0.0)).backward(loss_of)
     gradients = {name: weight.grad.clone() for name, weight in weights(model).items()}
     model.zero_grad()
     loss_of(model).backward()
@@ -267,7 +268,7 @@ def test_a_layer_that_the_pass_left_out_still_has_the_nuclear_norms_gradient_and
 
     model = Idle()
     METHOD.step(model, SETTINGS).backward(lambda net: net(torch.randn(4, 6)).square().mean())
-    ranks = truncate_network_(copy.deepcopy(model), replace(SETTINGS, trp_energy=1.0))
+    ranks = truncate_network_(copy.deepcopy(model), with_overrides(SETTINGS, trp_energy=1.0))
     # ‖U_r V_rᵀ‖² = r
     torch.testing.assert_close(model.idle.weight.grad.norm().item(), 0.01 * math.sqrt(ranks["idle"]), rtol=1e-4, atol=0)
     assert model.frozen.weight.grad is None
@@ -291,7 +292,7 @@ def test_a_shared_kernel_is_truncated_once_and_its_gradient_gets_the_nuclear_nor
 
 def test_truncation_and_subgradient_come_every_third_step_and_never_in_between():
     model = cnn()
-    step = METHOD.step(model, replace(SETTINGS, trp_interval=3, trp_energy=0.8))
+    step = METHOD.step(model, with_overrides(SETTINGS, trp_interval=3, trp_energy=0.8))
     truncated, regularised = [], []
     for number in range(8):
         with torch.no_grad():
@@ -312,7 +313,7 @@ def test_truncation_and_subgradient_come_every_third_step_and_never_in_between()
 
 def test_the_loss_and_the_part_of_the_bases_that_is_left_are_logged():
     model = cnn()
-    step = METHOD.step(model, replace(SETTINGS, trp_interval=2))
+    step = METHOD.step(model, with_overrides(SETTINGS, trp_interval=2))
     full = sum(layer.full_rank for layer in step.layers)
     first, second = step.backward(loss_of), step.backward(loss_of)
     assert list(first) == ["loss", "kept"]
@@ -333,7 +334,7 @@ def sgd(model):
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 def test_a_run_that_is_resumed_between_two_truncations_has_the_same_bits(cut):
-    settings = replace(SETTINGS, trp_interval=3)
+    settings = with_overrides(SETTINGS, trp_interval=3)
     whole = cnn()
     parts = copy.deepcopy(whole)
     step, optimizer = METHOD.step(whole, settings), sgd(whole)
@@ -360,7 +361,7 @@ def test_a_state_of_another_network_is_refused():
 
 def test_training_lowers_the_loss_and_the_ranks():
     model = cnn()
-    step = METHOD.step(model, replace(SETTINGS, trp_energy=0.98, trp_strength=0.03))
+    step = METHOD.step(model, with_overrides(SETTINGS, trp_energy=0.98, trp_strength=0.03))
     optimizer, start = torch.optim.SGD(model.parameters(), lr=0.1), loss_of(model).item()
     kept = []
     for _ in range(40):
@@ -415,7 +416,7 @@ def test_inner_layers_of_a_residual_network_are_the_blocks_convolutions(build):
     with torch.device("meta"):
         model = build()
     expected = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and is_listed(n)]
-    inner = [layer.name for layer in selected_layers(model, replace(SETTINGS, trp_layers="inner"))]
+    inner = [layer.name for layer in selected_layers(model, with_overrides(SETTINGS, trp_layers="inner"))]
     assert inner == expected
     assert len(inner) == {20: 18, 34: 32}[20 if build is models.resnet20 else 34]
 
@@ -423,14 +424,14 @@ def test_inner_layers_of_a_residual_network_are_the_blocks_convolutions(build):
 def test_inner_layers_of_resnet50_are_its_sixteen_3_by_3_convolutions():
     with torch.device("meta"):
         model = models.resnet50()
-    inner = [layer.name for layer in selected_layers(model, replace(SETTINGS, trp_layers="inner"))]
+    inner = [layer.name for layer in selected_layers(model, with_overrides(SETTINGS, trp_layers="inner"))]
     assert inner == [f"layer{i}.{j}.conv2" for i, depth in enumerate((3, 4, 6, 3), 1) for j in range(depth)]
 
 
 def test_inner_layers_of_vgg15_are_all_convolutions_but_the_first():
     with torch.device("meta"):
         model = models.vgg15()
-    inner = [layer.name for layer in selected_layers(model, replace(SETTINGS, trp_layers="inner"))]
+    inner = [layer.name for layer in selected_layers(model, with_overrides(SETTINGS, trp_layers="inner"))]
     assert inner == [f"conv{i}" for i in range(2, 14)]
 
 
@@ -444,14 +445,14 @@ def test_by_default_every_convolution_and_linear_layer_takes_part(build, count):
 def test_inner_leaves_the_other_weights_alone():
     model = cnn()
     before = copy.deepcopy(model.state_dict())
-    assert list(truncate_network_(model, replace(SETTINGS, trp_layers="inner"))) == ["3", "7"]
+    assert list(truncate_network_(model, with_overrides(SETTINGS, trp_layers="inner"))) == ["3", "7"]
     for name in ("0", "5", "9"):
         assert torch.equal(model.state_dict()[f"{name}.weight"], before[f"{name}.weight"])
 
 
 def test_a_network_without_inner_layers_is_refused_in_one_line():
     with pytest.raises(InvalidArgumentError, match=r"^trp_layers=inner: .*; allowed: all$"):
-        METHOD.step(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), replace(SETTINGS, trp_layers="inner"))
+        METHOD.step(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), with_overrides(SETTINGS, trp_layers="inner"))
 
 
 # Sizes
@@ -497,7 +498,7 @@ def test_above_its_own_ranks_the_curve_is_flat_and_below_it_is_not(form):
         nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.ReLU(), nn.Flatten(),
         nn.Linear(24 * 64, 5),
     )  # fmt: skip
-    settings = replace(SETTINGS, form=form, trp_energy=0.5)
+    settings = with_overrides(SETTINGS, form=form, trp_energy=0.5)
     x, _ = batch()
     net = METHOD.sized(model, material(x), settings)
     twin = copy.deepcopy(model)
@@ -523,7 +524,7 @@ def test_the_criterion_is_the_energy_whatever_the_settings_say():
 
 def test_layers_that_training_left_alone_are_not_decomposed():
     x, _ = batch()
-    net = METHOD.sized(cnn(), material(x), replace(SETTINGS, trp_layers="inner"))
+    net = METHOD.sized(cnn(), material(x), with_overrides(SETTINGS, trp_layers="inner"))
     assert list(net.plan.ranks) == ["3", "7"]
     assert set(net.skipped) == {"0", "5", "9"}
 
@@ -540,7 +541,7 @@ def test_shared_kernels_stay_shared():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["small_cnn", pytest.param("resnet20", marks=pytest.mark.slow)])
 def test_macs_and_parameters_of_every_size_are_those_of_the_network(kind, form):
-    settings = replace(SETTINGS, form=form, trp_energy=0.9, calibrated_sizes=(1.0,))
+    settings = with_overrides(SETTINGS, form=form, trp_energy=0.9, calibrated_sizes=(1.0,))
     if kind == "small_cnn":
         model, x = models.small_cnn((8, 12, 12, 16, 16)), torch.randn(4, 1, 8, 8)
     else:
@@ -557,7 +558,9 @@ def test_macs_and_parameters_of_every_size_are_those_of_the_network(kind, form):
 
 
 def test_a_comparison_trains_each_form_strength_and_energy():
-    trainings = METHOD.trainings(Settings(compare_energies=(0.999, 0.999995), compare_strengths=(1e-4, 3e-4)))
+    trainings = METHOD.trainings(
+        with_overrides(Settings(), compare_energies=(0.999, 0.999995), compare_strengths=(1e-4, 3e-4))
+    )
     assert [training.curve for training in trainings] == [
         f"trp_{form} {rest}"
         for form in ("sp", "ch")
@@ -572,7 +575,7 @@ def test_a_comparison_trains_each_form_strength_and_energy():
 
 def test_names_do_not_meet_however_near_the_energies():
     energies = (0.999999, 0.9999995, 0.99999999, 1.0)
-    trainings = METHOD.trainings(Settings(compare_energies=energies, compare_forms=("channel",)))
+    trainings = METHOD.trainings(with_overrides(Settings(), compare_energies=energies, compare_forms=("channel",)))
     assert len({t.curve for t in trainings}) == len({t.folder for t in trainings}) == 8
 
 

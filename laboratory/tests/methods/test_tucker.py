@@ -29,6 +29,7 @@ from decomposable_lab.methods.tucker.layers import (
     parameters_for,
     stand_in,
 )
+from decomposable_lab.methods.tucker.method import TuckerSettings
 from decomposable_lab.methods.tucker.ranks import SMALLER, LayerRanks, Positions, Structure, is_dense, structure_of
 from decomposable_lab.methods.tucker.tensors import Tucker2, decomposed_again, possible_ranks, tucker2, unfold
 from decomposable_lab.methods.tucker.vbmf import vbmf
@@ -104,7 +105,7 @@ def material(shape, batches=2, images=8):
 
 
 def made(model, form="tucker", shape=(3, 12, 12), **settings):
-    chosen = Settings(method="tucker", vbmf_form=form, **settings)
+    chosen = with_overrides(Settings(), method="tucker", vbmf_form=form, **settings)
     return METHOD.network(model, torch.zeros(1, *shape), chosen, is_trained=True), chosen
 
 
@@ -381,7 +382,7 @@ def test_frozen_weights_and_types_stay():
 
 
 def made_in_double(model):
-    settings = Settings(vbmf_form="tucker")
+    settings = with_overrides(Settings(), vbmf_form="tucker")
     return METHOD.network(model, torch.zeros(1, 3, 12, 12).double(), settings, is_trained=True), settings
 
 
@@ -732,7 +733,7 @@ def test_sizes_move_together():
 
 
 def test_trainings_are_the_grid_for_each_form():
-    settings = Settings(tuning_rates=(0.01, 0.001), tuning_schedules=("polynomial:1.5", "steps:0.2"))
+    settings = with_overrides(Settings(), tuning_rates=(0.01, 0.001), tuning_schedules=("polynomial:1.5", "steps:0.2"))
     trainings = METHOD.trainings(settings)
     assert len(trainings) == 3 * 2 * 1 * 2
     assert trainings[0].folder == "tucker-lr0.01-wd0.001-polynomial1.5"
@@ -740,7 +741,7 @@ def test_trainings_are_the_grid_for_each_form():
     assert {t.init for t in trainings} == {"plain"}
     for training in trainings:
         chosen = with_overrides(settings, training.settings)
-        assert chosen.epochs == settings.tuning_epochs == 15
+        assert chosen.epochs == settings.of(TuckerSettings).tuning_epochs == 15
         assert chosen.learning_rate == chosen.fine_tune_learning_rate
         assert f"{chosen.vbmf_form}-{training.choice}" == training.folder
         assert chosen.schedule in training.folder
@@ -755,4 +756,7 @@ def test_the_grids_of_the_paper_are_settings(grid, count):
 
 
 def test_points_that_are_given_twice_are_trained_once():
-    assert len(METHOD.trainings(Settings(tuning_rates=(0.01, 0.01), compare_vbmf_forms=("tucker",)))) == 1
+    assert (
+        len(METHOD.trainings(with_overrides(Settings(), tuning_rates=(0.01, 0.01), compare_vbmf_forms=("tucker",))))
+        == 1
+    )

@@ -11,11 +11,12 @@ from decomposable.recipes.settings import Settings
 from decomposable.training import experiment, methods, models
 from decomposable.training.divergence import DivergedError, WatchedLoss, check_finite
 from decomposable.training.methods.base import Material
+from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_lab.methods.sized import restored
 from decomposable_lab.methods.us_net import METHOD
 
-SETTINGS = Settings(method="us-net", width_range=(0.25, 1.0), random_widths=2)
+SETTINGS = with_overrides(Settings(), method="us-net", width_range=(0.25, 1.0), random_widths=2)
 EXAMPLE = torch.zeros(1, 1, 8, 8)
 
 
@@ -70,7 +71,7 @@ def test_the_sandwich(batch):
 
 
 def test_random_widths_are_uniform_in_the_range():
-    settings = Settings(width_range=(0.3, 1.0), random_widths=3)
+    settings = with_overrides(Settings(), width_range=(0.3, 1.0), random_widths=3)
     step = METHOD.step(make(settings), settings)
     drawn = torch.tensor([list(step.draw().values()) for _ in range(400)])
     assert (drawn[:, 0] == torch.tensor(0.3)).all()
@@ -79,7 +80,9 @@ def test_random_widths_are_uniform_in_the_range():
     assert others.max() <= 1.0
     assert others.mean().item() == pytest.approx(0.65, abs=0.02)
     assert others.quantile(0.25).item() == pytest.approx(0.475, abs=0.03)
-    other_seed = METHOD.step(make(settings), Settings(width_range=(0.3, 1.0), random_widths=3, seed=1))
+    other_seed = METHOD.step(
+        make(settings), with_overrides(Settings(), width_range=(0.3, 1.0), random_widths=3, seed=1)
+    )
     assert list(other_seed.draw().values()) != drawn[0].tolist()
 
 
@@ -118,7 +121,7 @@ def test_statistics_are_those_of_the_largest_width(batch):
 
 
 def test_nothing_random_is_the_two_ends(batch):
-    settings = Settings(width_range=(0.5, 1.0), random_widths=0)
+    settings = with_overrides(Settings(), width_range=(0.5, 1.0), random_widths=0)
     values = METHOD.step(make(settings).train(), settings).backward(loss_of(batch))
     assert list(values) == ["loss", "loss_0.5", "distillation_0.5"]
 
@@ -144,7 +147,7 @@ def test_drawing_leaves_the_global_generator_alone(batch):
 
 
 def test_sizes_are_the_largest_widths_within_them():
-    settings = Settings(width_range=(0.25, 1.0), sizes=(1.0, 0.5, 0.501, 0.3, 0.01))
+    settings = with_overrides(Settings(), width_range=(0.25, 1.0), sizes=(1.0, 0.5, 0.501, 0.3, 0.01))
     network = make(settings)
     sized = METHOD.sized(network, material(), settings)
     assert len(sized.sizes) == 4
@@ -180,7 +183,7 @@ def test_a_network_without_normalisation(batch):
 
 
 def test_a_file_of_it(tmp_path, batch):
-    settings = Settings(width_multiple=4, sizes=(1.0, 0.5, 0.2))
+    settings = with_overrides(Settings(), width_multiple=4, sizes=(1.0, 0.5, 0.2))
     network = make(settings).train()
     METHOD.step(network, settings).backward(loss_of(batch))
     sized = METHOD.sized(network, material(), settings).eval()
@@ -239,7 +242,7 @@ def test_outputs_that_cannot_be_distilled_are_refused(batch):
 
 def test_a_largest_width_below_one_is_refused():
     with pytest.raises(InvalidArgumentError, match=r"width_range=0.25,0.9; allowed with method=us-net: .* 0.25,1"):
-        METHOD.check(Settings(width_range=(0.25, 0.9)), has_init=False)
+        METHOD.check(with_overrides(Settings(), width_range=(0.25, 0.9)), has_init=False)
     METHOD.check(SETTINGS, has_init=False)
 
 

@@ -11,10 +11,11 @@ from decomposable.recipes.settings import Settings
 from decomposable.training import experiment, methods, models
 from decomposable.training.devices import seed_everything
 from decomposable.training.methods.base import Material
+from decomposable.training.methods.flat import with_overrides
 from decomposable_lab.methods.sized import restored
 from decomposable_lab.methods.width import METHOD
 
-SETTINGS = Settings(method="width", width=0.5)
+SETTINGS = with_overrides(Settings(), method="width", width=0.5)
 EXAMPLE = torch.zeros(1, 1, 8, 8)
 
 
@@ -52,7 +53,7 @@ def test_fresh_weights_fit_the_narrower_layers_and_trained_ones_are_cut():
 
 
 def test_width_one_is_the_plain_network():
-    settings = Settings(method="width", width=1.0)
+    settings = with_overrides(Settings(), method="width", width=1.0)
     net = network(settings)
     torch.manual_seed(0)
     model = models.small_cnn()
@@ -74,7 +75,7 @@ def test_its_one_size():
 
 
 def test_one_training_for_each_width():
-    trainings = METHOD.trainings(Settings(compare_widths=(0.75, 0.5)))
+    trainings = METHOD.trainings(with_overrides(Settings(), compare_widths=(0.75, 0.5)))
     assert [(t.curve, t.folder, t.settings) for t in trainings] == [
         ("width", "0.75", {"width": 0.75}),
         ("width", "0.5", {"width": 0.5}),
@@ -82,7 +83,7 @@ def test_one_training_for_each_width():
 
 
 def test_a_file_of_it(tmp_path):
-    settings = Settings(method="width", width=0.37, width_multiple=2)
+    settings = with_overrides(Settings(), method="width", width=0.37, width_multiple=2)
     net = network(settings).train()
     net(torch.randn(8, 1, 8, 8))
     sized = METHOD.sized(net, material(), settings).eval()

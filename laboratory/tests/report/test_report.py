@@ -36,7 +36,7 @@ EXHIBIT = {
         {"text": "It does not.", "verdict": "fails", "seen": HOSTILE, "on": HOSTILE},
         {"text": "Who knows.", "verdict": HOSTILE, "seen": ""},
     ],
-    "command": "decomposable compare --exhibit 2b",
+    "command": "decomposable-lab compare --exhibit 2b",
     "commit": "abc1234",
     "machine": {"cpu": "a CPU", "cores": 2, "torch": "2.13"},
     "trainings": [{"title": "digits", "methods": ["plain"], "seeds": [0, 1]}],
@@ -196,7 +196,7 @@ def test_every_method_has_a_symbol_of_its_own():
 
 
 def test_trainings_are_grouped_by_network_and_a_command_is_said_once(tmp_path):
-    run = {"tries": 1, "minutes": 2.5, "commit": "abc", "cpu": "a CPU", "command": "decomposable compare it"}
+    run = {"tries": 1, "minutes": 2.5, "commit": "abc", "cpu": "a CPU", "command": "decomposable-lab compare it"}
     runs = [{**run, "method": method, "seed": seed} for method in ("plain", "elastic") for seed in (0, 1)]
     group = {"title": "digits, 2 epochs", "seeds": [0, 1], "methods": ["plain"], "settings": {}, "runs": runs}
     other = {**group, "settings": {"balance": 0.3}, "runs": [{**run, "method": "decomposable", "seed": 0}]}
@@ -204,7 +204,7 @@ def test_trainings_are_grouped_by_network_and_a_command_is_said_once(tmp_path):
     origin = re.search(r'class="from">(.*?)</details>', text, flags=re.S)[1]
     assert origin.count("<table") == 1
     assert origin.count("<tr") == 4
-    assert origin.count("decomposable compare it") == 1
+    assert origin.count("decomposable-lab compare it") == 1
     assert "decomposable (balance=0.3)" in origin
     assert "2.5, 2.5" in origin
 

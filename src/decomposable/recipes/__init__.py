@@ -24,6 +24,20 @@ from decomposable.data.base import Batch, Data
 from decomposable.recipes.settings import Settings
 from decomposable_edge.errors import InvalidArgumentError
 
+__all__ = [
+    "BUILT_IN",
+    "Recipe",
+    "Settings",
+    "Task",
+    "cross_entropy",
+    "default_settings",
+    "find",
+    "imported",
+    "make_task",
+    "needs_data",
+    "resolved",
+]
+
 Recipe = Callable[..., "Task"]
 
 BUILT_IN = {

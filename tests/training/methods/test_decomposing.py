@@ -8,11 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from decomposable import models
-from decomposable.core.criteria import CRITERIA
-from decomposable.core.forms import MATRIX_FORMS
 from decomposable.recipes.settings import Settings
 from decomposable.training.methods.base import Material
-from decomposable.training.methods.decomposing import decomposed, each_form_and_criterion, short_name
+from decomposable.training.methods.decomposing import decomposed
 from decomposable_edge.errors import InvalidArgumentError
 
 
@@ -49,20 +47,6 @@ def material(data=None, lines=None):
 
 def calibrated(net):
     return int(re.search(r"(\d+) sizes calibrated", repr(net)).group(1))
-
-
-def test_names_are_those_of_the_papers_figures():
-    assert short_name("base", "spatial", "singular_value") == "base_sp_sv"
-    assert short_name("base", "channel", "taylor") == "base_ch_tay"
-    assert short_name("trp", "channel", "energy") == "trp_ch_eng"
-
-
-def test_every_form_and_criterion_has_one_name():
-    variants = each_form_and_criterion("base")
-    assert len(variants) == 8
-    pairs = {(v["form"], v["criterion"]) for v in variants.values()}
-    assert pairs == {(form, criterion) for form in MATRIX_FORMS for criterion in (*CRITERIA, "taylor")}
-    assert all(name == short_name("base", **v) for name, v in variants.items())
 
 
 def test_the_sizes_of_the_settings_are_calibrated():

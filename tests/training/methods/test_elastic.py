@@ -11,6 +11,7 @@ from decomposable.training import methods
 from decomposable.training.checkpoint import Position
 from decomposable.training.methods.base import Material
 from decomposable.training.methods.elastic import NEVER
+from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import InvalidArgumentError
 
 X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -23,7 +24,7 @@ def model() -> nn.Module:
 
 
 def stepping(*, is_trained: bool = False, **settings: object):
-    method, chosen = methods.find("elastic"), Settings(method="elastic", **settings)
+    method, chosen = methods.find("elastic"), with_overrides(Settings(), method="elastic", **settings)
     network = method.network(model(), X, chosen, is_trained=is_trained)
     return network, method.step(network, chosen)
 
@@ -121,7 +122,7 @@ def test_other_outputs_than_logits_do_without_distillation():
 
     method = methods.find("elastic")
     for distill in (1.0, 0.0):
-        settings = Settings(method="elastic", elastic_distill=distill, elastic_macs=(0.5, 0.8))
+        settings = with_overrides(Settings(), method="elastic", elastic_distill=distill, elastic_macs=(0.5, 0.8))
         step = method.step(method.network(maps(), X, settings, is_trained=False), settings)
         if distill:
             with pytest.raises(
@@ -185,7 +186,7 @@ def test_an_order_by_data_may_be_asked_for_from_trained_weights_but_not_for_seve
     with pytest.raises(InvalidArgumentError, match="layer '0': form='tucker' with bases by data"):
         stepping(form="tucker", elastic_order="data")
     with pytest.raises(InvalidArgumentError, match="elastic_order=sigma; allowed: data, weights, or none"):
-        Settings(elastic_order="sigma")
+        with_overrides(Settings(), elastic_order="sigma")
 
 
 def test_the_order_that_was_found_is_resumed():
@@ -205,7 +206,7 @@ def test_the_order_that_was_found_is_resumed():
 
 def test_a_network_without_logits_is_put_in_order_by_its_layers_outputs():
     maps = nn.Sequential(nn.Conv2d(3, 24, 3), nn.Conv2d(24, 4, 1))
-    settings = Settings(method="elastic", elastic_distill=0.0, elastic_macs=(0.5, 0.8))
+    settings = with_overrides(Settings(), method="elastic", elastic_distill=0.0, elastic_macs=(0.5, 0.8))
     method = methods.find("elastic")
     network = method.network(maps, X, settings, is_trained=False)
     step = method.step(network, settings)
@@ -226,7 +227,7 @@ def test_a_layer_that_is_not_decomposed_is_never_cut():
             return self.second(self.first(x) + x @ self.first.weight)
 
     x = torch.randn(8, 12)
-    settings = Settings(method="elastic", elastic_macs=(0.9, 1.0))
+    settings = with_overrides(Settings(), method="elastic", elastic_macs=(0.9, 1.0))
     method = methods.find("elastic")
     network = method.network(Tied(), x, settings, is_trained=False)
     step = method.step(network, settings)

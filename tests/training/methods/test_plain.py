@@ -11,13 +11,19 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import DecomposedNet, models
+from decomposable.core.forms import MATRIX_FORMS
 from decomposable.recipes.settings import Settings
 from decomposable.training.methods.base import Material
 from decomposable.training.methods.flat import with_overrides
 from decomposable.training.methods.plain import METHOD
 
 SETTINGS = Settings(method="plain", calibrated_sizes=(0.3, 0.6))
-VARIANTS = METHOD.trainings(SETTINGS)[0].variants
+SHORT_CRITERIA = {"singular_value": "sv", "energy": "eng", "uniform": "uni", "taylor": "tay"}
+VARIANTS = {
+    f"base_{form[:2]}_{short}": {"form": form, "criterion": criterion}
+    for form in MATRIX_FORMS
+    for criterion, short in SHORT_CRITERIA.items()
+}
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)")
 

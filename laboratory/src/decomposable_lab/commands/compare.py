@@ -51,7 +51,7 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
     comparison, circumstances = running.prepare(
         options.recipe,
         names=names,
-        seeds=seeds(options.seeds or "0"),
+        seeds=seeds("0" if options.seeds is None else options.seeds),
         settings=settings,
         **shared,
     )

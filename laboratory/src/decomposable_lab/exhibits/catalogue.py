@@ -180,4 +180,4 @@ def find(name: str) -> Exhibit:
         return EXHIBITS[name]
     near = difflib.get_close_matches(name.lower(), EXHIBITS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise InvalidArgumentError(f"--exhibit {name}: unknown; {hint}allowed: all, or one of {', '.join(EXHIBITS)}")
+    raise InvalidArgumentError(f"exhibit {name}: unknown; {hint}allowed: all, or one of {', '.join(EXHIBITS)}")

@@ -65,7 +65,7 @@ class Scratch(Rival):
         if not settings.of(ScratchSettings).ranks:
             raise InvalidArgumentError(
                 "ranks: none are given; allowed with method=scratch: the rank of every layer in order, such as "
-                "plan.ranks of a trained network at one size; `decomposable compare` takes Decomposable-Net's"
+                "plan.ranks of a trained network at one size; `decomposable-lab compare` takes Decomposable-Net's"
             )
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:

@@ -57,7 +57,7 @@ def find(folder: Path) -> Found:
     if not found.exhibits:
         raise DataError(
             f"{folder}: no exhibit in it; allowed: the folder of a run, or one with exhibits/NAME.json as "
-            "decomposable compare --exhibit NAME makes them"
+            "decomposable-lab exhibits NAME makes them"
         )
     there = {each["exhibit"] for each in found.exhibits}
     found.missing.extend(name for name in EXHIBITS if name not in there)

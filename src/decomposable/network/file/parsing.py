@@ -61,8 +61,8 @@ def kind_of(path: FilePath, description: dict[str, Any]) -> Literal["network", "
     kind: Any = description.get("kind")
     if kind == "sized":
         raise ArtifactError(
-            f"{path}: it holds a network of the laboratory (method {description.get('method')!r:.40}), and no decomposed "
-            f"one; allowed: decomposable_lab.load(path), of {LABORATORY}"
+            f"{path}: it holds a network of the laboratory, by the method {description.get('method')!r:.40}; allowed: "
+            f"a decomposed network, or for this one decomposable_lab.load(path), of {LABORATORY}"
         )
     if kind not in ("network", "size"):
         raise ArtifactError(f"{path}: holds {kind!r:.40}; allowed: a network or a size")

@@ -39,12 +39,13 @@ def flat(settings: Settings) -> dict[str, Any]:
     return values
 
 
-def with_overrides(settings: AnySettings, overrides: Mapping[str, Any]) -> AnySettings:
+def with_overrides(settings: AnySettings, overrides: Mapping[str, Any] | None = None, **more: Any) -> AnySettings:
     """Return the settings with some values replaced; an unknown name is refused with the nearest one.
 
-    >>> with_overrides(Settings(), {"epochs": 3}).epochs
+    >>> with_overrides(Settings(), epochs=3, elastic_start=0.3).epochs
     3
     """
+    overrides = {**(overrides or {}), **more}
     if isinstance(overrides.get("method"), str):
         find(overrides["method"])  # before names that only an unknown method would know
     known = list(flat(settings))
