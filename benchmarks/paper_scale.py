@@ -1,4 +1,4 @@
-"""Everything that `compare --exhibit all --scale paper` trains and measures, for a few steps each, on made-up images.
+"""All that `decomposable-lab exhibits all --scale paper` trains and measures, for a few steps each, on made-up images.
 
 The networks, methods and exhibits are the paper's; the images are noise and few, there is one seed, and of each sweep
 and grid the first value. So nothing is learnt: it shows that at this scale everything runs, and what it takes here.

@@ -90,12 +90,12 @@ def how_to_install(extra: str, folder: str = ".") -> str:
     """Return the command that installs an extra. It is said here and in docs/index.md, for a release to change.
 
     >>> how_to_install("onnx")
-    "in a checkout of decomposable: pip install -c constraints.txt '.[onnx]'"
+    "in a checkout of decomposable: pip install -c constraints.txt -e '.[onnx]'"
     """
-    return f"in a checkout of decomposable: pip install -c constraints.txt '{folder}[{extra}]'"
+    return f"in a checkout of decomposable: pip install -c constraints.txt -e '{folder}[{extra}]'"
 
 
-LABORATORY = "decomposable-lab (in a checkout of decomposable: pip install -c constraints.txt ./laboratory)"
+LABORATORY = "decomposable-lab (in a checkout of decomposable: pip install -c constraints.txt -e ./laboratory)"
 """What is no part of the library, and how to install it."""
 
 

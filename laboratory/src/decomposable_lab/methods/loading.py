@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.network.file.container import Container, FilePath, open_container
 from decomposable.network.file.parsing import naming, read_built_by
-from decomposable.network.file.skeleton import join
 from decomposable.network.loading import built_model
 from decomposable.network.loading import load as load_decomposed
 from decomposable.recipes.settings import Settings
@@ -25,7 +24,7 @@ from decomposable_lab.methods.base import Rebuilding
 from decomposable_lab.methods.sized import KIND, SizedNet, restored, sizes_of
 
 _MOST_INPUT = 1 << 23  # numbers in one sample: nothing is allocated that a file merely claims
-_MOST_COMPUTED = 3 * 256 * 256  # the same where it has to be computed with, for want of a better way
+MOST_COMPUTED = 3 * 256 * 256  # the same where it has to be computed with, for want of a better way
 _INNER = "model."  # what the methods call the model inside of their own module
 _NOT_COMPUTED_WITH = (torch.float8_e4m3fn, torch.float8_e5m2)
 _USUAL_ENTRIES, _MOST_ENTRIES = 64, 1024  # of a list of sizes, widths or layers: each takes time to look at
@@ -115,7 +114,7 @@ def _rebuilt(path: FilePath, method: Any, found: _Stored) -> tuple[nn.Module, An
         _take_memory_(network, model, device)
         return network, build
     except ArtifactError:
-        if is_from_file or not real or math.prod(shape) > _MOST_COMPUTED:
+        if is_from_file or not real or math.prod(shape) > MOST_COMPUTED:
             raise
     return _checked(path, method, description, model, torch.zeros(1, *shape, device=device))
 
@@ -165,9 +164,10 @@ def _take_memory_(network: nn.Module, model: nn.Module, device: torch.device) ->
             if name not in module._non_persistent_buffers_set:
                 module._buffers[name] = made.setdefault(id(buffer), torch.empty_like(buffer, device=device))
                 continue
-            own = given.get(join(path, name).removeprefix(_INNER))
+            full = f"{path}.{name}" if path else name
+            own = given.get(full.removeprefix(_INNER))
             if own is None or own.shape != buffer.shape:
-                raise ArtifactError(f"model: its buffer '{join(path, name)}' is not in the file, nor in the model")
+                raise ArtifactError(f"model: its buffer '{full}' is not in the file, nor in the model")
             module._buffers[name] = own.to(device, copy=True)
 
 
