@@ -103,18 +103,22 @@ class MissingExtraError(DecomposableError, ImportError):
     """An optional package is needed and not installed."""
 
     @classmethod
-    def of(cls, package: str, extra: str) -> MissingExtraError:
-        """The error that says how to install the package."""
-        return cls(f"{package} is not installed; run {how_to_install(extra)}")
+    def of(cls, package: str, extra: str, folder: str = ".") -> MissingExtraError:
+        """Return the error that says how to install the package."""
+        return cls(f"{package} is not installed; run {how_to_install(extra, folder)}")
 
 
-def how_to_install(extra: str) -> str:
-    """The command that installs an extra. It is said here and in docs/index.md, for a release to change.
+def how_to_install(extra: str, folder: str = ".") -> str:
+    """Return the command that installs an extra. It is said here and in docs/index.md, for a release to change.
 
     >>> how_to_install("onnx")
-    "in a checkout of decomposable: pip install -c constraints.txt '.[onnx]'"
+    "in a checkout of decomposable: pip install -c constraints.txt -e '.[onnx]'"
     """
-    return f"in a checkout of decomposable: pip install -c constraints.txt '.[{extra}]'"
+    return f"in a checkout of decomposable: pip install -c constraints.txt -e '{folder}[{extra}]'"
+
+
+LABORATORY = "decomposable-lab (in a checkout of decomposable: pip install -c constraints.txt -e ./laboratory)"
+"""What is no part of the library, and how to install it."""
 
 
 @contextmanager

@@ -613,7 +613,22 @@ def test_escape_sequences_out_of_a_file_are_shown_and_not_obeyed(call, tmp_path)
             ["no setting is called epoch", "did you mean epochs"],
         ),
         (["train", "digits", "--out", "NEW", "--set", "epochs=x"], ["epochs=x", "an int"]),
-        (["train", "digits", "--out", "NEW", "--set", "method=magic"], ["method=magic", "us-net, decomposable"]),
+        (
+            ["train", "digits", "--out", "NEW", "--set", "method=magic"],
+            ["method=magic", "plain, decomposable, elastic"],
+        ),
+        (
+            ["train", "digits", "--out", "NEW", "--set", "method=us-net", "widths=0.5,1"],
+            [
+                "method=us-net: it is one of the laboratory, decomposable-lab",
+                "pip install",
+                "plain, decomposable, elastic",
+            ],
+        ),
+        *(
+            ([verb, *more], ["is one of the laboratory, decomposable-lab", "pip install", "./laboratory"])
+            for verb, *more in (["compare", "digits", "--out", "NEW"], ["report", "NEW"], ["exhibits", "2b", "--help"])
+        ),
         (["train", "digits", "--out", "NEW", "--set", "batch_size=5000"], ["batch_size=5000", "1 to 1,000"]),
         (["train", "digits", "--out", "NEW", "--set", "train_images=3"], ["train_images=3", "from 10"]),
         (["train", "digits", "--out", "NEW", "--device", "abacus"], ["--device abacus"]),
@@ -678,7 +693,8 @@ def test_a_training_that_cannot_start_leaves_nothing_behind(call, tmp_path, argu
 
 def test_a_model_with_another_number_of_classes_than_the_data(call, tmp_path, monkeypatch):
     (tmp_path / "wrong_classes_recipe.py").write_text(
-        "from decomposable import Task, models\n"
+        "from decomposable import models\n"
+        "from decomposable.recipes import Task\n"
         "from decomposable.recipes.small import digits\n"
         "def f():\n"
         "    return Task(build_model=lambda: models.small_cnn(num_classes=3), load_data=digits().load_data)\n"

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable import methods, models, recipes
+from decomposable import models
 from decomposable.commands import main as cli
-from decomposable.methods.settings import Settings
 from decomposable.network import artifact
 from decomposable_edge.errors import how_to_install
 from decomposable_edge.sizing.plans import SizeRequest
@@ -115,29 +114,6 @@ def test_a_file_of_one_size(net, file, call, tmp_path):
     code, _, err = call(*arguments, "--input", "1x8x8", "--macs", "0.5", "--force")
     assert code == 2
     assert "one size" in err
-
-
-@pytest.mark.slow
-def test_a_file_of_another_method_and_a_model_from_the_recipe_that_it_names(call, tmp_path):
-    torch.manual_seed(0)
-    x = torch.randn(16, 1, 8, 8)
-    settings = Settings(width=0.5)
-    method = methods.find("width")
-    network = method.network(nn.Sequential(*models.small_cnn()), x[:1], settings, is_trained=True).eval()
-    material = methods.Material(
-        example_input=x[:1], calibration=[(x, torch.zeros(16, dtype=torch.int64))], loss=recipes.cross_entropy
-    )
-    sized = method.sized(network, material, settings).eval()
-    sized.save(tmp_path / "sized.safetensors", info={"recipe": "digits"})
-    size = sized.sizes[-1]
-    code, out, err = call(
-        tmp_path / "sized.safetensors", "-o", tmp_path / "net.onnx", "--macs", size.macs, "--input", "1x8x8"
-    )
-    assert code == 0, err
-    assert f"MACs: {size.macs:,} (" in out
-    sized.resize_(size)
-    with torch.no_grad():
-        np.testing.assert_allclose(run(tmp_path / "net.onnx", x), sized(x).numpy(), atol=1e-4)
 
 
 @pytest.fixture(scope="module")

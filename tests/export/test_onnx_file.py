@@ -13,10 +13,9 @@ import decomposable as dn
 from decomposable import models
 from decomposable.export import checking, one_size
 from decomposable.export.program import ExportError
-from decomposable.methods.widths import Widths
-from decomposable.network.sized import Size, SizedNet
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
 from decomposable_edge.sizing.latency import LatencyProfile, TimedSize, timed_now
+from decomposable_lab.methods.widths import Widths
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -183,31 +182,6 @@ def test_the_example_is_what_it_is_tried_with(tmp_path, monkeypatch):
     assert [len(batch) for batch in sizes] == [1, 2, 5]
     assert torch.equal(sizes[2], rows[[0, 1, 2, 0, 1]])
     assert (others != sizes[2]).any(1).all()  # rows that are not of the example
-
-
-@pytest.mark.slow
-def test_a_network_of_another_method(tmp_path):
-    torch.manual_seed(0)
-    widths = Widths(randomised(models.small_cnn((8, 8, 8))), torch.zeros(1, 1, 8, 8))
-    sizes = []
-    for width in (1.0, 0.5):
-        (macs, params), (full_macs, full_params) = widths.cost(width), widths.cost(1.0)
-        counts = {"macs": macs, "params": params, "full_macs": full_macs, "full_params": full_params}
-        sizes.append(Size(name=f"width {width}", value=width, **counts))
-    net = SizedNet(
-        method="width",
-        network=widths.model,
-        sizes=sizes,
-        build=lambda size: widths.extract(size.value),
-        info={"input_shape": [1, 8, 8]},
-    )
-    report = dn.export_onnx(net, tmp_path / "net.onnx", macs=0.5)
-    assert net.plan() is net.sizes[0]
-    assert (report.macs, report.params) == (sizes[1].macs, sizes[1].params)
-    net.resize_(sizes[1])
-    assert difference(tmp_path / "net.onnx", net.module, torch.randn(3, 1, 8, 8)) < 1e-4
-    with pytest.raises(InvalidArgumentError, match=r"ratio.*method width; allowed: macs, params"):
-        dn.export_onnx(net, tmp_path / "net.onnx", ratio=0.5)
 
 
 def test_another_size_of_image_has_no_known_macs(tmp_path):

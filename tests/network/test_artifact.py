@@ -20,6 +20,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import decompose, models
 from decomposable.commands.main import main
+from decomposable.core.factors import Taylor
 from decomposable.core.forms import matrix
 from decomposable.network import decompose as decomposing
 from decomposable.network.artifact import read, save_size, shrink, size_state_dict
@@ -303,7 +304,7 @@ def test_the_order_of_the_criterion_comes_back(form, criterion, tmp_path):
 
 
 def test_the_order_of_taylor_comes_back(tmp_path):
-    criterion = dn.Taylor([batch("cnn")], lambda model, x: model(x).square().mean())
+    criterion = Taylor([batch("cnn")], lambda model, x: model(x).square().mean())
     net = make(criterion=criterion)
     assert_equal(net, saved(net, tmp_path), batch("cnn"))
 

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from decomposable.network.file.digests import Blocks
+from decomposable.network.file.header import DTYPES, parse_header, read_header
 from safetensors import safe_open
 from torch import nn
 
 import decomposable as dn
-from decomposable import decompose, methods, models
-from decomposable.methods import Material
-from decomposable.methods.settings import Settings
+from decomposable import decompose, models
 from decomposable.models import BUILDERS, rebuilt
 from decomposable.models.origin import built_by
 from decomposable.network import artifact
 from decomposable.network.file import container
-from decomposable.recipes import BUILT_IN, cross_entropy, find, make_task
+from decomposable.recipes import BUILT_IN, find, make_task
 from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError, ModelNeededError
 from decomposable_edge.fields import Damaged
 from decomposable_edge.file import header
@@ -366,13 +366,6 @@ def test_a_size_is_given_by_what_was_measured_beside_the_file(size, folder, tmp_
     assert not plan.is_full
     assert torch.equal(part(x), whole(x))
     assert part.resize_(**size) == plan  # a part of a network goes by the same times
-
-
-def test_a_method_takes_no_alignment(targets):
-    with pytest.raises(
-        InvalidArgumentError, match=r"align=: .*sized holds the sizes of a method; allowed: macs, params"
-    ):
-        dn.load(targets[0] / "sized", macs=1.0, align=8)
 
 
 def test_without_statistics_a_size_warns_as_resize_does(folder, tmp_path):
@@ -835,42 +828,6 @@ def test_a_note_that_lies_is_refused(note, folder):
     assert path.name in str(caught.value)
 
 
-@pytest.mark.parametrize("method", ["width", "scratch", "tucker", "slimmable", "us-net"])
-def test_the_sizes_of_a_method_are_loaded_without_the_model(method, tmp_path):
-    settings = Settings(sizes=(1.0, 0.5, 0.2), width=0.5, ranks=(2, 9, 6), tuning_epochs=1)
-    made, x = methods.find(method), torch.randn(16, 1, 8, 8)
-    batch = x, torch.randint(0, 10, (16,))
-    model = decaying(models.small_cnn((12, 16)))
-    network = made.network(model, x[:1], settings, is_trained=method == "tucker")
-    net = made.sized(network.eval(), Material(example_input=x[:1], calibration=[batch], loss=cross_entropy), settings)
-    net.eval().save(tmp_path / "net", info={"input_shape": [1, 8, 8]})
-    path = tmp_path / "net"
-    again = dn.load(path)
-    for size in net.sizes:
-        net.resize_(size)
-        again.resize_(size)
-        assert torch.equal(again(x), net(x))
-    assert dn.load(path, macs=1.0).plan() == again.plan(macs=1.0)
-    with pytest.raises(InvalidArgumentError, match=r"ratio=: .* allowed: macs, params"):
-        dn.load(path, ratio=0.5)
-    lying = {"name": "small_cnn", "arguments": {"widths": [2**14] * 64}, "is_changed": False}  # 600 GB
-    path = rewrite(tmp_path / "net", lambda _, description: description.update(built_by=lying))
-    with pytest.raises(ArtifactError, match="lying"):
-        dn.load(path)
-
-
-@pytest.mark.parametrize("change", [with_hook, with_other_forward])
-def test_a_changed_model_has_to_be_given_for_the_sizes_of_a_method(change, tmp_path):
-    settings, x = Settings(sizes=(1.0, 0.5)), torch.randn(4, 1, 8, 8)
-    made = methods.find("us-net")
-    network = made.network(change(), x[:1], settings, is_trained=False).eval()
-    material = Material(example_input=x[:1], calibration=[(x, torch.zeros(4, dtype=torch.long))], loss=cross_entropy)
-    made.sized(network, material, settings).save(tmp_path / "net", info={"input_shape": [1, 8, 8]})
-    with pytest.raises(ModelNeededError, match=r"model= is needed: .*net was built by small_cnn, changed since;"):
-        dn.load(tmp_path / "net")
-    dn.load(tmp_path / "net", model=change())
-
-
 # --- a hostile or careless hand ------------------------------------------------------------------------------------
 
 
@@ -989,17 +946,12 @@ def targets(tmp_path_factory):
     net.save(folder / "network", info={"a": [1, {"b": "é"}]})
     artifact.save_size(net, net.plan(ratio=0.5), folder / "size")
     artifact.shrink(net.artifact(), net.plan(ratio=0.7)).save(folder / "shrunk")
-    method = methods.find("us-net")
-    settings = Settings(sizes=(1.0, 0.5))
-    network = method.network(SMALL["small"](), x[:1], settings, is_trained=False)
-    material = Material(example_input=x[:1], calibration=[(x, torch.zeros(4, dtype=torch.long))], loss=cross_entropy)
-    method.sized(network.eval(), material, settings).save(folder / "sized", info={"input_shape": [1, 6, 6]})
     for kind in KINDS:
         assert dn.load(folder / kind)(x).shape == (4, 10)
     return folder, x
 
 
-KINDS = ("network", "size", "shrunk", "sized")
+KINDS = ("network", "size", "shrunk")
 WAYS = (
     lambda path: dn.load(path),
     lambda path: dn.load(path, model=SMALL["small"]()),

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from decomposable import DecomposedNet, RankPlan, Taylor, decompose, load, models
+from decomposable.core.factors import Taylor
 from decomposable.core.standin import StandIn
 from decomposable_edge.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable_edge.sizing.latency import LatencyProfile, TimedSize, timed_now

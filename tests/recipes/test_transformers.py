@@ -10,9 +10,9 @@ from decomposable.data import python_text
 from decomposable.data.base import Images, InMemory
 from decomposable.data.digits import unaugmented, unchanged
 from decomposable.data.python_text import Text
-from decomposable.methods.settings import Settings
 from decomposable.models import small_lm, small_vit
 from decomposable.recipes import Task
+from decomposable.recipes.settings import Settings
 from decomposable.recipes.transformers import TEXT, VIT, TextSettings, next_token
 from decomposable.training.evaluation import judged
 from decomposable_edge.errors import DataError, SettingError

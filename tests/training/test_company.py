@@ -128,7 +128,7 @@ def test_a_process_that_is_killed_ends_the_job_with_a_message_and_the_run_goes_o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["elastic", "plain", "us-net", "trp"])
+@pytest.mark.parametrize("method", ["elastic", "plain"])
 def test_so_it_is_with_other_methods_and_four_processes(method, tmp_path):
     settings = [f"method={method}", "epochs=1", *(["elastic_turns=2"] if method == "elastic" else [])]
     for count, name in ((1, "one"), (4, "four")):
@@ -177,9 +177,18 @@ def test_what_is_wrong_is_said_once(tmp_path):
         assert done.err.count("decomposable train: error: ") == 1
         assert done.err.count(said) == 1
         assert not (tmp_path / "run").exists()
-    other = train("small", tmp_path / "run", count=2, verb="compare")
-    said = "decomposable compare: error: torchrun: compare is the work of one process; allowed with several: train"
-    assert other.err.count(said) == other.err.count("decomposable compare: error") == 1
+
+
+def test_a_verb_that_processes_cannot_share_says_so_once(monkeypatch, capsys):
+    from decomposable.commands.main import main
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, code in (("0", 2), ("1", 1)):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["sizes", "network.safetensors"]) == code
+    said = "decomposable sizes: error: torchrun: sizes is the work of one process; allowed with several: train\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.slow

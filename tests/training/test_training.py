@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from decomposable import methods
 from decomposable.data.base import Images, InMemory, TrainBatches
-from decomposable.methods.settings import Settings
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods
 from decomposable.training.checkpoint import CheckpointError, Checkpoints, position_in
 from decomposable.training.devices import random_state, seed_everything, set_random_state
 from decomposable.training.divergence import DivergedError

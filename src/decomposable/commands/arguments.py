@@ -71,17 +71,6 @@ def sizes_listed(options: argparse.Namespace) -> list[float] | None:
     return None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
 
 
-def seeds(text: str) -> list[int]:
-    """The ints of --seeds."""
-    try:
-        found = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        found = [-1]
-    if any(not 0 <= seed < 2**31 for seed in found):
-        raise InvalidArgumentError(f"--seeds {text}; allowed: ints from 0 to {2**31 - 1}, as in 0,1")
-    return found
-
-
 def checked_out(options: argparse.Namespace, endings: Sequence[str]) -> Path:
     """The file to write (`-o`), which is refused before any work where it can be seen that it cannot be."""
     return checked_file("-o", options.out, endings, options)

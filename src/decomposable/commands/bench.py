@@ -128,7 +128,7 @@ def _show(options: argparse.Namespace, profile: LatencyProfile, out: Path) -> No
 
 def _draw(options: argparse.Namespace, profile: LatencyProfile, path: Path) -> str:
     """Times over size, beside the profile; what to say about it."""
-    from decomposable.comparison.figure import draw_times
+    from decomposable.commands.figure import draw_times
 
     times = {
         RUNTIMES_IN_WORDS.get(entry.runtime, entry.runtime): [

@@ -14,10 +14,10 @@ from decomposable_edge.errors import DecomposableError, InvalidArgumentError, Mo
 from decomposable_edge.text import first_line
 
 if TYPE_CHECKING:
-    from decomposable.methods.settings import Settings
     from decomposable.network.calibration.statistics import CalibrationReport, Statistics
     from decomposable.network.decomposed import DecomposedNet
     from decomposable.recipes import Task
+    from decomposable.recipes.settings import Settings
     from decomposable_edge.sizing.ranks import RankSelector
 
 
@@ -70,7 +70,7 @@ def _made(options: argparse.Namespace, line: ProgressLine) -> tuple[Path, Decomp
 
 def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
     """The settings of the file's training, with what was asked for besides."""
-    from decomposable.methods.settings import with_overrides
+    from decomposable.training.methods.flat import with_overrides
 
     given = {
         "calibration_images": ("--images", options.images),
@@ -88,8 +88,8 @@ def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
 
 def _opened(file: Path, task: Task) -> DecomposedNet:
     """The network, by the model that its file knows, or else by that of the recipe."""
-    from decomposable.methods.loading import load
     from decomposable.network.calibration.statistics import tracked_batch_norms
+    from decomposable.network.loading import load
 
     try:
         net: DecomposedNet = load(file)

@@ -51,9 +51,9 @@ def _run(options: argparse.Namespace) -> None:
     with progress_line(options) as line:
         line(Progress("", "reading the recipe"))  # at once: importing PyTorch takes a while
         from decomposable import recipes
-        from decomposable.methods.settings import from_text, with_overrides
         from decomposable.training.cutting import IMAGES, WAYS, cut
         from decomposable.training.devices import choose_device, make_deterministic
+        from decomposable.training.methods.flat import from_text, with_overrides
 
         out = arguments.checked_out(options, [".safetensors"])
         figure = arguments.checked_file("--figure", options.figure or out.with_suffix(".png"), [".png"], options)

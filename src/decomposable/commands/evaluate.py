@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decomposable.commands import arguments, networks
 from decomposable.progress import Progress, ProgressLine, Tracker, progress_line
@@ -12,7 +12,6 @@ from decomposable_edge.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from decomposable.network.file.contents import Artifact
-    from decomposable.network.sized import SizedNet
     from decomposable.training.evaluation import Row
     from decomposable_edge.sizing.plans import RankPlan
     from decomposable_edge.sizing.ranks import Measure
@@ -44,19 +43,16 @@ def _run(options: argparse.Namespace) -> None:
 
 def _measured(options: argparse.Namespace, line: ProgressLine) -> tuple[list[tuple[str, Row]], int]:
     """What was asked for, and what came out of it, for every size; and how many test images there are."""
-    from decomposable.methods.loading import load
     from decomposable.network import artifact
+    from decomposable.network.loading import load
     from decomposable.training.devices import choose_device
     from decomposable.training.evaluation import Row, judged
 
     device = choose_device(options.device)
-    description, is_sized = networks.description_of(options.file)
-    if not is_sized:
-        plans = _plans(artifact.outline(options.file), options)  # what is impossible is refused before any work
-    task, _ = networks.find_task(networks.info_in(description), options.recipe, options.data)
+    contents = artifact.outline(options.file)
+    plans = _plans(contents, options)  # what is impossible is refused before any work
+    task, _ = networks.find_task(contents.info, options.recipe, options.data)
     net = load(options.file, model=task.build_model()).to(device)
-    if is_sized:
-        plans = _sized_plans(net, options)
     data = task.load_data()
     rows: list[tuple[str, Row]] = []
     tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
@@ -68,8 +64,8 @@ def _measured(options: argparse.Namespace, line: ProgressLine) -> tuple[list[tup
     return rows, data.test_count
 
 
-def _asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple[str, float]]]:
-    """The measure and the sizes that were typed; none where no size was."""
+def sizes_asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple[str, float]]]:
+    """Return the measure and the sizes that were typed; none where no size was."""
     if options.sizes is not None and options.params is not None:
         raise InvalidArgumentError("--sizes and --params: got both; allowed: one of them")
     if options.params is not None:
@@ -77,21 +73,11 @@ def _asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple[str,
     return None, [] if options.sizes is None else parse_sizes("--sizes", options.sizes)
 
 
-def _sized_plans(net: SizedNet, options: argparse.Namespace) -> list[tuple[str, float, Any]]:
-    """All sizes of a method that does not decompose, or the largest within each budget."""
-    if options.align is not None:
-        raise InvalidArgumentError(f"--align: not for a network of the method {net.method}; allowed: no --align")
-    measure, wanted = _asked(options)
-    if not wanted:
-        return [(size.name, size.macs_fraction, size) for size in net.sizes]
-    return [(asked, size, net.plan(**{measure or "macs": size})) for asked, size in wanted]
-
-
 def _plans(contents: Artifact, options: argparse.Namespace) -> list[tuple[str, float, RankPlan]]:
     """What was asked for, as text and as a number, and its plan."""
     from decomposable_edge.sizing.rounding import check_align
 
-    selector, (measure, wanted) = contents.selector, _asked(options)
+    selector, (measure, wanted) = contents.selector, sizes_asked(options)
     if not wanted:
         align = check_align(options.align)
         least = selector.smallest_cost(selector.measure, align) / selector.full_cost(selector.measure)

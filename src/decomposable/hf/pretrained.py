@@ -16,9 +16,9 @@ from typing import Any
 import transformers
 from torch import nn
 
-from decomposable.methods.loading import load
 from decomposable.network.artifact import save_size
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.loading import load
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 from decomposable_edge.files import replacing
 from decomposable_edge.sizing.plans import RankPlan

@@ -58,14 +58,7 @@ def outline(path: FilePath) -> Artifact:
 
 
 def _require_network(path: FilePath, container: Container) -> None:
-    kind = kind_of(path, container.description)
-    if kind == "sized":
-        method = container.description.get("method")
-        raise ArtifactError(
-            f"{path}: holds the sizes of the method {method!r:.40}, which are not decomposed; in "
-            "Python: net = decomposable.load(path, model=...); net.resize_(macs=...); net.extract()"
-        )
-    if kind != "network":
+    if kind_of(path, container.description) != "network":
         raise ArtifactError(
             f"{path}: holds one size only: decomposable.load(path, model=...) takes it in Python; here it takes "
             "the network file that it was made from"

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.data.base import TrainBatches
-from decomposable.methods.base import Step
 from decomposable.network.file.container import DTYPE_NAMES, open_container, write_container
 from decomposable.training.devices import random_state, set_random_state
+from decomposable.training.methods.base import Step
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable_edge.fields import Damaged, Fields, require
 from decomposable_edge.text import first_line

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from decomposable import methods, recipes
+from decomposable import recipes
 from decomposable.core.processes import ALONE, Processes
 from decomposable.data.base import Data, TrainBatches, has_labels
-from decomposable.methods.base import Looking
-from decomposable.methods.settings import Settings
 from decomposable.progress import Report, quiet, shown
-from decomposable.training import finishing, records
+from decomposable.recipes.settings import Settings
+from decomposable.training import finishing, methods, records
 from decomposable.training import loop as training
 from decomposable.training.checkpoint import Checkpoints, position_in, read_checkpoint
 from decomposable.training.company import (
@@ -32,6 +31,7 @@ from decomposable.training.company import (
 from decomposable.training.devices import bits_depend_on, make_deterministic, seed_everything
 from decomposable.training.evaluation import WrongDataError, accuracy, check_outputs
 from decomposable.training.loop import Say, Watchers
+from decomposable.training.methods.base import Looking
 from decomposable.training.metrics import MetricsLog, NoMetrics
 from decomposable.training.runs import Job, check_same_job, finished, prepare
 from decomposable.training.weights import load_weights_

@@ -25,13 +25,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from decomposable.core.processes import ALONE, Processes
 from decomposable.data.base import Batch, TrainBatches
-from decomposable.methods.base import Averaging, Paced, Steady, Step
-from decomposable.methods.settings import Settings
 from decomposable.progress import Progress, Report, as_duration, quiet
+from decomposable.recipes.settings import Settings
 from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
 from decomposable.training.company import average_gradients_, mean_values
 from decomposable.training.devices import bits_depend_on, random_state
 from decomposable.training.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
+from decomposable.training.methods.base import Averaging, Paced, Steady, Step
 from decomposable.training.metrics import MetricsLog
 from decomposable_edge.interrupts import Interrupted
 

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decomposable import methods, recipes
-from decomposable.methods.registry import of_other_methods
-from decomposable.methods.settings import Settings, flat, with_overrides
+from decomposable import recipes
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods
 from decomposable.training.devices import choose_device
+from decomposable.training.methods.flat import flat, with_overrides
+from decomposable.training.methods.registry import of_other_methods
 from decomposable.training.weights import sha256
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.files import sweep
