@@ -472,7 +472,9 @@ def test_wrong_sizes_are_refused(sizes):
 
 def take(net, size):
     """A size however far it is from calibrated ones."""
-    return net.resize_(net.selector.plan_for(SizeRequest(macs=size)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return net.resize_(net.selector.of_size(size, "macs"))
 
 
 @few
@@ -628,28 +630,77 @@ def test_ranks_rounded_as_nothing_that_was_calibrated_warn_once():
     net.resize_(macs=0.6, align=4)
 
 
-def test_auto_needs_no_statistics_of_its_own():
-    """It takes those of unrounded sizes, which are close to its own; and none can be made for it."""
+def wide():
+    """A network whose ranks "auto" rounds, and data."""
+    torch.manual_seed(0)
     layers = [nn.Linear(300, 400), nn.BatchNorm1d(400), nn.Linear(400, 300), nn.BatchNorm1d(300), nn.Linear(300, 8)]
     batches = [torch.randn(64, 300)]
-    net = decompose(nn.Sequential(*layers).eval(), batches[0])
-    net.calibrate_(batches, sizes=[0.46 + 0.005 * step for step in range(9)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        plan = net.resize_(macs=0.5, align="auto")
-    assert plan.ranks != net.selector.plan_for(SizeRequest(macs=0.5)).ranks
-    assert net._statistics.is_made_for(plan)
+    return decompose(nn.Sequential(*layers).eval(), batches[0]), batches
+
+
+def assert_near_its_own_statistics(net, batches):
     stored, own = statistics(net.module), cumulative_average(net.extract(), batches)
     for i in (0, 2):
         (mean, var), (own_mean, own_var) = stored[i : i + 2], own[i : i + 2]
         assert ((mean - own_mean).abs() / own_var.sqrt()).mean() < 0.05
         assert ((var - own_var).abs() / own_var).mean() < 0.05
-    with pytest.raises(InvalidArgumentError, match=r"align='auto': it needs no statistics but those of unrounded"):
-        net.calibrate_(batches, align="auto")
+
+
+def error_of_variances(net, batches, align):
+    """How far stored variances are from those of the data, relative to them: the mean over channels and sizes."""
+    found = []
+    for macs in (0.2, 0.33, 0.47, 0.6, 0.75):
+        assert net.resize_(macs=macs, align=align).warning is None
+        pairs = zip(statistics(net.module)[1::2], cumulative_average(net.extract(), batches)[1::2], strict=True)
+        found += [float(((var - own).abs() / own).mean()) for var, own in pairs]
+    return np.mean(found)
+
+
+@pytest.mark.parametrize("align", [1, "auto"])
+def test_auto_takes_the_statistics_of_unrounded_sizes_as_well(align):
+    """They are close to its own; nothing warns."""
+    net, batches = wide()
+    net.calibrate_(batches, sizes=[0.46 + 0.005 * step for step in range(9)], align=align)
+    plan = net.resize_(macs=0.5)
+    assert plan.warning is plan.instead_of is None
+    assert net.plan(macs=0.5, align="auto").ranks != net.plan(macs=0.5, align=1).ranks
+    assert net._statistics.alignments == (1,)
+    assert_near_its_own_statistics(net, batches)
     net.forget_statistics_()
     net.calibrate_(batches, sizes=[0.7], align=8)
     with pytest.warns(UserWarning, match=r"statistics of rounded ranks only.*run calibrate_\(loader\) once"):
-        net.resize_(macs=0.5, align="auto")
+        net.resize_(macs=0.5)
+
+
+def test_a_size_is_calibrated_with_the_ranks_that_resize_takes():
+    net, batches = wide()
+    net.calibrate_(batches, sizes=[0.3, 0.5])
+    for macs in (0.3, 0.5):
+        plan = net.resize_(macs=macs)
+        assert plan.align == "auto"
+        assert plan.ranks in {each.ranks for each in net._statistics.plans}
+        assert_statistics(net.module, cumulative_average(net.extract(), batches))
+
+
+def test_a_grid_is_one_of_rounded_sizes_and_serves_every_size():
+    net, batches = wide()
+    for _ in range(2):  # a grid replaces what is stored
+        net.calibrate_(batches, passes=10)
+        assert (net._statistics.alignments, net._statistics.grids) == ((1,), (1,))
+        costs = {plan.macs for plan in net._statistics.plans}
+        assert costs <= set(net.selector.all_costs("auto").tolist())
+        assert not costs <= set(net.selector.all_costs(1).tolist())
+    unrounded, _ = wide()
+    unrounded.calibrate_(batches, passes=10, align=1)
+    for align in ("auto", 1):
+        assert error_of_variances(net, batches, align) <= 1.5 * error_of_variances(unrounded, batches, 1)
+    before = len(net._statistics.plans)
+    net.calibrate_(batches, sizes=[0.47], align=8)  # added
+    assert (net._statistics.alignments, net._statistics.grids) == ((1, 8), (1,))
+    assert len(net._statistics.plans) == before + 1
+    with pytest.raises(InvalidArgumentError) as caught:
+        net.calibrate_(batches, align="measured")
+    assert (caught.value.option, caught.value.came) == ("align", "measured")
 
 
 def test_the_full_size_and_a_calibrated_network_do_not_warn():

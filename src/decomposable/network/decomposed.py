@@ -294,8 +294,8 @@ class DecomposedNet(nn.Module):
             sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known), added to those stored.
                 By default a grid from the smallest size to the full one, as dense as this network needs; the full size
                 itself then keeps the original's statistics, unless 1.0 is asked for here.
-            align: as in ``resize_(macs=..., align=...)``. "auto" and 1 serve each other: they lie near enough. Sizes
-                with ranks rounded to another number do not, and are added to those stored.
+            align: as in ``resize_(macs=..., align=...)``. A grid of "auto" serves for unrounded ranks,
+                too: they lie near enough. Sizes with ranks rounded to a number do not, and are added to those stored.
             passes: the most that a grid may cost, in forward passes of the full network over the loader.
             exact: for chosen `sizes`, the authors' way: layer by layer, a pass over the data for each. Slow.
             forward: ``forward(net, batch)``; by default that of `decompose`.
