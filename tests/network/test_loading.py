@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decomposable.network.file.digests import Blocks
-from decomposable.network.file.header import DTYPES, parse_header, read_header
 from safetensors import safe_open
 from torch import nn
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from decomposable import DecomposedNet, RankPlan, Taylor, decompose, load, models
+from decomposable import DecomposedNet, RankPlan, decompose, load, models
 from decomposable.core.factors import Taylor
 from decomposable.core.standin import StandIn
 from decomposable_edge.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError

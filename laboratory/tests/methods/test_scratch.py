@@ -163,7 +163,7 @@ def test_a_network_that_is_one_layer():
     model, x = nn.Linear(8, 6), torch.randn(3, 8)
     network = factored(model, with_overrides(SETTINGS, ranks=(2,)), x)
     sized = METHOD.sized(network, material(x), with_overrides(SETTINGS, ranks=(2,)))
-    assert (sized.plan.macs, sized.plan.full_macs) == (28, 48)
+    assert (sized.plan().macs, sized.plan().full_macs) == (28, 48)
     assert torch.equal(sized(x), network(x))
 
 
@@ -303,7 +303,7 @@ def test_from_trained_weights_it_starts_with_the_best_approximation(form):
     network = factored(model, settings, is_trained=True).eval()
     assert torch.equal(torch.get_rng_state(), state)
     net = decompose(model, torch.zeros(IMAGE), form=form)
-    net.resize_(ranks=dict(zip(net.plan.ranks, settings.of(ScratchSettings).ranks, strict=True)))
+    net.resize_(ranks=dict(zip(net.plan().ranks, settings.of(ScratchSettings).ranks, strict=True)))
     torch.testing.assert_close(network(x), net(x), rtol=1e-4, atol=1e-5)
 
 

@@ -525,7 +525,7 @@ def test_the_criterion_is_the_energy_whatever_the_settings_say():
 def test_layers_that_training_left_alone_are_not_decomposed():
     x, _ = batch()
     net = METHOD.sized(cnn(), material(x), with_overrides(SETTINGS, trp_layers="inner"))
-    assert list(net.plan.ranks) == ["3", "7"]
+    assert list(net.plan().ranks) == ["3", "7"]
     assert set(net.skipped) == {"0", "5", "9"}
 
 

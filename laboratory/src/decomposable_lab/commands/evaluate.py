@@ -45,7 +45,7 @@ def _measured(
     tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
     for asked, size, plan in plans:
         tracker.update(len(rows), f"now {asked}")
-        net.set_plan_(plan)
+        net.resize_(plan)
         found = judged(net, data, workers=options.workers)
         rows.append((asked, Row.of(size, plan, found.accuracy, perplexity=found.perplexity)))
     return rows, data.test_count
