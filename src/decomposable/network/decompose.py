@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 from warnings import warn
@@ -164,8 +165,8 @@ def _ordered_by_data(
     def run(net: nn.Module, batch: Any) -> Any:
         return forward(net, on_device_of(net, batch))
 
-    samples = dealt(batches)
     with torch.no_grad():
+        samples = dealt(batches, partial(run, base))
         goal = goal_of(criterion, (run(base, batch) for batch in islice(samples.measure, LOOKED_AT)))
     order = order_by_data(
         base,

@@ -20,6 +20,9 @@ from decomposable.network.goals import Goal, Readings
 SEARCHED_WITH = 128
 """Samples, in whole batches, that a way of sharing out is chosen by."""
 
+COMPARED_WITH = 256
+"""Samples, in whole batches, that two cuts of a size are compared by; of halves, both together."""
+
 MOST_READ = 1 << 28
 """Bytes of what the full network says that are held, beyond those of one batch: 256 MiB."""
 
