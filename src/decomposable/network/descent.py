@@ -39,6 +39,8 @@ from decomposable.network.work import MEASURED_AGAIN_WITH, MEMORY, Work, goal_si
 from decomposable.sizing.chain import ranks_of
 from decomposable.sizing.ranks import RankSelector
 
+_TINY = torch.finfo(torch.float64).tiny
+
 Put = Callable[[Way], nn.Module]
 """The network of the wanted size, with the cut shared out in a way."""
 
@@ -242,7 +244,9 @@ def _in_metric(
 
 
 def _is_worse(bases: InMetric, plain: InMetric, others: Moments) -> bool:
-    """Whether a layer loses more than by its singular values on images that were kept out, over all ranks."""
+    """Whether a layer loses more than by its singular values on images that were kept out: by the mean of the logarithm
+    of the losses' ratio, over all ranks that save something.
+    """
     ratio = _relative_loss(bases, others).log() - _relative_loss(plain, others).log()
     return bool(ratio.mean() > 0)
 
@@ -253,8 +257,10 @@ def _one_each(ranks: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _relative_loss(bases: InMetric, moments: Moments) -> Tensor:
-    """What a cut to each rank from 1 on loses, relative to the loss of everything; what is less than rounding counts as
-    that.
+    """What a cut to each rank loses, from 1 to the last at which two factors have fewer numbers than their product;
+    relative to the loss of everything. What is less than rounding counts as that.
     """
     losses = losses_in_metric(Product(bases.p, bases.q), moments)
-    return (losses[1:-1] / losses[0].clamp_min(torch.finfo(losses.dtype).tiny)).clamp_min(1e-9)
+    rows, columns = len(bases.p), bases.q.shape[1]
+    most = max(1, rows * columns // (rows + columns))
+    return (losses[1 : min(most + 1, len(losses) - 1)] / losses[0].clamp_min(_TINY)).clamp_min(1e-9)
