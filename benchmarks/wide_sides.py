@@ -1,13 +1,15 @@
 """How to keep the moment of a wide side: whole, as its diagonal, in blocks, or as a sketch of low rank with a diagonal.
 
-    python benchmarks/wide_outputs.py --text wikitext-2-valid.txt
+    python benchmarks/wide_sides.py --text wikitext-2-valid.txt --words 3000
+    python benchmarks/wide_sides.py --pixels cifar-10-batches-bin
 
-A small language model (three words before, a hidden layer, an output for every word) is trained for a short while on
-the first part of a text, and cut with contexts of it in each of these ways. What a cut keeps is KL(full ‖ cut) on
-contexts of the last part, which nobody has seen. The vocabulary is narrow enough for the whole moment: that is the
-reference. The sketch is the best one that there is, by the eigenvectors of the whole moment; one that is made
-batch by batch cannot be better. Numbers of a side of N entries: N · block in blocks, N · (rank + 1) in a sketch.
-Seconds are those of the processor.
+With --text the outputs are wide: a small language model (three words before, a hidden layer, an output for every word)
+is trained for a short while on the first part of a text. With --pixels the inputs are: an MLP that sees the 3,072
+pixels of an image of CIFAR-10. Each is cut with some of what it was trained with in each of these ways. What a cut
+keeps is KL(full ‖ cut) on others, which nobody has seen. The side is narrow enough for the whole moment: that is the
+reference. The sketch is the best one that there is, by the eigenvectors of the whole moment; one that is made batch by
+batch cannot be better. Numbers of a side of N entries: N · block in blocks, N · (rank + 1) in a sketch. Seconds are
+those of the processor.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from _cifar import load_cifar10, standardise
 from _common import record
 from torch import Tensor, nn
 
@@ -59,9 +62,12 @@ def contexts(file: Path, words: int) -> tuple[Tensor, Tensor]:
     return windows[:, :BEFORE].contiguous(), windows[:, BEFORE].contiguous()
 
 
-def trained(x: Tensor, y: Tensor, words: int, epochs: int) -> nn.Module:
-    torch.manual_seed(0)
-    model = LanguageModel(words)
+def perceptron(pixels: int = 3072, hidden: int = 128) -> nn.Module:
+    """Ten classes by all pixels."""
+    return nn.Sequential(nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def trained(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> nn.Module:
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for epoch in range(epochs):
         for rows in torch.randperm(len(x)).split(1024):
@@ -73,26 +79,30 @@ def trained(x: Tensor, y: Tensor, words: int, epochs: int) -> nn.Module:
     return model.eval()
 
 
-def sketched(moments: Moments, rank: int) -> Moments:
-    """The gradients' moment as its first eigenvectors, and the diagonal of what is left."""
+def sketched(moments: Moments, width: int, rank: int) -> Moments:
+    """The moments with those of wide sides as their first eigenvectors, and the diagonal of what is left."""
     found = shrunk(moments)
-    if found.gradients is None or len(found.gradients) <= rank:
-        return found
-    values, vectors = torch.linalg.eigh(found.gradients)
+    sides = {"inputs": found.inputs, "gradients": found.gradients}
+    wide = {name: each for name, each in sides.items() if each is not None and len(each) == width}
+    return replace(found, **{name: _sketch(each, rank) for name, each in wide.items()})
+
+
+def _sketch(moment: Tensor, rank: int) -> Tensor:
+    values, vectors = torch.linalg.eigh(moment)
     low = (vectors[:, -rank:] * values[-rank:]) @ vectors[:, -rank:].T
-    return replace(found, gradients=low + torch.diag((found.gradients - low).diagonal().clamp_min(0.0)))
+    return low + torch.diag((moment - low).diagonal().clamp_min(0.0))
 
 
 @contextmanager
-def kept_as(way: str, words: int) -> Iterator[None]:
+def kept_as(way: str, width: int) -> Iterator[None]:
     """Inside, moments of wide sides are kept in this way."""
     kind, _, size = way.partition(" ")
-    with mock.patch.object(sums, "WIDEST", words - 1 if kind in ("blocks", "diagonal") else words):
+    with mock.patch.object(sums, "WIDEST", width - 1 if kind in ("blocks", "diagonal") else width):
         if kind in ("blocks", "diagonal"):
             with mock.patch.object(sums, "BLOCK", int(size or 1)):
                 yield
         elif kind == "sketch":
-            with mock.patch.object(descent, "shrunk", lambda moments: sketched(moments, int(size))):
+            with mock.patch.object(descent, "shrunk", lambda moments: sketched(moments, width, int(size))):
                 yield
         else:
             yield
@@ -110,10 +120,11 @@ def lost(net: dn.DecomposedNet, model: nn.Module, x: Tensor) -> dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--words", type=int, default=4096, help="outputs")
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--pixels", type=Path, help="CIFAR-10 in its binary layout")
+    parser.add_argument("--words", type=int, default=4096, help="outputs, with --text")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--contexts", type=int, default=2000, help="that it is cut with")
+    parser.add_argument("--samples", type=int, default=1000, help="that it is cut with")
     parser.add_argument(
         "--ways",
         nargs="+",
@@ -121,23 +132,28 @@ def main() -> None:
     )
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    x, y = contexts(args.text, args.words)
+    torch.manual_seed(0)
+    if args.text:
+        (x, y), width, model = contexts(args.text, args.words), args.words, LanguageModel(args.words)
+    else:
+        images, y = load_cifar10(args.pixels, "train")
+        x, width, model = standardise(images[:20_000]).flatten(1), 3072, perceptron()
     border = len(x) * 9 // 10
-    model = trained(x[:border], y[:border], args.words, args.epochs)
+    model = trained(model, x[:border], y[:border], args.epochs)
     generator = torch.Generator().manual_seed(0)
-    data = list(x[torch.randperm(border, generator=generator)[: args.contexts]].split(50))
+    data = list(x[torch.randperm(border, generator=generator)[: args.samples]].split(50))
     held = x[border:][torch.randperm(len(x) - border, generator=generator)[:HELD_OUT]]
+    network = f"{width} outputs" if args.text else f"{width} inputs"
     for way in args.ways:
         start = time.process_time()
-        with kept_as(way, args.words):
+        with kept_as(way, width):
             net = dn.decompose(model, data[0], **({} if way == "weights" else {"data": data, "criterion": "loss"}))
         seconds = round(time.process_time() - start, 1)
         found = lost(net, model, held)
         report = net.cut_report
         print(f"{way}, {seconds} s:", found, report.layers_by_weights if report else "", flush=True)
-        settings = {"words": args.words, "epochs": args.epochs, "contexts": args.contexts}
-        kept = report.as_dict() if report else None
-        record("wide_outputs", {"way": way, **settings, "seconds": seconds, "kl": found, "report": kept})
+        figures = {"network": network, "way": way, "epochs": args.epochs, "samples": args.samples, "seconds": seconds}
+        record("wide_sides", {**figures, "kl": found, "report": report.as_dict() if report else None})
 
 
 if __name__ == "__main__":
