@@ -227,11 +227,11 @@ def test_the_network_is_measured_again_on_the_way_down(trained, monkeypatch):
     net = dn.decompose(trained, data=batches())
     assert net.cut_report.kept == "data"
     goals = [size for size in work.SIZES if size > net.selector.smallest_size]
-    # Each half, whose full network the other half sees, too; then both together.
-    once = 1 + len(goals)
-    assert len(measured) == 2 * (once + 1) + once
-    assert once > 2
-    last = measured[-once:]
+    # Each of the two halves once, which together are all samples.
+    assert len(measured) == 2 * (1 + len(goals))
+    assert len(goals) > 1
+    assert all(map(torch.equal, measured[::2], measured[1::2]))
+    last = measured[::2]
     assert torch.equal(last[0], trained[0].weight)
     # A network that is measured has lost as many bases of its first layer as its size has.
     for size, weight in zip(goals, last[1:], strict=True):
