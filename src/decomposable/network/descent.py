@@ -68,7 +68,7 @@ class _Track:
     losses: dict[str, Numbers] = field(default_factory=dict)
 
     def drop(self, size: float) -> None:
-        """Drop what a network of this size does without; unrounded, since it is the order of bases that is looked for."""
+        """Drop what a network of this size does without. Unrounded: it is the order of bases that is looked for."""
         for name, rank in self.selector.of_size(size, "macs", align=1).ranks.items():
             self.bases[name].drop(*ranks_of(rank))
 
