@@ -17,8 +17,8 @@ import numpy as np
 from _common import record
 from PIL import Image
 
+from decomposable.progress import ProgressLine
 from decomposable_edge.files import write_atomically
-from decomposable_edge.progress import ProgressLine
 from decomposable_lab.comparison.running import How
 from decomposable_lab.comparison.watching import Watchers
 from decomposable_lab.exhibits import running

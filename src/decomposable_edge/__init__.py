@@ -4,13 +4,14 @@ The package has the runtime of a device, and below it what the device shares wit
 (`sizing/`), progress, and small modules such as errors, checks and files. Those need numpy only. The runtime needs the
 extra `onnx`, and is loaded on first use.
 
-source        the file, of which no more is read than is needed
-wire          where in it the large tensors lie
-container     its outer shape: an ONNX model with a description, arrays and a checksum
-bundle        what it holds, every claim checked
+file/         the container: safetensors with a description and checksums, read as far as it is needed
+realising     what a network consists of at one size
+device_graph  the graph in a file, as bytes
+onnx_model    the same as an ONNX model, checked
+network       what a file holds, every claim checked
 graph         where its graph has the decomposed layers
 recurrent     recurrent layers, as an operator or as a loop over the steps
-weights       factors, dense weights and batch normalisation at any size
+weights       factors and dense weights of a layer, and batch normalisation
 building      the ONNX model of one size
 feeding       what goes into it, checked
 onnx_runtime  how ONNX Runtime is asked to work
@@ -24,13 +25,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from decomposable_edge.bundle import Port as Port
+    from decomposable_edge.network import Port as Port
     from decomposable_edge.session import AnySizeSession as AnySizeSession
 
 __version__ = "0.1.0.dev0"
 __all__ = ["AnySizeSession", "Port"]
 
-_HOME = {"AnySizeSession": "session", "Port": "bundle"}
+_HOME = {"AnySizeSession": "session", "Port": "network"}
 
 
 def __getattr__(name: str) -> Any:

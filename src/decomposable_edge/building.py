@@ -1,4 +1,4 @@
-"""From a bundle and a plan to the ONNX model of that size.
+"""From a network and a plan to the ONNX model of that size.
 
     stages at ranks r ───────┬─ a node for each, with slices of the weights
                              └─ one node with W̃, where the plan says dense: all but the last are taken out, and
@@ -21,15 +21,16 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
-from decomposable_edge.bundle import Bundle
-from decomposable_edge.container import header_of, tensor_of
 from decomposable_edge.graph import attribute, captured, merged_attributes, outputs_axis
+from decomposable_edge.network import StoredNetwork
+from decomposable_edge.onnx_model import Array, header_of, tensor_of
+from decomposable_edge.realising import realised
 from decomposable_edge.recurrent import Found, as_operator, can_be_operator, in_steps
-from decomposable_edge.sizing.chain import Ranks, ranks_of
 from decomposable_edge.sizing.plans import RankPlan
-from decomposable_edge.source import Array
+from decomposable_edge.sizing.record import state_name
 from decomposable_edge.weights import LayerWeights, folded
-from decomposable_edge.wire import SMALL
+
+SMALL = 1024  # bytes of a tensor that may as well stay in the model
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,39 +41,38 @@ class SizeModel:
     weights: dict[str, Array]
 
 
-def build(bundle: Bundle, plan: RankPlan) -> SizeModel:
+def build(network: StoredNetwork, plan: RankPlan) -> SizeModel:
     """The model of a size."""
-    draft, most = _Draft(bundle), {cost.name: each for cost, each in bundle.selector.by_layer(bundle.selector.upper)}
-    if bundle.statistics is not None:
-        statistics = bundle.statistics.at(plan).items()
-        draft.tensors.update((name, values) for name, values in statistics if name in draft.tensors)
-    if bundle.tuned is not None:
-        for name, values in bundle.tuned.at(plan).items():
-            own = draft.tensors[name]
-            draft.tensors[name] = values.astype(own.dtype, copy=False).reshape(own.shape)
-    for layer in (layer for layer in bundle.layers if layer.is_used):
-        ranks = ranks_of(plan.ranks[layer.name])
-        if plan.runs_as(layer.name) == "factors":
-            draft.tensors.update(zip(layer.names, layer.slices(ranks), strict=True))
+    draft, used = _Draft(network), [layer for layer in network.layers if layer.is_used]
+    size = realised(plan, {layer.name: layer for layer in used}, network.statistics, network.tuned)
+    for key, values in (*size.statistics.items(), *size.tuned.items()):
+        own = draft.tensors.get(state_name(key))
+        if own is not None:
+            draft.tensors[state_name(key)] = values.astype(own.dtype, copy=False).reshape(own.shape)
+    for layer in used:
+        found = size.layers[layer.name]
+        if found.runs_as == "factors":
+            draft.tensors.update(zip(layer.names, found.weights, strict=True))
         else:
-            draft.put_dense(layer, ranks, most[layer.name])
-    for norm, maker in bundle.foldable.items():
+            draft.put_dense(layer, found.weights[0])
+    for norm, maker in network.foldable.items():
         draft.fold(norm, maker)
-    for found in bundle.recurrences:
-        draft.put_recurrence(found)
+    for one in network.recurrences:
+        draft.put_recurrence(one)
     return draft.finished()
 
 
 class _Draft:
     """The graph of one size in the making. Nodes are copied before they are changed."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
-        self._nodes: dict[int, NodeProto] = dict(enumerate(bundle.wiring.nodes))
+    def __init__(self, network: StoredNetwork) -> None:
+        self._network = network
+        nodes = enumerate(network.wiring.nodes)
+        self._nodes: dict[int, NodeProto] = {i: node for i, node in nodes if i not in network.computed}
         self._own: set[int] = set()
         self._dense: dict[tuple[str, ...], str] = {}  # the one weight in place of stages
         self._instead: dict[int, list[NodeProto]] = {}
-        self.tensors: dict[str, Array] = dict(bundle.tensors)
+        self.tensors: dict[str, Array] = dict(network.tensors)
 
     def _node(self, index: int) -> NodeProto:
         """The node, to be changed."""
@@ -81,16 +81,16 @@ class _Draft:
             self._own.add(index)
         return self._nodes[index]
 
-    def put_dense(self, layer: LayerWeights, ranks: Ranks, most: Ranks) -> None:
-        """One node where the layer has several, wherever it is used; W̃ of the most bases there can be is kept."""
-        wiring = self._bundle.wiring
+    def put_dense(self, layer: LayerWeights, weight: Array) -> None:
+        """One node where the layer has several, wherever it is used."""
+        wiring = self._network.wiring
         *gone, last_name = layer.names
         self._dense[layer.names] = last_name
-        self.tensors[last_name] = layer.dense(ranks, keep=all(r >= m for r, m in zip(ranks, most, strict=True)))
+        self.tensors[last_name] = weight
         for index in (index for name in gone for index, _ in wiring.takers(name)):
             if wiring.nodes[index].op_type == "Transpose":
                 self._nodes.pop(index, None)
-        for use in self._bundle.uses[layer.name]:
+        for use in self._network.uses[layer.name]:
             last = self._node(use.nodes[-1])
             for index, entry in zip(use.nodes, use.entries, strict=False):
                 self._node(entry).input[0] = self._nodes.pop(index).input[0]
@@ -132,7 +132,7 @@ class _Draft:
 
     def finished(self) -> SizeModel:
         """The model with the weights that are left in use."""
-        source = self._bundle.model
+        source = self._network.model
         ports: Any = {"input": source.graph.input, "output": source.graph.output}
         nodes = [each for index, node in self._nodes.items() for each in self._instead.get(index, [node])]
         graph = onnx.GraphProto(name=source.graph.name or "graph", node=nodes, **ports)

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from decomposable_edge import __version__
-from decomposable_edge.bundle import read_bundle
 from decomposable_edge.console import (
     OneLineParser,
     alignment,
@@ -29,7 +28,9 @@ from decomposable_edge.console import (
     threads,
 )
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.file.container import Array
 from decomposable_edge.files import replacing
+from decomposable_edge.network import open_network
 from decomposable_edge.notes import measured_sizes
 from decomposable_edge.npy import read_arrays
 from decomposable_edge.session import AnySizeSession, usual_plans
@@ -38,7 +39,6 @@ from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.latency import Entry, LatencyProfile
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.rounding import described
-from decomposable_edge.source import Array
 from decomposable_edge.text import printable
 
 PROGRAM = "decomposable-edge"
@@ -55,13 +55,15 @@ def _say(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog=PROGRAM, description="Run an any-size ONNX file at any size, without PyTorch.")
+    parser = OneLineParser(prog=PROGRAM, description="Run a network file at any size, without PyTorch.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb_name", required=True)
 
     def verb(name: str, summary: str, run: Any) -> argparse.ArgumentParser:
         one = verbs.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        one.add_argument("file", metavar="FILE", type=Path, help="an any-size ONNX file, of `decomposable export`")
+        one.add_argument(
+            "file", metavar="FILE", type=Path, help="a network file (.safetensors) that holds its ONNX graph"
+        )
         one.set_defaults(run=run, if_interrupted="")
         return one
 
@@ -77,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
             "--align",
             metavar="N",
             type=alignment,
-            default="auto",
             help="round ranks to multiples of N; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
             f"measured: {best} (default: auto)",
         )
@@ -95,17 +96,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _sizes(options: argparse.Namespace) -> None:
-    bundle = read_bundle(options.file)
-    known = {size: a for size, a in measured_sizes(bundle.info).items() if size >= bundle.selector.smallest_size}
-    accuracies = {bundle.selector.of_size(size): accuracy for size, accuracy in known.items()}
-    plans = dict.fromkeys([*usual_plans(bundle.selector), *accuracies])
+    network = open_network(options.file)
+    known = {size: a for size, a in measured_sizes(network.info).items() if size >= network.selector.smallest_size}
+    accuracies = {network.selector.of_size(size): accuracy for size, accuracy in known.items()}
+    plans = dict.fromkeys([*usual_plans(network.selector), *accuracies])
     rows = [_described(plan) | {"accuracy": accuracies.get(plan)} for plan in sorted(plans, key=position, reverse=True)]
     if options.json:
         _say(json.dumps({"file": str(options.file), "sizes": rows}))
         return
     _say(as_table(("MACs", "of all", "parameters", "of all", "ranks", "accuracy"), [_cells(row) for row in rows]))
     takes = ", ".join(
-        f"{printable(p.name)} ({printable(' × '.join(map(str, p.shape)))}, {p.dtype})" for p in bundle.inputs
+        f"{printable(p.name)} ({printable(' × '.join(map(str, p.shape)))}, {p.dtype})" for p in network.inputs
     )
     profile = LatencyProfile.load_beside(options.file)
     timed = "; ".join(map(str, profile.entries)) if profile is not None else f"none ({PROGRAM} bench measures them)"
@@ -164,13 +165,14 @@ def _timed_table(entry: Entry) -> str:
 def _run(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in ("macs", "params", "ratio")}
     size: dict[str, Any] = {k: parse_size(f"--{k}", text) for k, text in given.items() if text is not None}
-    if options.latency_ms is not None:
-        size["latency_ms"] = options.latency_ms
+    for name in ("latency_ms", "align"):
+        if getattr(options, name) is not None:
+            size[name] = getattr(options, name)
     x = read_arrays(options.input)
     if options.out.suffix not in (".npy", ".npz"):
         raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy or .npz")
     with showing_warnings(f"{PROGRAM} run"):
-        session = AnySizeSession(options.file, **size, align=options.align, threads=options.threads)
+        session = AnySizeSession(options.file, **size, threads=options.threads)
     if options.out.suffix == ".npy" and len(session.outputs) > 1:
         raise InvalidArgumentError(
             f"-o {options.out}: the network has {len(session.outputs)} outputs; allowed: .npz, which holds several"
@@ -183,7 +185,7 @@ def _run(options: argparse.Namespace) -> None:
         else:
             np.save(file, found, allow_pickle=False)
     made = "; ".join(f"{' × '.join(map(str, y.shape))}, {y.dtype}" for y in outputs.values())
-    _say(f"{options.out}: {made}, at {session!r}, {described(session.plan.align)}")
+    _say(f"{options.out}: {made}, at {session!r}, {described(session.plan().align)}")
 
 
 def _save_all(file: BinaryIO, arrays: Mapping[str, Array]) -> None:

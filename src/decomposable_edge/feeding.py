@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from decomposable_edge.bundle import Port
 from decomposable_edge.checks import check_count
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.source import Array
+from decomposable_edge.network import Port
+from decomposable_edge.onnx_model import Array
 
 
 def feeds_of(ports: Sequence[Port], x: Array | Mapping[str, Array]) -> dict[str, Array]:

@@ -1,10 +1,9 @@
-"""Where in a bundle's graph the decomposed layers are, and which batch normalisation can be folded into what.
+"""Where in a network's graph the decomposed layers are, and which batch normalisation can be folded into what.
 
-    x ── {layer}/first ── (Pad) ── {layer}/second ── (…) ── BatchNormalization ── …
+    x ── first/{layer} ── (Pad) ── second/{layer} ── (…) ── BatchNormalization ── …
 
-A layer stands in the graph as a chain of nodes for every place where it is used. Its weights are the initializers of
-the same names. Both the one that writes bundles and the one that reads them find the nodes with this code, so a file
-need not say which they are.
+A layer stands in the graph as a chain of nodes for every place where it is used. They take its weights by the names
+that these have in the file. The nodes are found with this code, so a file need not say which they are.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import TypeVar
 import onnx
 from onnx import AttributeProto, NodeProto, helper
 
-from decomposable_edge.container import graphs_of, inner_graphs
 from decomposable_edge.fields import require
+from decomposable_edge.onnx_model import graphs_of, inner_graphs
 from decomposable_edge.sizing.chain import ORDINALS
 
 Value = TypeVar("Value", int, float, bytes, list[int])
@@ -34,11 +33,6 @@ class Use:
 
     nodes: tuple[int, ...]
     entries: tuple[int, ...]
-
-
-def factor_names(layer: str, count: int) -> tuple[str, ...]:
-    """The names of a layer's stages, so many of them, and of the nodes that have them."""
-    return tuple(f"{layer}/{ordinal}" for ordinal in ORDINALS[:count])
 
 
 def captured(node: NodeProto) -> set[str]:
@@ -85,11 +79,11 @@ def attribute(node: NodeProto, name: str, default: Value) -> Value:
     return value
 
 
-def find_uses(wiring: Wiring, layer: str, count: int = 2, loops: Container[int] = ()) -> tuple[Use, ...]:
-    """All places where a layer of so many stages is used; none where only training uses it, or only these loops."""
-    stages = [_multiplying(wiring, layer, name, loops) for name in factor_names(layer, count)]
+def find_uses(wiring: Wiring, layer: str, names: Sequence[str], loops: Container[int] = ()) -> tuple[Use, ...]:
+    """All places where a layer is used whose stages have these names; none where only training or these loops do."""
+    stages = [_multiplying(wiring, layer, name, loops) for name in names]
     uses = [_followed(wiring, layer, first, stages) for first in stages[0]]
-    for i in range(1, count):
+    for i in range(1, len(names)):
         require(len({use.nodes[i] for use in uses}) == len(stages[i]), f"layer '{layer}': its parts do not match")
     return tuple(uses)
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, helper
 
-from decomposable_edge.container import inner_graphs
 from decomposable_edge.fields import Damaged, require
 from decomposable_edge.graph import Wiring, attribute
-from decomposable_edge.source import Array
+from decomposable_edge.onnx_model import Array, inner_graphs
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 _ORDER = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2)}  # of the operator's gates among PyTorch's: i f g o, and r z n

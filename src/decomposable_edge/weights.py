@@ -1,4 +1,4 @@
-"""The weights of a size, in numpy: slices of factors or one dense weight, statistics, and what normalisation becomes.
+"""The weights of a layer in numpy, read from a file as far as they are needed; and what normalisation becomes.
 
 `core/standin.py` makes W̃ of a chain, `network/calibration` the statistics where there is PyTorch.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from decomposable_edge.graph import factor_names
+from decomposable_edge.file.container import Array, Stored
 from decomposable_edge.locks import ForkLock
 from decomposable_edge.sizing.chain import Ranks
 from decomposable_edge.sizing.cost import LayerShape
 from decomposable_edge.sizing.interpolation import CalibratedSizes, KnownSizes, TunedSizes
-from decomposable_edge.sizing.plans import RankPlan
-from decomposable_edge.source import Array, Stored
+from decomposable_edge.sizing.record import factor_names
 
 
 def dense_weight(stages: Sequence[Array]) -> Array:
@@ -44,118 +44,97 @@ def _joined(before: Array, behind: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerWeights(LayerShape):
-    """All bases of one layer, which lie in the file; those of the largest size that was taken are in memory.
+    """The weight and the factors of one layer, which lie in the file: `realising.Bases` in numpy.
 
-    The dense weight is computed when it is first needed, and kept. A layer that only training uses has shapes, which
-    say how many bases there are, but no weights.
+    Those of the largest size that was taken are in memory, and so is the dense weight once it was taken.
     """
 
-    weights: tuple[Array | Stored, ...]  # of its stages
-    is_used: bool = True
+    stages_stored: tuple[Stored[Array], ...]  # bases first
+    dense_stored: Stored[Array]
+    is_used: bool = True  # a layer that only training uses is not in the graph
     _read: list[tuple[Array, ...]] = field(default_factory=list)
-    _kept: dict[Ranks, Array] = field(default_factory=dict)
+    _dense: list[Array] = field(default_factory=list)
     _lock: ForkLock = field(default_factory=ForkLock)
 
     @property
     def names(self) -> tuple[str, ...]:
         """What its stages are called in the graph."""
-        return factor_names(self.name, len(self.stages))
+        return factor_names(self)
 
     @property
-    def stored(self) -> Ranks:
-        """How many bases there are."""
-        return self._ranks(self.weights)
+    def kept(self) -> Ranks:
+        """How many bases of every cut there are."""
+        return tuple(map(len, self.stages_stored[:-1]))
 
-    def slices(self, ranks: Ranks) -> tuple[Array, ...]:
-        """The first bases, as views of those that are in memory; more are read where these are too few."""
+    def weight(self) -> Array:
+        """Return the dense weight, as the layer holds it."""
         with self._lock:
-            known = self._ranks_read
+            if not self._dense:
+                self._dense.append(self.dense_stored.all())
+            return self._dense[0]
+
+    def first(self, ranks: Ranks) -> tuple[Array, ...]:
+        """Return the first bases, as views of those that are in memory; more are read where these are too few."""
+        with self._lock:
+            known = tuple(map(len, self._read[0][:-1])) if self._read else (0,) * len(ranks)
             if any(wanted > there for wanted, there in zip(ranks, known, strict=True)):
                 self._read.clear()  # before the larger ones are read
-                self._read.append(_sliced(self.weights, tuple(map(max, ranks, known)), self.chain.swapped))
-            return _sliced(self._read[0], ranks, self.chain.swapped)
+                self._read.append(self._from_file(tuple(map(max, ranks, known))))
+            return _sliced(self._read[0], ranks)
 
-    @property
-    def _ranks_read(self) -> Ranks:
-        """How many bases of every cut are in memory."""
-        return self._ranks(self._read[0]) if self._read else (0,) * len(self.stored)
+    def beyond(self, rank: int) -> tuple[Array, ...]:
+        """Return the two stages with all bases but so many."""
+        first, second = self.stages_stored
+        return first[rank:], second[rank:].swapaxes(0, 1)
 
-    def _ranks(self, weights: Sequence[Array | Stored]) -> Ranks:
-        """How many bases of every cut these are."""
-        pairs = zip(weights[:-1], self.chain.swapped, strict=False)
-        return tuple(weight.shape[1 if is_swapped else 0] for weight, is_swapped in pairs)
+    def joined(self, factors: tuple[Array, ...]) -> Array:
+        """Return the dense weight that stages stand for, as the layer holds it."""
+        return np.ascontiguousarray(self.chain.held_dense(dense_weight(factors)))
 
-    def dense(self, ranks: Ranks, *, keep: bool) -> Array:
-        """W̃ of the first bases; with `keep`, it is there at once the next time."""
-        with self._lock:
-            if ranks in self._kept:
-                return self._kept[ranks]
-            is_read = all(wanted <= there for wanted, there in zip(ranks, self._ranks_read, strict=True))
-            parts = self.slices(ranks) if is_read else _sliced(self.weights, ranks, self.chain.swapped)
-            weight = np.ascontiguousarray(self.chain.held_dense(dense_weight(self.chain.held(parts))))
-            del parts  # not needed any more
-            if keep:
-                self._kept.clear()  # one per layer: memory is scarce where this runs
-                self._kept[ranks] = weight
-            return weight
+    def held(self, factors: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Return the weights of stages as their layers hold them."""
+        return self.chain.held(factors)
+
+    def _from_file(self, ranks: Ranks) -> tuple[Array, ...]:
+        """Return so many bases, each stage in the order of memory in which its layer holds it."""
+        rows = [stored[:rank] for stored, rank in zip(self.stages_stored, (*ranks, ranks[-1]), strict=True)]
+        parts = _sliced((*rows[:-1], rows[-1].swapaxes(0, 1)), ranks)
+        held = [np.ascontiguousarray(part) for part in self.held(parts)]
+        for each in held:
+            each.flags.writeable = False
+        return self.chain.held(held)
 
 
-def _sliced(weights: Sequence[Array | Stored], ranks: Ranks, swapped: Sequence[bool]) -> tuple[Array, ...]:
-    """The first bases of every cut: those of the outputs of the stage before it, and of the inputs of the one behind.
-
-    Outputs lie along the first axis of a weight and inputs along the second; where they are swapped, inputs come first.
-    """
-    ends, made = (None, *ranks, None), []
-    for i, (weight, is_swapped) in enumerate(zip(weights, swapped, strict=True)):
-        first, second = (ends[i], ends[i + 1]) if is_swapped else (ends[i + 1], ends[i])
-        part: Array = weight[:, :second] if first is None else weight[:first]
-        made.append(part if first is None or second is None else part[:, :second])
-    return tuple(made)
+def _sliced(weights: Sequence[Array], ranks: Ranks) -> tuple[Array, ...]:
+    """The first bases of every cut: outputs of the stage before it, and inputs of the one behind."""
+    ends = (None, *ranks, None)
+    return tuple(weight[: ends[i + 1], : ends[i]] for i, weight in enumerate(weights))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InNumpy(KnownSizes):
-    """What is known of sizes, as arrays: of each table, which may lie in the file, two rows are needed at a time."""
+    """What is known of sizes, as arrays: of each table, which lies in the file, two rows are needed at a time."""
 
-    original: tuple[Array, ...]
+    original: tuple[Any, ...]  # of arrays
 
-    def interpolated(self, plan: RankPlan) -> list[dict[str, Array]]:
-        """What each table has for this size, by name; nothing for a full size that keeps what the original has."""
-        found = self.between(plan)
-        if found is None:
-            return [{} for _ in self.tables]
-        cuts, tables = np.cumsum(self.channels)[:-1], []
-        for low, high in zip(self._row(found.lower), self._row(found.upper), strict=True):
-            values_C = low + (high.astype(np.float64) - low) * found.place_C
-            tables.append(dict(zip(self.names, np.split(values_C.astype(low.dtype), cuts), strict=True)))
-        return tables
+    def _mixed(self, low: Array, high: Array, place_C: Array) -> Sequence[Array]:
+        values_C = low + (high.astype(np.float64) - low) * place_C
+        return np.split(values_C.astype(low.dtype), np.cumsum(self.channels)[:-1])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics(InNumpy, CalibratedSizes):
     """Mean and variance of all batch normalisation channels for calibrated sizes."""
 
-    mean_SC: Array | Stored
-    var_SC: Array | Stored
-
-    def at(self, plan: RankPlan) -> dict[str, Array]:
-        """The statistics of a size by the names of their tensors; empty for a full size that keeps the original's."""
-        return {
-            f"{name}.{kind}" if name else kind: values
-            for kind, table in zip(("running_mean", "running_var"), self.interpolated(plan), strict=True)
-            for name, values in table.items()
-        }
+    mean_SC: Stored[Array]
+    var_SC: Stored[Array]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tuned(InNumpy, TunedSizes):
     """Scales, shifts and biases of tuned sizes, by the names of their tensors."""
 
-    values_ST: Array | Stored
-
-    def at(self, plan: RankPlan) -> dict[str, Array]:
-        """Those of a size, end to end each; empty for the full one, which keeps the original's."""
-        return self.interpolated(plan)[0]
+    values_ST: Stored[Array]
 
 
 def folded(

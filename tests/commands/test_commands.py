@@ -18,6 +18,7 @@ from decomposable.recipes import small
 from decomposable.training.evaluation import accuracy
 from decomposable_edge.console import as_table, parse_size, parse_sizes
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.plans import SizeRequest
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -214,7 +215,7 @@ def test_evaluate_takes_align(file, call):
         assert code == 0
         content = json.loads(out)
         rounded = align if align == "auto" else int(align)
-        plans = [selector.choose(macs=size, align=rounded) for size in (0.5, 0.3)]
+        plans = [selector.plan_for(SizeRequest(macs=size, align=rounded)) for size in (0.5, 0.3)]
         assert [row["macs"] for row in content["sizes"]] == [plan.macs for plan in plans]
         assert content["align"] == rounded
         accuracies[align] = [row["accuracy"] for row in content["sizes"]]
@@ -239,11 +240,12 @@ def test_calibrate_writes_statistics_into_a_file(file, call):
     code, out, err = call("calibrate", file, "--align", "8", "--sizes", "0.3,0.5")
     assert code == 0, err
     assert out.startswith("2 sizes calibrated, ranks rounded to multiples of 8: 100 images in 1 batch, ")
-    assert f"{file}: written; it has statistics for 4 sizes; ranks: not rounded, multiples of 8" in out
+    assert f"{file}: written; it has statistics for 4 sizes" in out
+    assert "ranks: rounded by auto or not at all, multiples of 8" in out
     after = artifact.read(file)
     assert after.statistics.alignments == (1, 8)
     assert {plan.ranks for plan in after.statistics.plans} == {
-        after.selector.choose(macs=macs, align=align).ranks for macs in (0.3, 0.5) for align in (1, 8)
+        after.selector.plan_for(SizeRequest(macs=macs, align=align)).ranks for macs in (0.3, 0.5) for align in (1, 8)
     }
     assert after.plan == before.plan
     assert all(torch.equal(after.state[key], value) for key, value in before.state.items())
@@ -558,7 +560,7 @@ def test_escape_sequences_out_of_a_file_are_shown_and_not_obeyed(call, tmp_path)
         assert code in (0, 1, 2)
     with pytest.raises(dn.DecomposableError) as caught:
         dn.load(path, model=build())
-    shown += str(caught.value) + str(dn.load(path, model=model).plan)
+    shown += str(caught.value) + str(dn.load(path, model=model).plan())
     assert r"\x1b]0;owned\x07\x1b[2J\n\u202eadresu" in shown
     assert all(letter.isprintable() or letter == "\n" for letter in shown)
 

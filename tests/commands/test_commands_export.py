@@ -15,6 +15,7 @@ from decomposable import models
 from decomposable.commands import main as cli
 from decomposable.network import artifact
 from decomposable_edge.errors import how_to_install
+from decomposable_edge.sizing.plans import SizeRequest
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -61,7 +62,7 @@ def test_a_size_as_onnx_and_what_is_said_about_it(net, file, call, tmp_path):
     out_file = tmp_path / "small.onnx"
     code, out, err = call(file, "--macs", "25%", "-o", out_file)
     assert code == 0, err
-    plan = net.selector.choose(macs=0.25, align="auto")
+    plan = net.plan(macs=0.25, align="auto")
     lines = out.splitlines()
     assert lines[0].startswith(
         "size: macs=0.25, align=auto (wide layers' ranks rounded to multiples of 16, 8 or 4 where"
@@ -84,7 +85,7 @@ def test_as_json_and_as_torch_export(net, file, call, tmp_path):
     out_file = tmp_path / "small.pt2"
     code, out, _ = call(file, "--params", "0.3", "-o", out_file, "--json")
     assert code == 0
-    report, plan = json.loads(out), net.selector.choose(params=0.3, align="auto")
+    report, plan = json.loads(out), net.plan(params=0.3, align="auto")
     assert report["align"] == "auto"
     assert (report["format"], report["path"], report["bytes"]) == (
         "torch-export",
@@ -101,7 +102,7 @@ def test_as_json_and_as_torch_export(net, file, call, tmp_path):
 def test_a_file_of_one_size(net, file, call, tmp_path):
     contents = artifact.read(file)
     small = tmp_path / "small.safetensors"
-    plan = contents.selector.choose(macs=0.25)
+    plan = contents.selector.plan_for(SizeRequest(macs=0.25))
     artifact.save_size(contents, plan, small)
     arguments = [small, "-o", tmp_path / "small.onnx"]
     code, out, err = call(*arguments, "--input", "1x8x8")
@@ -129,7 +130,7 @@ def wide(tmp_path_factory):
 @pytest.mark.parametrize("ending", [pytest.param("onnx", marks=pytest.mark.slow), "pt2"])
 def test_auto_is_the_default_which_it_says(wide, ending, call, tmp_path):
     net, file = wide
-    plans = {align: net.selector.choose(macs=0.5, align=align) for align in ("auto", 1, 8)}
+    plans = {align: net.plan(macs=0.5, align=align) for align in ("auto", 1, 8)}
     assert len({plan.ranks for plan in plans.values()}) == 3
     out_file = tmp_path / f"small.{ending}"
     for align, plan in plans.items():
@@ -144,7 +145,7 @@ def test_auto_is_the_default_which_it_says(wide, ending, call, tmp_path):
 @pytest.mark.slow
 def test_in_python_ranks_stay_unrounded_unless_align_is_given(wide, tmp_path):
     net, _ = wide
-    plain, auto = (net.selector.choose(macs=0.5, align=align).ranks for align in (1, "auto"))
+    plain, auto = (net.plan(macs=0.5, align=align).ranks for align in (1, "auto"))
     for export, name in ((dn.export_onnx, "a.onnx"), (dn.export_torch, "a.pt2")):
         assert export(net, tmp_path / name, macs=0.5).ranks == plain
         assert export(net, tmp_path / f"auto-{name}", macs=0.5, align="auto").ranks == auto
@@ -185,7 +186,7 @@ def test_any_size(net, file, call, tmp_path):
     session.resize(macs=0.25)
     x = torch.randn(2, 1, 8, 8)
     with torch.no_grad():
-        wanted = net.extract(net.selector.choose(macs=0.25))(x).numpy()
+        wanted = net.extract(net.plan(macs=0.25))(x).numpy()
     np.testing.assert_allclose(np.asarray(session.run(x.numpy())).reshape(wanted.shape), wanted, atol=1e-4)
 
 

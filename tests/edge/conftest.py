@@ -1,5 +1,6 @@
-"""A small calibrated network, its bundle, and what the tests of bundles share."""
+"""A small calibrated network, its file, and what the tests of devices share."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,9 @@ import torch
 from torch import nn
 
 import decomposable as dn
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what the tests share
+from sealing import seal, tiny_model
 
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
@@ -62,7 +66,7 @@ def bundle(net, tmp_path_factory) -> Path:
     """The network's file; not to be changed."""
     from decomposable.export.any_size import export_any_size
 
-    path = tmp_path_factory.mktemp("bundle") / "small.onnx"
+    path = tmp_path_factory.mktemp("bundle") / "small.safetensors"
     export_any_size(net, path)
     return path
 
@@ -84,55 +88,10 @@ def expected(net, x):
     return run
 
 
-def tiny_model(width=6, seed=0):
-    """A bundle built by hand, without PyTorch: two linear layers with a ReLU between them, as (model, text, arrays)."""
-    import numpy as np
-    from onnx import TensorProto, helper, numpy_helper
-
-    random = np.random.default_rng(seed)
-    nodes, weights, value = [], {}, "x"
-    for name, out, then in (("a", "h", "Relu"), ("b", "y", None)):
-        for part, of in (("first", value), ("second", f"{name}/between")):
-            weights[f"{name}/{part}"] = random.standard_normal((width, width)).astype(np.float32)
-            result = f"{name}/between" if part == "first" else (f"{out}/raw" if then else out)
-            nodes.append(
-                helper.make_node("Gemm", [of, f"{name}/{part}"], [result], name=f"{name}/{part}", alpha=1.0, transB=1)
-            )
-        if then:
-            nodes.append(helper.make_node(then, [f"{out}/raw"], [out], name=f"{name}/{then}"))
-        value = out
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", width])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", width])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    cost = {"form": "channel", "shape": [width, width], "dense_macs": width**2, "macs_per_rank": 2 * width}
-    description = {
-        "kind": "any-size",
-        "layers": [{"name": "a", **cost}, {"name": "b", **cost}],
-        "fixed_macs": 0,
-        "fixed_params": 0,
-        "feeders": {},
-        "statistics": None,
-        "info": {},
-    }
-    arrays = {
-        "scores": np.concatenate([np.sort(random.random(width))[::-1] for _ in "ab"]),
-        "limits/lower": np.ones(2, np.int64),
-        "limits/upper": np.full(2, width, np.int64),
-    }
-    return model, description, arrays
-
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """The file of `tiny_model`; not to be changed."""
-    from decomposable_edge.container import seal
-
-    path = tmp_path_factory.mktemp("tiny") / "tiny.onnx"
+    path = tmp_path_factory.mktemp("tiny") / "tiny.safetensors"
     path.write_bytes(seal(*tiny_model()))
     return path
 

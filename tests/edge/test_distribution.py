@@ -175,7 +175,7 @@ def test_an_editable_install_brings_the_device_and_both_commands(checkout):
 def test_it_runs_without_torch_and_without_the_checkout(wheels, tiny, tmp_path):
     with zipfile.ZipFile(wheels["edge"]) as opened:
         opened.extractall(tmp_path / "unpacked")
-    copy = shutil.copy(tiny, tmp_path / "tiny.onnx")
+    copy = shutil.copy(tiny, tmp_path / "tiny.safetensors")
     x = np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     arguments = [str(tmp_path / "unpacked"), str(copy), str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import traceback
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,17 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from sealing import unseal
 from torch import nn
 
 import decomposable as dn
 from decomposable_edge import AnySizeSession
 from decomposable_edge.building import build
-from decomposable_edge.bundle import read_bundle
 from decomposable_edge.errors import BudgetError, DecomposableError, InvalidArgumentError, how_to_install
+from decomposable_edge.network import open_network
 from decomposable_edge.onnx_runtime import default_threads, usable_cores
 from decomposable_edge.sizing.latency import LatencyProfile
+from decomposable_edge.sizing.plans import SizeRequest
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 SIZES = [
@@ -54,38 +57,83 @@ def wide_bundle(tmp_path):
     layers = [nn.Linear(300, 400), nn.BatchNorm1d(400), nn.Linear(400, 300), nn.ReLU(), nn.Linear(300, 8)]
     net = dn.decompose(nn.Sequential(*layers).eval(), example_input=torch.randn(8, 300))
     net.calibrate_([torch.randn(64, 300)])
-    dn.export_any_size(net, tmp_path / "wide.onnx")
-    return tmp_path / "wide.onnx", net
+    dn.export_any_size(net, tmp_path / "wide.safetensors")
+    return tmp_path / "wide.safetensors", net
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_size_gives_the_numbers_of_pytorch(session, net, expected, x, size):
-    """Unrounded, and with `align="auto"`, which is the default here; given ranks are never rounded."""
-    unrounded = {} if "ranks" in size else {"align": 1}
-    plan = session.resize(**size, **unrounded)
-    np.testing.assert_allclose(session.run(x), expected(**size), rtol=1e-5, atol=1e-5)
-    assert plan == net.plan == session.plan
-    plan = session.resize(**size)
-    np.testing.assert_allclose(session.run(x), expected(**size, align="auto"), rtol=1e-5, atol=1e-5)
-    assert plan == net.plan == session.plan
+    """Unrounded, and by default, with `align="auto"`; given ranks are never rounded."""
+    for rounding in ({"align": 1}, {}):
+        plan = session.resize(**size, **rounding)
+        np.testing.assert_allclose(session.run(x), expected(**size, **rounding), rtol=1e-5, atol=1e-5)
+        assert plan == net.plan() == session.plan()
 
 
-def test_auto_is_the_default_and_1_is_exactly_the_plan_of_pytorch(wide_bundle):
+@pytest.mark.parametrize("align", [None, "auto", 1, 8])
+@pytest.mark.parametrize("way", ["macs", "params", "ratio"])
+@pytest.mark.filterwarnings("ignore:batch normalisation has statistics of ranks")
+def test_what_pytorch_tells_is_what_the_device_tells_takes_and_what_is_exported(wide_bundle, way, align, tmp_path):
+    path, net = wide_bundle
+    session = AnySizeSession(path)
+    size = {way: 0.5, "align": align}
+    told = net.plan(**size)
+    assert net.plan().is_full  # telling changes nothing
+    assert session.plan().is_full
+    assert (session.plan(**size), session.plan(**size).align) == (told, told.align)
+    assert session.resize(**size) == session.plan() == AnySizeSession(path, **size).plan() == told
+    assert session.resize(session.selector.full_plan()).is_full
+    assert session.resize(told) == session.plan() == told
+    assert net.resize_(**size) == net.plan() == told
+    net.resize_(macs=1.0)
+    if way == "macs":
+        report = dn.export_onnx(net, tmp_path / "one.onnx", **size)
+        assert (report.macs, report.ranks) == (told.macs, dict(told.ranks))
+
+
+def test_auto_is_the_default_of_budgets_and_ratios_and_ranks_are_literal(wide_bundle):
     """And it needs no statistics of its own: nothing warns."""
     path, net = wide_bundle
-    auto, plain = net.selector.choose(macs=0.5, align="auto"), net.selector.choose(macs=0.5)
-    assert auto != plain
-    session = AnySizeSession(path, macs=0.5)
-    assert (session.plan, session.plan.align) == (auto, "auto")
-    assert (session.resize(macs=0.5, align=1), session.plan.align) == (plain, 1)
-    assert session.resize(macs=0.5) == session.resize(macs=0.5, align="auto") == auto
-    assert session.resize(macs=0.5, align=None) == AnySizeSession(path, macs=0.5, align=1).plan == net.resize_(macs=0.5)
-    assert session.resize(params=0.5) == net.selector.choose(params=0.5, align="auto")
-    assert session.resize(ratio=0.4) == net.selector.choose(ratio=0.4, align="auto")
+    session = AnySizeSession(path)
+    auto, plain = session.plan(macs=0.5), session.plan(macs=0.5, align=1)
+    assert (auto.align, plain.align) == ("auto", 1)
+    assert auto.ranks != plain.ranks
+    assert session.plan(macs=0.5, align=None) == session.plan(macs=0.5, align="auto") == auto
+    assert session.resize(ratio=0.4) == net.plan(ratio=0.4, align=1)
     ranks = {"0": 33, "2": 21}
-    assert session.resize(ranks=ranks) == AnySizeSession(path, ranks=ranks).plan == net.selector.choose(ranks=ranks)
-    assert AnySizeSession(path).plan.is_full
-    assert AnySizeSession(path, align="auto").plan.is_full
+    assert session.resize(ranks=ranks) == AnySizeSession(path, ranks=ranks).plan() == net.plan(ranks=ranks)
+    assert AnySizeSession(path).plan().is_full
+    assert AnySizeSession(path, align="auto").plan().is_full
+
+
+def test_a_plan_is_given_alone_and_is_of_this_network(wide_bundle, bundle):
+    path, net = wide_bundle
+    session = AnySizeSession(path)
+    for wrong in ({"macs": 0.5}, {"align": 8}):
+        with pytest.raises(InvalidArgumentError) as caught:
+            session.resize(net.plan(macs=0.5), **wrong)
+        assert (caught.value.option, caught.value.came) == ("plan", f"a plan, {next(iter(wrong))}")
+    with pytest.raises(InvalidArgumentError) as caught:
+        session.resize(0.5)
+    assert (caught.value.option, caught.value.came) == ("plan", "float")
+    with pytest.raises(InvalidArgumentError) as caught:
+        session.resize(AnySizeSession(bundle).plan())
+    assert (caught.value.option, caught.value.allowed) == ("plan", "what its plan() returns")
+    with pytest.raises(InvalidArgumentError) as caught:
+        session.resize()
+    assert (caught.value.option, caught.value.came) == ("size", "none")
+    assert session.plan().is_full
+
+
+@pytest.mark.parametrize("name", ["resize", "plan"])
+def test_an_unknown_keyword_is_refused(bundle, name):
+    session = AnySizeSession(bundle)
+    for function in (getattr(session, name), partial(AnySizeSession, bundle)):
+        with pytest.raises(TypeError) as caught:
+            function(mac=0.5)
+        assert (caught.value.option, caught.value.came) == ("mac", 0.5)
+        assert caught.value.allowed.startswith("macs, params, ratio, ranks, latency_ms, align, batch")
+    assert session.plan().is_full
 
 
 @pytest.mark.filterwarnings("ignore:batch normalisation has statistics of ranks")
@@ -95,11 +143,11 @@ def test_measuring_takes_auto_and_times_of_any_rounding_can_be_asked_for(wide_bu
     for asked, align in (({}, "auto"), ({"align": 1}, 1), ({"align": 8}, 8)):
         [entry] = session.measure([0.5], seconds=0, **asked).entries
         assert entry.align == align
-        assert entry.sizes[0].macs == net.selector.choose(macs=0.5, align=align).macs
+        assert entry.sizes[0].macs == net.plan(macs=0.5, align=align).macs
         session._latency = None  # read again from beside the file
         slower = max(entry.sizes[0].median_ms, 1e-6)
         plan = session.resize(latency_ms=slower)
-        assert plan.is_full or plan == net.selector.choose(macs=entry.size_for(slower), align=align)
+        assert plan.is_full or plan == net.plan(macs=entry.size_for(slower), align=align)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"format": 1, "machines": 3}'])
@@ -112,7 +160,7 @@ def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(content, w
     with pytest.warns(UserWarning, match=r"latency\.json: it was damaged"):
         session.measure([0.5], seconds=0)
     assert session.resize(latency_ms=1e6).is_full
-    assert AnySizeSession(wide_bundle[0], threads=1, latency_ms=1e6).plan.is_full
+    assert AnySizeSession(wide_bundle[0], threads=1, latency_ms=1e6).plan().is_full
 
 
 @pytest.mark.parametrize(("value", "threads"), [("1", 1), ("3", 3), ("2,1", 2), ("", None), ("0", None), ("x", None)])
@@ -126,12 +174,12 @@ def test_it_takes_as_many_threads_as_pytorch_would(value, threads, monkeypatch):
 def test_aligned_ranks_are_those_of_pytorch(session, net, expected, x):
     plan = session.resize(macs=0.6, align=4)
     np.testing.assert_allclose(session.run(x), expected(macs=0.6, align=4), rtol=1e-5, atol=1e-5)
-    assert plan == net.plan
+    assert plan == net.plan()
     assert all(rank % 4 == 0 or name in plan.dense for name, rank in plan.ranks.items())
 
 
 def test_ranks_that_were_not_calibrated_are_said_to_be_so_once(bundle, x):
-    with pytest.warns(UserWarning, match=r"not rounded to multiples of 4.*calibrate_\(loader, align=4\).*export again"):
+    with pytest.warns(UserWarning, match=r"not rounded to multiples of 4.*\(loader, align=4\).*save it again"):
         session = AnySizeSession(bundle, macs=0.6, align=4)
     session.resize(macs=0.7, align=4)
     AnySizeSession(bundle, macs=0.6)
@@ -144,8 +192,8 @@ def test_rounded_ranks_have_their_own_statistics(tmp_path, x):
     batches = [torch.randn(32, 1, 8, 8) * 3 + 1]
     net.calibrate_(batches, sizes=[0.3, 0.5, 0.7])
     net.calibrate_(batches, sizes=[0.4, 0.5, 0.6, 0.7], align=8)
-    dn.export_any_size(net, tmp_path / "net.onnx")
-    session, image = AnySizeSession(tmp_path / "net.onnx"), torch.randn(3, 1, 8, 8)
+    dn.export_any_size(net, tmp_path / "net.safetensors")
+    session, image = AnySizeSession(tmp_path / "net.safetensors"), torch.randn(3, 1, 8, 8)
     for macs in (0.45, 0.5, 0.55):
         plan = session.resize(macs=macs, align=8)
         assert plan == net.resize_(macs=macs, align=8)
@@ -153,31 +201,36 @@ def test_rounded_ranks_have_their_own_statistics(tmp_path, x):
 
 
 def test_it_starts_at_full_size_or_at_the_one_asked_for(bundle, x):
-    assert AnySizeSession(bundle).plan.is_full
+    assert AnySizeSession(bundle).plan().is_full
     session = AnySizeSession(bundle, macs=0.4, threads=1)
-    assert session.plan == session.selector.choose(macs=0.4)
+    assert session.plan() == session.plan(macs=0.4)
     assert "0.3" in repr(session)
     assert session.run(x[:1]).shape == (1, 5)
 
 
-def test_the_file_is_plain_onnx_that_runs_at_full_size(bundle, expected, x, capfd):
-    onnx.checker.check_model(bundle, full_check=True)
-    plain = onnxruntime.InferenceSession(bundle, providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(plain.run(None, {"input": x})[0], expected(macs=1.0), rtol=1e-5, atol=1e-5)
-    assert capfd.readouterr() == ("", "")  # not even a warning
+def test_the_graph_has_no_weights_and_names_them_as_the_file_does(bundle):
+    model, _, arrays = unseal(bundle)
+    taken = {name for node in model.graph.node for name in node.input}
+    assert {"first/stem", "second/stem", "first/hidden", "second/head", "state/hidden.bias"} <= taken & arrays.keys()
+    assert sum(tensor.ByteSize() for tensor in model.graph.initializer) < 200  # axes to take the mean of
+    assert {"first/stem", "second/head"} <= {node.name for node in model.graph.node}
 
 
-def test_nodes_are_named_after_layers_and_hold_no_trace_of_the_maker(bundle):
-    model = onnx.load(bundle)
-    names = {node.name for node in model.graph.node}
-    assert {"stem/first", "stem/second", "hidden/first", "head/second"} <= names
+def test_the_file_holds_no_trace_of_the_machine_that_made_it(bundle):
     content = bundle.read_bytes()
     assert b".py" not in content
     assert str(SRC).encode() not in content
 
 
+def test_the_file_is_the_one_that_pytorch_loads(bundle, expected, net, x):
+    loaded = dn.load(bundle, model=type(net._base)())
+    loaded.resize_(macs=0.5)
+    with torch.no_grad():
+        np.testing.assert_array_equal(loaded(torch.from_numpy(x)).numpy(), expected(macs=0.5))
+
+
 def test_one_node_where_dense_is_cheaper_and_folded_normalisation(bundle):
-    contents = read_bundle(bundle)
+    contents = open_network(bundle)
     full = build(contents, contents.selector.full_plan())
     small = build(contents, contents.selector.smallest_plan())
     count = {
@@ -190,13 +243,13 @@ def test_one_node_where_dense_is_cheaper_and_folded_normalisation(bundle):
 
 
 def test_factors_are_not_copied(bundle):
-    contents = read_bundle(bundle)
-    plan = contents.selector.choose(ratio=0.3)
+    contents = open_network(bundle)
+    plan = contents.selector.plan_for(SizeRequest(ratio=0.3))
     weights = build(contents, plan).weights
     layer = next(layer for layer in contents.layers if layer.name == "hidden")
-    assert plan.ranks["hidden"] < layer.stored[0]
-    kept, _ = layer.slices((plan.ranks["hidden"],))
-    assert np.shares_memory(weights.get("hidden/first", kept), kept)
+    assert plan.ranks["hidden"] < layer.kept[0]
+    kept, _ = layer.first((plan.ranks["hidden"],))
+    assert np.shares_memory(weights.get("first/hidden", kept), kept)
 
 
 def test_recent_sizes_are_kept_and_the_oldest_goes(bundle):
@@ -206,7 +259,7 @@ def test_recent_sizes_are_kept_and_the_oldest_goes(bundle):
     session.resize(macs=1.0)
     assert session._in_force is full
     session.resize(macs=0.4)
-    assert [plan.macs_fraction for plan in session.kept] == [1.0, session.plan.macs_fraction]
+    assert [plan.macs_fraction for plan in session.kept] == [1.0, session.plan().macs_fraction]
     session.resize(macs=0.5)
     session.resize(macs=1.0)
     assert session._in_force is not full
@@ -214,7 +267,7 @@ def test_recent_sizes_are_kept_and_the_oldest_goes(bundle):
 
 def test_a_resize_that_fails_leaves_the_size(session, x):
     session.resize(macs=0.5)
-    before, plan = session.run(x), session.plan
+    before, plan = session.run(x), session.plan()
     for wrong, error in (
         ({"macs": 0.001}, BudgetError),
         ({"macs": 2.5}, InvalidArgumentError),
@@ -226,8 +279,8 @@ def test_a_resize_that_fails_leaves_the_size(session, x):
         with pytest.raises(error):
             session.resize(**wrong)
     with pytest.raises(InvalidArgumentError, match="not of this network"):
-        session.set_plan("full")
-    assert session.plan is plan
+        session.resize("full")
+    assert session.plan() is plan
     np.testing.assert_array_equal(session.run(x), before)
 
 
@@ -311,9 +364,9 @@ def test_a_network_without_statistics_of_its_own_says_so_once(tmp_path, x):
     torch.manual_seed(0)
     net = dn.decompose(dn.models.small_cnn((8, 8, 8)).eval(), example_input=torch.zeros(1, 1, 8, 8))
     with pytest.warns(UserWarning, match="batch normalisation still has the full network's statistics") as caught:
-        dn.export_any_size(net, tmp_path / "net.onnx")
+        dn.export_any_size(net, tmp_path / "net.safetensors")
     assert [warning.filename for warning in caught] == [__file__]
-    session = AnySizeSession(tmp_path / "net.onnx")
+    session = AnySizeSession(tmp_path / "net.safetensors")
     with pytest.warns(
         UserWarning, match=r"batch normalisation still has .*calibrate_\(loader\) once.*, and export again"
     ):
@@ -343,26 +396,26 @@ def test_options_of_the_runtime_are_made_for_every_size(bundle, x):
     assert [each.intra_op_num_threads for each in made] == [1, 1]
 
 
-def test_prepare_computes_dense_weights_once(bundle):
+def test_prepare_reads_dense_weights_once(bundle):
     session = AnySizeSession(bundle, ratio=0.1)
     session.prepare()
     layers = session._bundle.layers
-    kept = [layer.dense(layer.stored, keep=False) for layer in layers]
+    kept = [layer.weight() for layer in layers]
     session.resize(macs=1.0)
-    assert all(layer.dense(layer.stored, keep=True) is weight for layer, weight in zip(layers, kept, strict=True))
+    assert all(layer.weight() is weight for layer, weight in zip(layers, kept, strict=True))
 
 
 def test_measuring_and_then_a_size_by_its_latency(bundle, tmp_path, x):
-    path = shutil.copy(bundle, tmp_path / "small.onnx")
+    path = shutil.copy(bundle, tmp_path / "small.safetensors")
     session = AnySizeSession(path, threads=1)
     with pytest.raises(InvalidArgumentError, match="no latency profile"):
         session.resize(latency_ms=5)
     profile = session.measure([0.5, 0.3], seconds=0.05)
-    assert session.plan.is_full
+    assert session.plan().is_full
     [entry] = profile.entries
     assert (entry.runtime, entry.batch, entry.threads, len(entry.sizes)) == ("onnxruntime", 1, 1, 3)
     assert session.resize(latency_ms=1e6).is_full
-    assert AnySizeSession(path, latency_ms=1e6, batch=1, threads=1).plan.is_full  # it lies beside the file
+    assert AnySizeSession(path, latency_ms=1e6, batch=1, threads=1).plan().is_full  # it lies beside the file
     with pytest.raises(DecomposableError, match="batch 3"):
         AnySizeSession(path, latency_ms=1e6, batch=3, threads=1)
     with pytest.raises(BudgetError, match="too small"):
@@ -421,7 +474,7 @@ def test_a_package_that_is_missing_is_named_in_one_line():
 
 
 def test_it_runs_where_torch_is_not(bundle, expected, x, tmp_path):
-    copy = shutil.copy(bundle, tmp_path / "small.onnx")
+    copy = shutil.copy(bundle, tmp_path / "small.safetensors")
     np.save(tmp_path / "x.npy", x)
     arguments = [str(copy), str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
     command = [sys.executable, "-c", textwrap.dedent(WITHOUT_TORCH), *arguments]
@@ -481,7 +534,7 @@ def sparse(net, tmp_path_factory):
     twin = copy.deepcopy(net)
     twin.forget_statistics_()
     twin.calibrate_([torch.randn(16, 3, 12, 12)], sizes=[below, 1.0])
-    path = tmp_path_factory.mktemp("sparse") / "sparse.onnx"
+    path = tmp_path_factory.mktemp("sparse") / "sparse.safetensors"
     dn.export_any_size(twin, path)
     return path, below, here, min(costs)
 

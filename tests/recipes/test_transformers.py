@@ -52,7 +52,7 @@ def test_every_method_trains_them(recipe, method, tmp_path):
     else:
         assert "perplexity" not in sizes[1.0]
     net = dn.load(tmp_path / "run" / "network.safetensors")
-    assert net.plan.macs_fraction == 1.0
+    assert net.plan().macs_fraction == 1.0
     assert any(reason.startswith("products of two activations") for reason in net.skipped.values())
 
 

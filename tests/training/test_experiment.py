@@ -753,7 +753,7 @@ def test_weights_can_be_had_from_a_checkpoint(tmp_path):
 def test_memory_of_tensors_that_are_gone_is_kept():
     program = """
 import resource, sys, torch
-from decomposable.training.devices import keep_freed_memory
+from decomposable_edge.machine import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 def step():

@@ -13,12 +13,12 @@ import decomposable as dn
 import decomposable_lab as lab
 from decomposable.recipes import default_settings, find
 from decomposable.training import methods
-from decomposable.training.runs import RunError, held
+from decomposable.training.runs import RunError
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_lab.comparison.parts import plan
 from decomposable_lab.comparison.running import How, what_is_missing
 from decomposable_lab.comparison.scheduling import work_off
-from decomposable_lab.comparison.sharding import Shard, bundles
+from decomposable_lab.comparison.sharding import Shard, bundles, held_alone
 from decomposable_lab.comparison.watching import Watch, Watchers
 from decomposable_lab.exhibits.running import ordered
 
@@ -92,12 +92,13 @@ def test_a_shard_does_not_run_twice_nor_beside_another_split(tmp_path):
 
 
 def test_who_wants_a_folder_alone_waits_for_no_shard(tmp_path):
-    two_shards = held(tmp_path, with_others=True), held(tmp_path, with_others=True)
     refused = pytest.raises(RunError, match="another process is running in it")
-    with two_shards[0], two_shards[1], refused, held(tmp_path):
+    with Shard(1, 2).held(tmp_path), Shard(2, 2).held(tmp_path), refused, held_alone(tmp_path):
         pass
-    with held(tmp_path), pytest.raises(RunError), held(tmp_path, with_others=True):
+    refused = pytest.raises(RunError, match="another process is running in")
+    with held_alone(tmp_path), refused, Shard(1, 2).held(tmp_path):
         pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_missing_is_told():

@@ -66,13 +66,13 @@ def made(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_saved_is_loaded_with_its_size_mode_and_outputs(name, tmp_path):
     net, x = made(name)
-    net.set_plan_(net.sizes[-1])
+    net.resize_(net.sizes[-1])
     net.save(tmp_path / "net.safetensors")
     again = lab.load(tmp_path / "net.safetensors", model=build())
     assert (again.plan, again.training, again.sizes, again.method) == (net.plan, False, net.sizes, name)
     for size in net.sizes:
-        net.set_plan_(size)
-        again.set_plan_(size)
+        net.resize_(size)
+        again.resize_(size)
         assert torch.equal(again(x), net(x))
     again.save(tmp_path / "again.safetensors", info={"note": "mine"})
     assert lab.load(tmp_path / "again.safetensors", model=build()).info == {"note": "mine"}
@@ -199,7 +199,7 @@ def test_the_library_refuses_it_in_one_line_and_the_laboratory_shows_its_sizes(t
 
     net, _ = made("us-net")
     path = tmp_path / "net.safetensors"
-    net.save(path, info={"sizes": [{"macs": net.plan.macs, "params": net.plan.params, "accuracy": 91.5}]})
+    net.save(path, info={"sizes": [{"macs": net.plan().macs, "params": net.plan().params, "accuracy": 91.5}]})
     out = ["-o", str(tmp_path / "out.safetensors")]
     for arguments in (["resize", str(path), "--macs", "0.5", *out], ["sizes", str(path)], ["evaluate", str(path)]):
         assert library.main(arguments) == 1
@@ -272,10 +272,10 @@ def test_the_sizes_of_a_method_are_loaded_without_the_model(method, tmp_path):
     path = tmp_path / "net"
     again = lab.load(path)
     for size in net.sizes:
-        net.set_plan_(size)
-        again.set_plan_(size)
+        net.resize_(size)
+        again.resize_(size)
         assert torch.equal(again(x), net(x))
-    assert lab.load(path, macs=1.0).plan == again.choose(macs=1.0)
+    assert lab.load(path, macs=1.0).plan() == again.plan(macs=1.0)
     with pytest.raises(InvalidArgumentError, match=r"ratio=: .* allowed: macs, params"):
         lab.load(path, ratio=0.5)
     lying = {"name": "small_cnn", "arguments": {"widths": [2**14] * 64}, "is_changed": False}  # 600 GB
@@ -383,7 +383,7 @@ def test_nothing_is_computed_on_an_input_that_a_file_claims(name, tmp_path):
     again = lab.load(path, model=model)
     assert {device for device, _ in model[2].seen} <= {"meta"}
     assert model[2].seen or name == "tucker"
-    again.set_plan_(again.sizes[-1])
+    again.resize_(again.sizes[-1])
     assert again(x).shape == (16, 10)
 
 

@@ -84,8 +84,8 @@ def images(count=4):
 def test_it_starts_with_the_largest_and_lists_them_largest_first():
     net = sized()
     assert [s.value for s in net.sizes] == [1.0, 0.5, 0.25]
-    assert net.plan == size(1.0)
-    assert (net.plan.macs_fraction, net.plan.params_fraction) == (1.0, 1.0)
+    assert net.plan() == size(1.0)
+    assert (net.plan().macs_fraction, net.plan().params_fraction) == (1.0, 1.0)
 
 
 def test_a_size_states_its_parts_of_the_original():
@@ -110,9 +110,9 @@ def test_a_size_states_its_parts_of_the_original():
 )
 def test_the_largest_size_within_a_budget_of_macs(budget, width):
     net = sized()
-    assert net.choose(macs=budget) == size(width)
-    assert net.plan == size(1.0)  # nothing was taken yet
-    assert net.resize_(macs=budget) == size(width) == net.plan
+    assert net.plan(macs=budget) == size(width)
+    assert net.plan() == size(1.0)  # nothing was taken yet
+    assert net.resize_(macs=budget) == size(width) == net.plan()
     assert net.module[0].out_channels == round(8 * width)
 
 
@@ -124,8 +124,8 @@ def test_the_largest_size_within_a_budget_of_parameters(budget, width):
 def test_the_part_that_a_size_states_gives_that_size():
     net = sized()
     for one in net.sizes:
-        assert net.choose(macs=one.macs_fraction) == net.choose(macs=one.macs) == one
-        assert net.choose(params=one.params_fraction) == net.choose(params=one.params) == one
+        assert net.plan(macs=one.macs_fraction) == net.plan(macs=one.macs) == one
+        assert net.plan(params=one.params_fraction) == net.plan(params=one.params) == one
 
 
 @pytest.mark.parametrize(("measure", "budget"), [("macs", 0.1), ("macs", 100), ("params", 0.2), ("params", 7)])
@@ -136,7 +136,7 @@ def test_a_budget_below_the_smallest_size_names_what_is_possible(measure, budget
         BudgetError, match=rf"^{measure}={budget:g}; allowed: at least {least:,} \(.*\), its width 0.25$"
     ):
         net.resize_(**{measure: budget})
-    assert net.plan == size(1.0)
+    assert net.plan() == size(1.0)
 
 
 @pytest.mark.parametrize("budget", [0, -1, 0.0, math.nan, math.inf, 1.5, True, "0.5", None])
@@ -156,9 +156,9 @@ def test_a_size_of_another_network_is_refused():
     net = sized()
     for foreign in (size(0.75), replace(size(0.5), macs=7)):
         with pytest.raises(InvalidArgumentError, match=r"not one of this network's sizes; allowed: width 1, width 0.5"):
-            net.set_plan_(foreign)
-    assert net.plan == size(1.0)
-    assert net.set_plan_(size(0.5)) == net.plan == size(0.5)
+            net.resize_(foreign)
+    assert net.plan() == size(1.0)
+    assert net.resize_(size(0.5)) == net.plan() == size(0.5)
 
 
 # What runs
@@ -168,7 +168,7 @@ def test_each_size_runs_with_its_own_statistics_and_those_without_with_the_netwo
     network, own = whole(), statistics()
     net = sized(network, statistics=own).eval()
     for width in WIDTHS:
-        net.set_plan_(size(width))
+        net.resize_(size(width))
         reference = builder(network)(size(width)).eval()
         if width in own:
             reference[1].running_mean.copy_(own[width]["1"][0])
@@ -178,11 +178,11 @@ def test_each_size_runs_with_its_own_statistics_and_those_without_with_the_netwo
 
 def test_a_pass_in_training_mode_leaves_the_statistics_of_the_size_alone():
     net = sized()
-    net.set_plan_(size(0.5))
+    net.resize_(size(0.5))
     before = net.module[1].running_mean.clone()
     net.train()(images())
     assert not torch.equal(net.module[1].running_mean, before)
-    net.set_plan_(size(0.5))
+    net.resize_(size(0.5))
     assert torch.equal(net.module[1].running_mean, before)
 
 
@@ -231,11 +231,11 @@ def test_all_sizes_are_cast_with_the_one_in_force():
     net.resize_(macs=0.5)
     before = net(images())
     assert net.to(torch.float64) is net
-    assert net.plan == size(0.5)
+    assert net.plan() == size(0.5)
     assert not net.training
     torch.testing.assert_close(net(images().double()), before.double(), rtol=1e-5, atol=1e-6)
     for width in WIDTHS:
-        net.set_plan_(size(width))
+        net.resize_(size(width))
         floats = [t for t in net.state_dict().values() if t.is_floating_point()]
         assert all(t.dtype == torch.float64 for t in floats)
 
@@ -266,11 +266,11 @@ def load(path):
 def test_a_file_holds_all_sizes(tmp_path):
     net, path = saved(tmp_path, info={"accuracy": [93.5, None]})
     again = load(path).eval()
-    assert (again.sizes, again.method, again.plan) == (net.sizes, "toy", size(1.0))
+    assert (again.sizes, again.method, again.plan()) == (net.sizes, "toy", size(1.0))
     assert (again.structure, again.info) == ({"widths": list(WIDTHS)}, {"accuracy": [93.5, None]})
     for width in WIDTHS:
-        net.set_plan_(size(width))
-        again.set_plan_(size(width))
+        net.resize_(size(width))
+        again.resize_(size(width))
         assert torch.equal(again(images()), net(images()))
 
 

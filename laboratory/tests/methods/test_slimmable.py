@@ -117,11 +117,11 @@ def test_a_width_is_a_network_with_sliced_kernels_and_those_norms(batch):
             part = {k: theirs.state_dict()[k][tuple(map(slice, v.shape))] for k, v in ours.state_dict().items()}
             ours.load_state_dict(part)
     sized = METHOD.sized(network, material(), SETTINGS)
-    sized.set_plan_(sized.sizes[-1])
+    sized.resize_(sized.sizes[-1])
     torch.testing.assert_close(sized.eval()(batch[0]), expected.eval()(batch[0]))
     assert [size.name for size in sized.sizes] == ["width 1", "width 0.75", "width 0.5", "width 0.25"]
     for size in sized.sizes:
-        sized.set_plan_(size)
+        sized.resize_(size)
         assert size.params == sum(p.numel() for p in sized.module.parameters())
     assert sized.sizes[0].macs_fraction == 1
 
@@ -155,8 +155,8 @@ def test_a_file_of_it(tmp_path, batch):
     again = restored(tmp_path / "net", description, tensors, other, build).eval()
     assert again.sizes == sized.sizes
     for size in sized.sizes:
-        sized.set_plan_(size)
-        again.set_plan_(size)
+        sized.resize_(size)
+        again.resize_(size)
         assert torch.equal(again(batch[0]), sized(batch[0]))
 
 
@@ -169,7 +169,7 @@ def test_residual_networks_and_channels_last():
     assert all(p.grad is not None for p in network.parameters())
     sized = METHOD.sized(network, material(), SETTINGS)
     sized.resize_(macs=0.3)
-    assert sized.plan.value == 0.5
+    assert sized.plan().value == 0.5
     assert sized.module.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -177,8 +177,8 @@ def test_a_copy_of_the_sizes_has_a_network_of_its_own(batch):
     sized = METHOD.sized(make(), material(), SETTINGS).eval()
     twin = copy.deepcopy(sized).double()
     for size in sized.sizes:
-        twin.set_plan_(size)
-        sized.set_plan_(size)
+        twin.resize_(size)
+        sized.resize_(size)
         torch.testing.assert_close(twin(batch[0].double()).float(), sized(batch[0]))
 
 

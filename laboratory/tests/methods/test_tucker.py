@@ -367,7 +367,7 @@ def test_layers_that_share_a_weight_share_its_factors():
         assert relative(network(x), model(x)) < 1e-2
         sized = METHOD.sized(network, material((16, 6, 6)), chosen)
         for size in sized.sizes:
-            sized.set_plan_(size)
+            sized.resize_(size)
             module = sized.extract()
             assert sum(p.numel() for p in module.parameters()) == size.params
             assert counted_macs(module, x[:1]) == size.macs
@@ -426,7 +426,7 @@ def test_the_classifier_stays_as_it_is():
     assert isinstance(network[13], nn.Linear)
     sized = METHOD.sized(network, material((3, 12, 12)), chosen)
     for size in sized.sizes:
-        sized.set_plan_(size)
+        sized.resize_(size)
         assert torch.equal(sized.module[13].weight, network[13].weight)
     with pytest.raises(InvalidArgumentError, match="'0': the last layer"):
         made(nn.Sequential(nn.Linear(20, 20)), shape=(20,))
@@ -507,7 +507,7 @@ def test_costs_of_every_size_are_what_a_count_of_the_exported_module_says(name, 
             counted_macs(model, x),
             sum(p.numel() for p in model.parameters()),
         )
-        sized.set_plan_(size)
+        sized.resize_(size)
         check_costs(sized.extract(), size, x)
 
 
@@ -600,7 +600,7 @@ def test_the_tuned_size_is_the_network_itself_and_smaller_ones_are_close_to_it(f
     x = torch.randn(32, 3, 12, 12)
     outputs = []
     for size in sized.sizes:
-        sized.set_plan_(size)
+        sized.resize_(size)
         outputs.append(sized(x))
     assert torch.equal(outputs[0], network(x))  # with its own statistics
     errors = [relative(y, outputs[0]) for y in outputs]
@@ -629,7 +629,7 @@ def test_resizing_takes_the_largest_size_that_fits():
     assert sized.resize_(macs=1.0).value == 1
     costs = [sized.resize_(macs=budget).macs for budget in (0.1, 0.2, 1.0)]
     assert costs == sorted(costs)
-    assert all(cost <= budget * sized.plan.full_macs for cost, budget in zip(costs, (0.1, 0.2, 1.0), strict=True))
+    assert all(cost <= budget * sized.plan().full_macs for cost, budget in zip(costs, (0.1, 0.2, 1.0), strict=True))
     with pytest.raises(BudgetError, match="of the VBMF ranks"):
         sized.resize_(macs=1e-4)
 
@@ -653,7 +653,7 @@ def test_an_extracted_size_is_a_plain_module_of_its_own(form):
     sized = METHOD.sized(network, data, chosen)
     x = torch.randn(4, 3, 12, 12)
     for size in sized.sizes:
-        sized.set_plan_(size)
+        sized.resize_(size)
         wanted, module = sized(x), sized.extract()
         assert {type(m).__module__.split(".")[0] for m in module.modules() if type(m) is not StandIn} == {"torch"}
         assert not [name for name in vars(module) if "vbmf" in name]
@@ -678,10 +678,10 @@ def test_a_file_gives_every_size_again(form, tmp_path):
     assert (loaded.sizes, loaded.structure["layers"]) == (sized.sizes, description["structure"]["layers"])
     x = torch.randn(4, 3, 12, 12)
     for size in sized.sizes:
-        sized.set_plan_(size)
-        loaded.set_plan_(size)
+        sized.resize_(size)
+        loaded.resize_(size)
         assert torch.equal(loaded(x), sized(x))
-    loaded.set_plan_(sized.sizes[0])  # the size in force is stored, too
+    loaded.resize_(sized.sizes[0])  # the size in force is stored, too
     loaded.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "net.safetensors").read_bytes()
 

@@ -158,7 +158,7 @@ def test_sizes_are_the_largest_widths_within_them():
         assert network.widths.cost(size.value + 0.03).macs > wanted * size.full_macs
         assert size.name == f"width {size.value:.4g}"
     for size in sized.sizes:
-        sized.set_plan_(size)
+        sized.resize_(size)
         assert sum(p.numel() for p in sized.module.parameters()) == size.params
 
 
@@ -166,7 +166,7 @@ def test_statistics_are_calculated_for_each_size():
     network, data = make(), material()
     sized = METHOD.sized(network, data, Settings(sizes=(0.5,)))
     for size in sized.sizes:
-        sized.set_plan_(size)
+        sized.resize_(size)
         first = sized.module[0]
         maps = torch.stack([first(x) for x, _ in data.calibration]).detach()  # (batches, images, channels, y, x)
         torch.testing.assert_close(sized.module[1].running_mean, maps.mean((1, 3, 4)).mean(0))
@@ -194,8 +194,8 @@ def test_a_file_of_it(tmp_path, batch):
     again = restored(tmp_path / "net", description, tensors, other, build).eval()
     assert again.sizes == sized.sizes
     for size in sized.sizes:
-        sized.set_plan_(size)
-        again.set_plan_(size)
+        sized.resize_(size)
+        again.resize_(size)
         assert channels(sized.module) % 4 == 0
         assert torch.equal(again(batch[0]), sized(batch[0]))
 

@@ -113,7 +113,7 @@ def test_a_copy_of_the_sizes_has_a_network_of_its_own():
     sized = METHOD.sized(network(), material(), SETTINGS)
     twin = copy.deepcopy(sized).double()
     assert twin.module[0].weight.dtype == torch.float64
-    assert sized.set_plan_(sized.plan)
+    assert sized.resize_(sized.plan())
     assert sized.module[0].weight.dtype == torch.float32
 
 

@@ -26,9 +26,10 @@ def _count(text: str) -> int:
 
 
 ALIGN = (
-    "round ranks to multiples of 8, 16 …; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
-    "measured: {} (default: auto)"
+    "round ranks to multiples of 8, 16 …; 1: not at all; auto, the default: to 16, 8 or 4 where that moves a rank of a "
+    "wide layer little"
 )
+MEASURED = "; measured: what bench found to be best"
 _CHECKPOINTS = "from one checkpoint of a training to the next; 0 writes one after every step (default: 60)"
 _RECIPE = "what it was trained with, where the file does not name a built-in recipe; may be package.module:function"
 _SHARED: dict[str, dict[str, Any]] = {

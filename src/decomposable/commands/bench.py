@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
+from decomposable.progress import ProgressLine, progress_line
 from decomposable_edge.console import (
     Verb,
     answer,
     as_table,
     batch_size,
-    progress_line,
     seconds,
     showing_warnings,
     threads,
 )
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import ProgressLine
 
 if TYPE_CHECKING:
     from decomposable_edge.sizing.latency import Entry, LatencyProfile
@@ -33,7 +32,7 @@ RUNTIMES_IN_WORDS = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
 
 def _options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    arguments.add(parser, "file", help="a network.safetensors, or an any-size .onnx")
+    arguments.add(parser, "file")
     add("--sizes", metavar="LIST", help="besides the original: parts of its MACs, as in 0.5,0.25")
     add("--batch", metavar="N", type=batch_size, default=1, help="samples in one pass (default: 1)")
     add("--threads", metavar="N", type=threads, help="threads (default: as many as PyTorch uses)")
@@ -41,7 +40,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--runtime", metavar="LIST", help="torch, onnxruntime or both, with a comma (default: those that are installed)"
     )
     add("--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure in each runtime (default: 10)")
-    arguments.add(parser, "--align", default="auto", help=arguments.ALIGN.format("try which is best"))
+    arguments.add(parser, "--align", help=f"{arguments.ALIGN}; measured: try which is best")
     add("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
     add("--model", metavar="FUNCTION", help="package.module:function that builds the model")
     arguments.add(parser, "--recipe")
@@ -50,9 +49,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     sizes, out = arguments.sizes_listed(options), _place(options)
-    measured = _of_bundle if options.file.suffix == ".onnx" else _of_network
     with showing_warnings("decomposable bench"), progress_line(options) as line:
-        profile = measured(options, sizes, line)
+        profile = _of_network(options, sizes, line)
         profile.save(out)
     _show(options, profile, out)
 
@@ -62,7 +60,7 @@ def _place(options: argparse.Namespace) -> Path:
     from decomposable_edge.sizing.latency import LatencyProfile
 
     beside = LatencyProfile.path_beside(options.file)
-    if options.file.exists() and (options.out is None or options.file.suffix == ".onnx"):  # a session keeps it there
+    if options.file.exists() and options.out is None:
         LatencyProfile.check_place(beside)
     if options.out is None:
         return beside
@@ -92,24 +90,8 @@ def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: Pro
     return LatencyProfile.of(net.selector, entries)
 
 
-def _of_bundle(options: argparse.Namespace, sizes: list[float] | None, say: ProgressLine) -> LatencyProfile:
-    """An any-size ONNX file, as a device runs it."""
-    from decomposable_edge import AnySizeSession
-
-    for name in ("input", "model", "recipe"):
-        if getattr(options, name) is not None:
-            raise InvalidArgumentError(
-                f"--{name} is for network files: {options.file} needs none; allowed: no --{name}"
-            )
-    if options.runtime not in (None, "onnxruntime"):
-        raise InvalidArgumentError(f"--runtime {options.runtime}: {options.file} is ONNX; allowed: onnxruntime")
-    session = AnySizeSession(options.file, threads=_threads(options))
-    say("onnxruntime: timing sizes side by side")
-    return session.measure(sizes, **arguments.taken(options, "batch", "seconds", "align"))
-
-
 def _threads(options: argparse.Namespace) -> int:
-    """As many for a network as for a bundle, in every runtime: else their times could not be compared."""
+    """As many in every runtime: else their times could not be compared."""
     from torch import get_num_threads
 
     return get_num_threads() if options.threads is None else options.threads
@@ -133,14 +115,13 @@ def _show(options: argparse.Namespace, profile: LatencyProfile, out: Path) -> No
         for entry in profile.entries
     ]
     _, _, setting = str(profile.entries[0]).partition(", ")
-    verb = "session.resize" if options.file.suffix == ".onnx" else "net.resize_"
     answer(
         options,
         {"file": str(options.file), "profile": str(out), "machine": asdict(profile.machine), "entries": entries},
         as_table(HEADER, [row for entry in profile.entries for row in _rows(entry)]),
         f"\n{profile.machine}; {setting}; the sizes of a runtime ran in turn, so that they compare.",
         *(f"{entry.runtime}: align={entry.align}: {entry.rounding}" for entry in profile.entries),
-        f"{out}: written; {verb}(latency_ms=...) uses it",
+        f"{out}: written; net.resize_(latency_ms=...) uses it",
         _draw(options, profile, out.with_suffix(".png")),
     )
 

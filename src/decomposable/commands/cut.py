@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, progress_line, showing_warnings
+from decomposable.progress import Progress, progress_line
+from decomposable_edge.console import Verb, answer, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress
 
 if TYPE_CHECKING:
     from decomposable.training.cutting import Cut
@@ -41,6 +41,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     agreement = "show how often a size says what the full network says: for images whose labels nobody knows"
     add("--agreement", action="store_true", help=agreement)
     add("--tune", action="store_true", help="train scales, shifts and biases of their own for some sizes (minutes)")
+    add("--no-onnx", action="store_true", help="leave out the graph that decomposable_edge needs")
     add("--figure", metavar="PNG", type=Path, help="the figure of the table (default: OUT with the ending .png)")
     arguments.add(parser, "--set", help="settings to replace, such as form=channel seed=1 (train --dry-run lists them)")
     arguments.add(parser, "--force", "--device")
@@ -89,7 +90,7 @@ def _run(options: argparse.Namespace) -> None:
                 progress=line,
             )
         line(Progress("writing the file"))
-        made.net.save(out, made.info)
+        report = made.net.save(out, made.info, **({"onnx": False} if options.no_onnx else {}))
         drawn = _draw(figure, options.recipe, made)
     measured = "agreement" if made.is_agreement else "test accuracy"
     table = networks.table([(f"{row.size:g}", row) for row in made.rows], measured)
@@ -102,6 +103,7 @@ def _run(options: argparse.Namespace) -> None:
         f"\nNothing was trained{', but scales, shifts and biases (--tune)' if options.tune else ''}: "
         f"{_bases(made)}; {how}",
         f"Every size is in {out}; see: decomposable sizes {out}",
+        None if options.no_onnx or report.without_onnx is None else f"A device cannot open it: {report.without_onnx}",
         drawn,
     )
 

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from decomposable_edge.console import Verb, answer, progress_line
+from decomposable.progress import Progress, progress_line
+from decomposable_edge.console import Verb, answer
 from decomposable_edge.errors import MissingExtraError, how_to_install
 from decomposable_edge.files import write_atomically
-from decomposable_edge.progress import Progress
 
 _LABELS = {"elastic": "elastic", "joint": "joint, the paper's", "plain": "plain"}
 _METHODS = {

@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, parse_sizes, progress_line, rounding, showing_warnings
+from decomposable.progress import Progress, ProgressLine, Tracker, progress_line
+from decomposable_edge.console import Verb, answer, parse_sizes, rounding, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, ProgressLine, Tracker
 
 if TYPE_CHECKING:
     from decomposable.network.file.contents import Artifact
@@ -24,19 +24,20 @@ def _options(parser: argparse.ArgumentParser) -> None:
     usual = ",".join(f"{size:g}" for size in DEFAULT)
     parser.add_argument("--sizes", metavar="LIST", help=f"MAC budgets, as in 1,0.5,25%%,10M (default: {usual})")
     parser.add_argument("--params", metavar="LIST", help="parameter budgets in place of MAC budgets")
-    arguments.add(parser, "--align", type=rounding, help="round ranks to multiples of 8, 16 …; or auto")
+    arguments.add(parser, "--align", type=rounding, help=arguments.ALIGN)
     arguments.add(parser, "--recipe", "--device", "--workers")
 
 
 def _run(options: argparse.Namespace) -> None:
-    from decomposable_edge.sizing.rounding import described
+    from decomposable_edge.sizing.rounding import check_align, described
 
     with showing_warnings("decomposable evaluate"), progress_line(options) as line:
         line(Progress("", "reading the network"))  # at once: importing PyTorch takes a while
         rows, images = _measured(options, line)
     sizes = [{"asked": asked, **row.as_dict()} for asked, row in rows]
-    content = {"file": str(options.file), "test_images": images, "align": options.align, "sizes": sizes}
-    rounded = "" if options.align in (None, 1) else f"; {described(options.align)}"
+    align = check_align(options.align)
+    content = {"file": str(options.file), "test_images": images, "align": align, "sizes": sizes}
+    rounded = "" if align == "auto" else f"; {described(align)}"
     answer(options, content, networks.table(rows), f"\n{images:,} test images, no retraining{rounded}")
 
 
@@ -57,8 +58,7 @@ def _measured(options: argparse.Namespace, line: ProgressLine) -> tuple[list[tup
     tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
     for asked, size, plan in plans:
         tracker.update(len(rows), f"now {asked}")
-        net.warn_if_not_calibrated(plan, stacklevel=1)
-        net.set_plan_(plan)
+        net.resize_(plan)
         found = judged(net, data, workers=options.workers)
         rows.append((asked, Row.of(size, plan, found.accuracy, perplexity=found.perplexity)))
     return rows, data.test_count
@@ -75,9 +75,12 @@ def sizes_asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple
 
 def _plans(contents: Artifact, options: argparse.Namespace) -> list[tuple[str, float, RankPlan]]:
     """What was asked for, as text and as a number, and its plan."""
+    from decomposable_edge.sizing.rounding import check_align
+
     selector, (measure, wanted) = contents.selector, sizes_asked(options)
     if not wanted:
-        least = selector.smallest_cost(selector.measure, options.align or 1) / selector.full_cost(selector.measure)
+        align = check_align(options.align)
+        least = selector.smallest_cost(selector.measure, align) / selector.full_cost(selector.measure)
         wanted = [(f"{size:g}", size) for size in DEFAULT if size >= least]
     return [(asked, size, contents.of_size(size, measure or selector.measure, options.align)) for asked, size in wanted]
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, progress_line
+from decomposable.progress import Tracker, progress_line
+from decomposable_edge.console import Verb, answer
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.notes import measured_sizes, recipe_in
-from decomposable_edge.progress import Tracker
 from decomposable_edge.text import one_line
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) 
 
         def measure(size: float) -> Row:
             tracker.update(next(numbers), f"now {size:.4g}")
-            plan = net.set_plan_(contents.of_size(size))
-            return Row.of(size, plan, accuracy(net, data, workers=options.workers))
+            plan = contents.of_size(size)
+            return Row.of(size, plan, accuracy(net.extract(plan), data, workers=options.workers))
 
         return search(measure, contents.selector.smallest_size, options.accuracy_drop)
 

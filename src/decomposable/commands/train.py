@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, is_first_process, progress_line
+from decomposable.progress import Progress, ProgressLine, progress_line
+from decomposable_edge.console import Verb, answer, is_first_process
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
     from decomposable.recipes.settings import Settings

@@ -1,4 +1,4 @@
-"""The graph of a bundle: a network with a chain in place of every decomposed layer, simplified around them."""
+"""The graph in a file: a network with a chain in place of every decomposed layer, simplified around them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
 from decomposable.export.recurrent import drop_unused, put_in_place
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.file.contents import Artifact
 from decomposable.network.file.skeleton import join
 from decomposable.network.parts import mapped
+from decomposable_edge.sizing.record import factor_names, state_name
 
 if TYPE_CHECKING:
     import onnx
@@ -25,39 +25,34 @@ def in_chains(net: DecomposedNet) -> nn.Module:
     return net._original.in_factors(mapped(Tensor.contiguous, net._factors))
 
 
-def names_of(net: DecomposedNet, artifact: Artifact) -> tuple[dict[str, str], set[str]]:
-    """What the weights that sizes change are called in the file, by every name that the exporter may give them.
+def names_of(net: DecomposedNet) -> dict[str, str]:
+    """What the weights are called in the network's file, by every name that the exporter may give them.
 
-    And the other weights that must not be computed away: scale and shift of batch normalisation.
+    Buffers that the state dict has not are not among them: they are constants of the graph.
     """
-    from decomposable_edge.graph import factor_names
-
-    names: dict[str, str] = {}
-    kept: set[str] = set()
-    for layer in artifact.skeleton.layers:
-        stages = factor_names(layer.name, len(layer.stages))
+    held, firsts = in_chains(net), dict[int, str]()
+    for key, tensor in net._base.state_dict(keep_vars=True).items():
+        firsts.setdefault(id(tensor), key)
+    names = {
+        name: state_name(firsts[id(tensor)])
+        for name, tensor in held.state_dict(keep_vars=True).items()
+        if id(tensor) in firsts
+    }
+    for layer in net.artifact().skeleton.layers:
+        stages = factor_names(layer)
         names |= {join(path, f"{i}.weight"): name for path in layer.paths for i, name in enumerate(stages)}
-    norms = {net._base.get_submodule(name): name for name in net._original.norms}
-    for path, module in net._base.named_modules(remove_duplicate=False):
-        if module in norms:
-            names |= {join(path, kind): join(norms[module], kind) for kind in ("running_mean", "running_var")}
-            kept |= {join(path, kind) for kind in ("weight", "bias")}
-    if artifact.tuned is not None:
-        vectors = {net._base.get_parameter(name): name for name in artifact.tuned.names}
-        held = in_chains(net).named_parameters(remove_duplicate=False)
-        names |= {name: vectors[parameter] for name, parameter in held if parameter in vectors}
-    return names, kept
+    return names
 
 
-def tidy(model: onnx.ModelProto, names: dict[str, str], kept: set[str]) -> onnx.ModelProto:
-    """Compute all that is constant but for the weights of `names`, which get these names, and those of `kept`."""
+def tidy(model: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
+    """Compute all that is constant but for the weights of `names`, which get these names."""
     import onnx_ir
     from onnx_ir.passes import common
     from onnxscript import optimizer
 
     with quiet():
         ir = onnx_ir.from_proto(model)
-        held = _as_inputs(ir, names.keys() | kept)
+        held = _as_inputs(ir, set(names))
         optimizer.fold_constants(ir, onnx_shape_inference=True)
         for each in (
             common.InlinePass(),
@@ -76,6 +71,17 @@ def tidy(model: onnx.ModelProto, names: dict[str, str], kept: set[str]) -> onnx.
     put_in_place(result, as_operators=False)
     _name_nodes(result.graph, names)
     return result
+
+
+def without_weights(model: onnx.ModelProto, names: dict[str, str]) -> bytes:
+    """The graph alone: its weights are in the file under the same names."""
+    weights = set(names.values())
+    bare = type(model)()
+    bare.CopyFrom(model)
+    del bare.graph.initializer[:]
+    bare.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in weights)
+    content: bytes = bare.SerializeToString(deterministic=True)
+    return content
 
 
 def _as_inputs(ir: onnx_ir.Model, names: set[str]) -> dict[str, Any]:
@@ -97,10 +103,10 @@ def _as_initializers(ir: onnx_ir.Model, held: dict[str, Any]) -> None:
 
 
 def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Give the factors and statistics their names, and lay all values out as plain bytes."""
+    """Give the weights their names, and lay all values out as plain bytes."""
     from onnx import numpy_helper
 
-    from decomposable_edge.container import tensor_of, type_name
+    from decomposable_edge.onnx_model import tensor_of, type_name
 
     present: dict[str, Any] = {}
     made = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
@@ -108,7 +114,7 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
         if type_name(tensor.data_type) is None:
             raise ExportError(f"export_any_size: '{tensor.name}' is of a type that ONNX Runtime's CPU does not run")
         name = names.get(tensor.name, tensor.name)
-        if name in present or name in made:
+        if name in made or (name in present and tensor.name not in names):
             raise ExportError(
                 f"export_any_size: an input, output or parameter is called '{name}', as weights in the file are; "
                 "allowed: another name"

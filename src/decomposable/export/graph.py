@@ -16,8 +16,8 @@ from decomposable.export.program import ExportError, output_names, ready, symbol
 from decomposable.export.quiet import quiet, refusing
 from decomposable.export.recurrent import kept_whole, put_in_place, translations
 from decomposable.export.stages import TRACING, TRANSLATING
+from decomposable.progress import quiet as ignored
 from decomposable_edge.errors import MissingExtraError
-from decomposable_edge.progress import quiet as ignored
 
 if TYPE_CHECKING:
     import onnx
@@ -31,6 +31,13 @@ def require_onnx() -> None:
     for package in ("onnx", "onnxruntime", "onnxscript"):
         if find_spec(package) is None:  # not imported: that of ONNX Runtime has a place of its own
             raise MissingExtraError.of(package, "onnx")
+
+
+def onnx_checker() -> Any:
+    """ONNX's own check of a model; the package is optional."""
+    import onnx
+
+    return onnx.checker
 
 
 def to_onnx(
@@ -100,7 +107,7 @@ def _check_bytes(count: int) -> None:
 
 def _strip(model: onnx.ModelProto) -> None:
     """Take out all notes: the exporter puts stack traces, with the paths of source files, next to every node."""
-    from decomposable_edge.container import graphs_of
+    from decomposable_edge.onnx_model import graphs_of
 
     holders: list[Any] = [model, *model.functions]
     for function in model.functions:
@@ -132,7 +139,7 @@ def name_values(graph: onnx.GraphProto, inputs: Mapping[str, str], outputs: Sequ
 
 def _rename_values(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
     """Give inputs and outputs their names; a weight or a value in between that has such a name gets another."""
-    from decomposable_edge.container import graphs_of
+    from decomposable_edge.onnx_model import graphs_of
 
     graphs = list(graphs_of(graph))
     taken = {name for inner in graphs for node in inner.node for name in (*node.input, *node.output)}

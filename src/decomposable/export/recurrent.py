@@ -96,7 +96,7 @@ def put_in_place(model: onnx.ModelProto, *, as_operators: bool) -> None:
     """Replace the nodes that stand for recurrent layers: by operators of ONNX where `as_operators` and there is one,
     by loops over the steps elsewhere.
     """
-    from decomposable_edge.container import graphs_of
+    from decomposable_edge.onnx_model import graphs_of
 
     graph = model.graph
     holders = [inner for inner in graphs_of(graph) if any(map(is_kept, inner.node))]
@@ -123,7 +123,7 @@ def _made_of(
     """The nodes of one recurrence, and the weights that they take besides those that there are."""
     from onnx import TensorProto, numpy_helper
 
-    from decomposable_edge.container import tensor_of
+    from decomposable_edge.onnx_model import tensor_of
     from decomposable_edge.recurrent import as_operator, can_be_operator, in_steps
 
     kind, names = weights[one.ih].data_type, (one.ih, *one.hh, *one.biases)
@@ -169,7 +169,7 @@ def _read(node: onnx.NodeProto) -> Recurrence:
 
 def drop_unused(graph: onnx.GraphProto) -> None:
     """Take out the weights that no node uses, not even inside."""
-    from decomposable_edge.container import graphs_of
+    from decomposable_edge.onnx_model import graphs_of
 
     taken = {name for inner in graphs_of(graph) for node in inner.node for name in node.input}
     taken |= {value.name for value in graph.output}

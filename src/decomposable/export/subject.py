@@ -53,7 +53,7 @@ def subject_of(
             )
         return _plain(net, example_input, forward)
     known = known_of(net)
-    plan, module = (net.plan, net.extract()) if not asked else _resized(net, request, runtime)
+    plan, module = (net.plan(), net.extract()) if not asked else _resized(net, request, runtime)
     module = ready(module)
     found = taken_by(module, known, example_input, forward, net._forward)
     assert found.call is not None
@@ -72,8 +72,8 @@ def subject_of(
 
 def _resized(net: DecomposedNet, request: SizeRequest, runtime: str) -> tuple[RankPlan, nn.Module]:
     """The size that a request asks for, and the network of it; that which is in force stays."""
-    plan = net.plan_for(request, runtime)
-    net.warn_if_not_calibrated(plan, stacklevel=5)  # the line that called for the export
+    plan = net.plan(**request.given(), runtime=runtime)
+    net._warn_once(plan, stacklevel=5)  # the line that called for the export
     return plan, net.extract(plan)
 
 

@@ -39,7 +39,7 @@ def save_pretrained(net: DecomposedNet, folder: str | os.PathLike[str], plan: Ra
             f"save_pretrained: got a {came}; allowed: a network that decompose() made of a model of transformers (not "
             "what its extract() returns), at the size in force or with plan="
         )
-    taken = net.plan if plan is None else plan
+    taken = net.plan() if plan is None else plan
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     (target / WEIGHTS).unlink(missing_ok=True)

@@ -11,45 +11,38 @@ Both `load` and `read` take a size: then they read that part of the file alone, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from decomposable.core.factors import Factors, as_held
+from decomposable.core.factors import Factors
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import Container, FilePath, open_container, write_container
 from decomposable.network.file.contents import Artifact, describe_size
 from decomposable.network.file.parsing import kind_of, naming, network_from
-from decomposable.network.file.shrinking import read_network, shrink, statistics_at, tuned_at
+from decomposable.network.file.shrinking import Source, read_network, shrink, tuned_at, under_all_names
 from decomposable.network.file.skeleton import chain_around, join
-from decomposable.network.parts import sliced, truncated
 from decomposable_edge.errors import ArtifactError
-from decomposable_edge.sizing.chain import Rank, ranks_of
-from decomposable_edge.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.realising import realised
+from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Artifact", "outline", "read", "save_size", "shrink", "size_state_dict"]
 
 
 def read(
     path: FilePath,
-    *,
-    macs: float | None = None,
-    params: float | None = None,
-    ratio: float | None = None,
-    ranks: Mapping[str, Rank] | None = None,
-    latency_ms: float | None = None,
-    align: int | Literal["auto", "measured"] | None = None,
-    batch: int | None = None,
+    **size: Unpack[SizeKeywords],
 ) -> Artifact:
     """What a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it.
 
     With a size, given as to `resize_`, that size and all smaller ones, which is what `shrink` makes of the whole: only
     that part of the file is read.
     """
-    request = SizeRequest(
-        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-    )
+    request = SizeRequest.of("read", size)
     with open_container(path) as container, naming(path):
         _require_network(path, container)
         return read_network(container, request if request.given() else None)
@@ -79,24 +72,21 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
     >>> import decomposable as dn
     >>> from torch import nn
     >>> net = dn.decompose(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)))
-    >>> artifact = net.artifact()
-    >>> list(size_state_dict(artifact, artifact.selector.choose(ranks={"0": 3})))
+    >>> list(size_state_dict(net.artifact(), net.plan(ranks={"0": 3})))
     ['0.0.weight', '0.1.weight', '0.1.bias', '2.weight', '2.bias']
     """
     artifact.selector.check_plan(plan)
-    changed = {**statistics_at(artifact, plan), **tuned_at(artifact, plan)}
+    source = Source(artifact)
+    size = realised(plan, {x.name: source.bases(x) for x in artifact.skeleton.layers}, artifact.statistics, None)
+    changed = {**size.statistics, **tuned_at(artifact, artifact.tuned, plan)}
     chains: dict[str, Factors] = {}
     for layer in artifact.skeleton.layers:
-        ranks, factors, runs_as = (
-            ranks_of(plan.ranks[layer.name]),
-            artifact.factors[layer.name],
-            plan.runs_as(layer.name),
-        )
-        if runs_as == "dense":
-            weight = truncated(artifact.state[layer.key], factors, ranks, layer.chain)
-            changed.update({join(path, "weight"): weight for path in layer.paths})
-        elif runs_as == "factors":
-            chains.update(dict.fromkeys(layer.paths, as_held(layer.chain, sliced(factors, ranks))))
+        found = size.layers[layer.name]
+        if found.runs_as == "factors":
+            chains.update(dict.fromkeys(layer.paths, found.weights))
+        elif found.runs_as == "dense":
+            changed[layer.key] = found.weights[0]
+    changed = under_all_names(artifact, changed)
     result: dict[str, Tensor] = {}
     for key, tensor in artifact.state.items():
         path = chain_around(key, chains)

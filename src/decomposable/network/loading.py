@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,23 +24,15 @@ from decomposable.network.file.shrinking import read_network
 from decomposable.network.file.skeleton import Skeleton, TensorSlot, join, slots_of
 from decomposable_edge.errors import InvalidArgumentError, ModelNeededError
 from decomposable_edge.fields import Damaged, Fields
-from decomposable_edge.sizing.plans import SizeRequest
+from decomposable_edge.sizing.plans import SizeKeywords, SizeRequest
 from decomposable_edge.text import one_line
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained
-def load(
-    path: FilePath,
-    model: nn.Module | None = None,
-    *,
-    macs: float | None = None,
-    params: float | None = None,
-    ratio: float | None = None,
-    ranks: Mapping[str, int] | None = None,
-    latency_ms: float | None = None,
-    align: int | Literal["auto", "measured"] | None = None,
-    batch: int | None = None,
-) -> Any:
+def load(path: FilePath, model: nn.Module | None = None, **size: Unpack[SizeKeywords]) -> Any:
     """Return the network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``.
 
     The decomposed network is as it was saved, with the same size in force, mode, types and statistics; nothing is
@@ -63,26 +55,24 @@ def load(
         ...     dn.decompose(build()).save(path, info={"accuracy": 0.9})
         ...     net = load(path, model=build())
         ...     small = load(path, model=build(), ratio=0.5)
-        >>> net.plan.is_full, net.info, small.plan == net.resize_(ratio=0.5)
+        >>> net.plan().is_full, net.info, small.plan() == net.resize_(ratio=0.5)
         (True, {'accuracy': 0.9}, True)
     """
-    request = SizeRequest(
-        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-    )
-    size = request if request.given() else None
+    request = SizeRequest.of("load", size, "model")
+    asked = request if request.given() else None
     with open_container(path) as container, naming(path):
         kind = kind_of(path, container.description)
-        top = Fields({"built_by": None, **container.description}, "the file")
+        top = Fields({"built_by": None, "opened": [], **container.description}, "the file")
         if model is not None:
             own = deep_copy(rewire(unwrap(model), {}))
             filling = _Filling(path, _opened(path, own, read_opened(top)))
         else:
             filling = _Filling(path, *built_model(path, read_built_by(top)))
         if kind == "network":
-            return filling.network(read_network(container, size).to(filling.device), size)
-        if size is not None:
+            return filling.network(read_network(container, asked).to(filling.device), asked)
+        if asked is not None:
             raise InvalidArgumentError(
-                f"{next(iter(size.given()))}=: {path} holds one size only; allowed: no size, or the network file it "
+                f"{next(iter(asked.given()))}=: {path} holds one size only; allowed: no size, or the network file it "
                 "was made from"
             )
         return filling.plain_module(size_from(container.description, container.read_all()))
@@ -144,7 +134,7 @@ class _Filling:
         net = DecomposedNet(base=self.base, layers=layers, parts=artifact, forward=forward)
         net.latency_beside = Path(self.path).absolute()
         if size is not None:
-            net.warn_if_not_calibrated(net.plan, stacklevel=5)  # the caller of load
+            net._warn_once(net.plan(), stacklevel=6)  # the caller of load
         return net
 
     def plain_module(self, size: Size) -> nn.Module:

@@ -11,9 +11,9 @@ from decomposable.core.factors import Factors, as_held
 from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_
 from decomposable.core.tree import clone_buffers_, put_parameters_, rewire
 from decomposable.network.calibration.statistics import tracked_batch_norms
-from decomposable.network.parts import Parts, sliced, truncated
+from decomposable.network.parts import LayerBases, Parts
 from decomposable.network.tuned import feeder_of, vectors_of
-from decomposable_edge.sizing.chain import ranks_of
+from decomposable_edge.realising import realised, statistics_at
 
 
 class Original:
@@ -32,11 +32,11 @@ class Original:
         self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
 
     def at_size(self, parts: Parts) -> nn.Module:
-        """The network of the size in force, with the statistics that were calibrated for it."""
+        """The network of the current size, with the statistics that were calibrated for it."""
         module = self.uncalibrated(parts)
-        statistics = parts.statistics.at(parts.plan) if parts.statistics is not None else None
-        for name, (mean, var) in (statistics or {}).items():
-            module.get_submodule(name)._buffers.update(running_mean=mean.clone(), running_var=var.clone())
+        for key, values in statistics_at(parts.plan, parts.statistics).items():
+            name, _, kind = key.rpartition(".")
+            module.get_submodule(name)._buffers[kind] = values.clone()
         return module
 
     @torch.inference_mode(False)  # a size made in that mode could not be used outside it
@@ -46,23 +46,24 @@ class Original:
 
         Vectors are those that were tuned for the size, or else the original's.
         """
+        bases = {
+            layer.name: LayerBases(layer.chain, parts.factors[layer.name], layer.chain.held_dense(layer.weight))
+            for layer in self.layers
+        }
+        size = realised(parts.plan, bases, None, parts.tuned)
         replacements: dict[nn.Module, nn.Module] = {}
         for layer in self.layers:
-            factors, ranks = parts.factors[layer.name], ranks_of(parts.plan.ranks[layer.name])
-            match parts.plan.runs_as(layer.name):
-                case "dense":
-                    dense = truncated(layer.chain.held_dense(layer.weight), factors, ranks, layer.chain)
-                    weight = nn.Parameter(dense, requires_grad=False)
-                    replacements |= {module: _with_weight(module, weight) for module in layer.modules}
-                case "factors":
-                    replacements |= self._in_factors(layer, sliced(factors, ranks))
+            found = size.layers[layer.name]
+            weights = [nn.Parameter(weight, requires_grad=False) for weight in found.weights]
+            if found.runs_as == "factors":
+                replacements |= {module: self._chains[module].build(*weights) for module in layer.modules}
+            elif found.runs_as == "dense":
+                replacements |= {module: _with_weight(module, weights[0]) for module in layer.modules}
         network = self._rewired(replacements)
         for name in self.norms:
             clone_buffers_(network.get_submodule(name))  # a pass in training mode writes to them
-        if parts.tuned is not None:
-            own = {name: self.base.get_parameter(name) for name in parts.tuned.names}
-            tuned = parts.tuned.at(parts.plan).items()
-            put_parameters_(network, {own[name]: _like(own[name], values) for name, values in tuned})
+        own = {name: self.base.get_parameter(name) for name in size.tuned}
+        put_parameters_(network, {own[name]: _like(own[name], values) for name, values in size.tuned.items()})
         return network
 
     def vectors(self, feeders: Mapping[str, str]) -> tuple[dict[str, nn.Parameter], dict[str, str | None]]:

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from decomposable.core.factors import Factors, memory_format_of
+from decomposable.core.factors import Factors, as_held, memory_format_of
 from decomposable.core.standin import product
 from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.calls import Call, InputSpec
 from decomposable.network.tuned import Tuned
+from decomposable_edge.device_graph import DeviceGraph
 from decomposable_edge.sizing.chain import Chain, Ranks
 from decomposable_edge.sizing.latency import LatencyProfile, choose_timed
 from decomposable_edge.sizing.plans import RankPlan, SizeRequest
@@ -39,6 +40,7 @@ class Parts:
         call: how it is called and what it takes, where an example input has told.
         unclear: why an export cannot know what it takes, where that is so.
         info: what else its maker wanted to be stored with it, as JSON knows it.
+        graph: how it is wired, for devices: what a file that it was saved to, or loaded from, holds of that.
     """
 
     factors: Mapping[str, Factors]
@@ -52,6 +54,7 @@ class Parts:
     call: Call | None = None
     unclear: str | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    graph: DeviceGraph | None = None
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
@@ -100,20 +103,40 @@ def kept_ranks(factors: Factors) -> Ranks:
     return tuple(map(len, factors[:-1]))
 
 
-def truncated(weight: Tensor, factors: Factors, ranks: Ranks, chain: Chain) -> Tensor:
-    """W̃ as one dense weight, from the bases kept or, with one cut, from those dropped where these are fewer.
+@dataclass(frozen=True, eq=False)
+class LayerBases:
+    """The weight of one layer, as it holds it, and its factors: `realising.Bases` in PyTorch."""
 
-    The weight, and what comes back, are as the layer holds them.
-    """
-    if len(ranks) > 1 or 2 * ranks[0] <= chain.full_ranks[0]:
-        return dense(sliced(factors, ranks), chain, memory_format_of(weight))
-    first, second = factors  # W is the sum of what its bases are each
-    return weight.detach() - dense((first[ranks[0] :], second[:, ranks[0] :]), chain, torch.contiguous_format)
+    chain: Chain
+    whole: Factors
+    own: Tensor
 
+    @property
+    def kept(self) -> Ranks:
+        """How many bases of every cut there are."""
+        return kept_ranks(self.whole)
 
-def dense(factors: Factors, chain: Chain, layout: torch.memory_format) -> Tensor:
-    """The one weight that factors stand for, as the layer holds it."""
-    return product(factors, swapped=chain.transposed).contiguous(memory_format=layout)
+    def weight(self) -> Tensor:
+        """Return the dense weight."""
+        return self.own.detach()
+
+    def first(self, ranks: Ranks) -> Factors:
+        """Return the weights of the stages with so many bases."""
+        return sliced(self.whole, ranks)
+
+    def beyond(self, rank: int) -> Factors:
+        """Return the weights of two stages with all bases but so many."""
+        first, second = self.whole
+        return first[rank:], second[:, rank:]
+
+    def joined(self, factors: Factors) -> Tensor:
+        """Return the dense weight that stages stand for, laid out as this layer's is."""
+        made = product(factors, swapped=self.chain.transposed)
+        return made.contiguous(memory_format=memory_format_of(self.own))
+
+    def held(self, factors: Factors) -> Factors:
+        """Return the weights of stages as their layers hold them."""
+        return as_held(self.chain, factors)
 
 
 def mapped(function: Callable[[Tensor], Tensor], factors: Mapping[str, Factors]) -> dict[str, Factors]:

@@ -7,15 +7,13 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from decomposable.network.calibration.statistics import InTorch
 from decomposable_edge.sizing.interpolation import TunedSizes
-from decomposable_edge.sizing.plans import RankPlan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,30 +22,10 @@ class Tuned(InTorch, TunedSizes):
 
     values_ST: Tensor
 
-    def at(self, plan: RankPlan) -> dict[str, Tensor]:
-        """Those of a size, each laid end to end; empty for the full one, which keeps the original's."""
-        found = self.interpolated(plan)
-        return {} if found is None else found[0]
-
     @property
     def original_vectors(self) -> dict[str, Tensor]:
         """Those that the original network has."""
         return dict(zip(self.names, self.original[0].split(self.channels), strict=True))
-
-    def of_names(self, names: Container[str]) -> Tuned | None:
-        """Those of these names alone; None where there are none."""
-        kept = [i for i, name in enumerate(self.names) if name in names]
-        if not kept:
-            return None
-        columns = torch.cat([torch.arange(sum(self.channels)).split(self.channels)[i] for i in kept])
-        return replace(
-            self,
-            names=tuple(self.names[i] for i in kept),
-            channels=tuple(self.channels[i] for i in kept),
-            feeders=tuple(self.feeders[i] for i in kept),
-            values_ST=self.values_ST[:, columns].contiguous(),
-            original=(self.original[0][columns],),
-        )
 
 
 def vectors_of(base: nn.Module) -> dict[str, nn.Parameter]:

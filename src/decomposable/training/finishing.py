@@ -16,6 +16,7 @@ from torch import nn
 from decomposable.data.base import Batch, Data, TrainBatches
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.loading import load
+from decomposable.progress import InTurn, Progress, Report
 from decomposable.recipes.settings import Settings
 from decomposable.training import methods, records
 from decomposable.training.checkpoint import Position
@@ -31,7 +32,6 @@ from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.interrupts import Interrupted, stop_signals
 from decomposable_edge.machine import timestamp
-from decomposable_edge.progress import InTurn, Progress, Report
 
 
 def at_its_sizes(
@@ -141,7 +141,9 @@ def described(data: Data) -> dict[str, Any]:
 
 def keep(net: methods.Sized, record: Mapping[str, Any], folder: RunFolder, data: Data, log: MetricsLog) -> None:
     """Write the network and, last, the record, with which the run is complete."""
-    net.save(folder.network, info=_about(record, data))
+    # Without a graph for devices, which takes seconds: `decomposable export --any-size` makes it when it is wanted.
+    contents = net.artifact() if isinstance(net, DecomposedNet) else net
+    contents.save(folder.network, info=_about(record, data))
     log.write("sizes", record["steps"], {"sizes": record["sizes"]})
     write_atomically(folder.record, (json.dumps(record, indent=1) + "\n").encode())
 

@@ -1,16 +1,16 @@
-"""The one record of all that choosing a size needs: what both kinds of file say of it, written and read here.
+"""The one record of all that choosing a size needs: what a file says of it, written and read here.
 
 A file has a description in JSON, and arrays by name. Only what follows from nothing else is stored: of a layer its
 form, its shape and what it costs; of a form whose name does not tell its stages (`stages_named`), these. Nothing that
-is read is trusted: every claim is checked, and what is wrong is `Damaged`. numpy only: a device without torch reads its
-bundle with this.
+is read is trusted: every claim is checked, and what is wrong is `Damaged`. numpy only: a device without torch reads a
+file with this, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,26 +31,13 @@ _MOST_AXES = 3  # of a kernel
 _PARAMS_SCORES = "params_scores"  # of all layers, end to end; only where there are two orders
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """What differs between the kinds of file."""
-
-    scores: str | None  # the array of all layers' scores, end to end; None where each layer has one, scores/<its name>
-    original: str  # how the names of the arrays with the original's mean and variance begin
-    states_channels: bool  # of the normalisation layers: where the file need not have their buffers
-
-
-NETWORK_FILE = Layout(scores=None, original="statistics/original_", states_channels=False)
-BUNDLE = Layout(scores="scores", original="original/", states_channels=True)
-
-
 class Arrays:
     """The arrays of a file that nothing has taken yet: of numpy, of torch, or whatever else has a type and a shape.
 
     `load` brings the values of one into memory; `noun` is what messages call one.
     """
 
-    def __init__(self, unused: Mapping[str, Any], load: Callable[[str, Any], NDArray[Any]], noun: str) -> None:
+    def __init__(self, unused: Mapping[str, Any], load: Callable[[Any], NDArray[Any]], noun: str) -> None:
         self._unused, self._load, self._noun = dict(unused), load, noun
 
     def take(self, name: str) -> Any:
@@ -68,7 +55,7 @@ class Arrays:
 
     def values(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """The values of one, which has to be of this type and shape."""
-        return self._load(name, self.take_as(name, (dtype,), shape))
+        return self._load(self.take_as(name, (dtype,), shape))
 
     def count(self, name: str) -> int:
         """How many values one claims to have; none where it is not there."""
@@ -124,17 +111,34 @@ def _read_stages(record: Fields) -> tuple[tuple[bool, ...], ...]:
     return tuple(map(tuple, rows))
 
 
+def state_name(key: str) -> str:
+    """Return what a tensor of the state dict is called in a file."""
+    return f"state/{key}"
+
+
+def factor_names(layer: LayerShape) -> tuple[str, ...]:
+    """Return what the weights of a layer's stages are called there."""
+    return tuple(f"{ordinal}/{layer.name}" for ordinal, _ in zip(ORDINALS, layer.stages, strict=False))
+
+
 def check_held(layer: LayerShape, weights: Sequence[Any]) -> tuple[int, ...]:
     """Refuse weights that are not those of a layer's stages, as its layers hold them; how many bases each cut has."""
-    shapes = [list(weight.shape) for weight in weights]
-    for shape, is_swapped in zip(shapes, layer.chain.swapped, strict=False):
-        shape[:2] = shape[1::-1] if is_swapped else shape[:2]
-    return _check_weights(layer, [tuple(shape) for shape in shapes], weights)
+    return _check_weights(layer, _swapped(weights, layer.chain.swapped), weights)
 
 
-def check_factors(layer: LayerShape, weights: Sequence[Any]) -> tuple[int, ...]:
-    """Refuse weights that are not those of a layer's stages; how many bases each cut has."""
-    return _check_weights(layer, [tuple(weight.shape) for weight in weights], weights)
+def check_stored(layer: LayerShape, weights: Sequence[Any]) -> tuple[int, ...]:
+    """Refuse weights that are not those of a layer's stages, as a file has them; how many bases each cut has.
+
+    There the first bases of a cut are the first rows: those of the last stage lie along its first axis.
+    """
+    is_last = [i == len(layer.stages) - 1 for i in range(len(layer.stages))]
+    return _check_weights(layer, _swapped(weights, is_last), weights)
+
+
+def _swapped(weights: Sequence[Any], flags: Sequence[bool]) -> list[tuple[int, ...]]:
+    """The shapes of weights, of some of them with the first two axes swapped."""
+    shapes = [tuple(weight.shape) for weight in weights]
+    return [(*s[1::-1], *s[2:]) if is_swapped else s for s, is_swapped in zip(shapes, flags, strict=True)]
 
 
 def _check_weights(layer: LayerShape, found: Sequence[tuple[int, ...]], weights: Sequence[Any]) -> tuple[int, ...]:
@@ -161,16 +165,14 @@ def describe(
     selector: RankSelector,
     feeders: Mapping[str, str],
     statistics: CalibratedSizes | None,
-    layout: Layout,
-    tuned: TunedSizes | None = None,
+    tuned: TunedSizes | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a description says besides its layers, and the arrays; those of sizes are as the statistics have them.
 
-    `feeders` are the layers that feed normalisation layers, by the names of the latter. Of what is tuned, a network
-    that is not says nothing.
+    `feeders` are the layers that feed normalisation layers, by the names of the latter.
     """
     names = [cost.name for cost in selector.costs]
-    arrays: dict[str, Any] = _describe_scores(selector, layout.scores)
+    arrays: dict[str, Any] = _describe_scores(selector)
     if selector.params_scores is not None:
         arrays[_PARAMS_SCORES] = np.concatenate(selector.params_scores)
     arrays |= {"limits/lower": selector.lower, "limits/upper": selector.upper}
@@ -180,11 +182,11 @@ def describe(
         "left_alone": [asdict(part) for part in selector.left_alone],
         "feeders": dict(feeders),
         "statistics": None,
+        "tuned": None,
     }
     if statistics is not None:
         fields["statistics"] = {
             "names": list(statistics.names),
-            **({"channels": list(statistics.channels)} if layout.states_channels else {}),
             "has_explicit_full": statistics.has_explicit_full,
             "alignments": list(statistics.alignments),
             "grids": list(statistics.grids),
@@ -193,8 +195,8 @@ def describe(
             **_describe_plans("statistics", statistics, names),
             "statistics/mean": statistics.mean_SC,
             "statistics/var": statistics.var_SC,
-            f"{layout.original}mean": statistics.original[0],
-            f"{layout.original}var": statistics.original[1],
+            "statistics/original_mean": statistics.original[0],
+            "statistics/original_var": statistics.original[1],
         }
     if tuned is not None:
         placed = {name: feeder for name, feeder in zip(tuned.names, tuned.feeders, strict=True) if feeder is not None}
@@ -204,9 +206,7 @@ def describe(
     return fields, arrays
 
 
-def _describe_scores(selector: RankSelector, together: str | None) -> dict[str, NDArray[np.float64]]:
-    if together is not None:
-        return {together: np.concatenate(selector.scores)}
+def _describe_scores(selector: RankSelector) -> dict[str, NDArray[np.float64]]:
     left = iter(selector.scores)
     return {
         f"scores/{cost.name}": np.ascontiguousarray(np.concatenate([next(left) for _ in cost.full_ranks]))
@@ -223,9 +223,7 @@ def _describe_plans(what: str, known: KnownSizes, names: Sequence[str]) -> dict[
     }
 
 
-def read_selector(
-    top: Fields, layers: Sequence[LayerShape], stored: Ints, arrays: Arrays, layout: Layout
-) -> RankSelector:
+def read_selector(top: Fields, layers: Sequence[LayerShape], stored: Ints, arrays: Arrays) -> RankSelector:
     """The choice of sizes among these layers of a description, of each of whose cuts so many bases are there."""
     costs = tuple(
         LayerCost.of(layer, dense_macs=record.integer("dense_macs"), macs_per_rank=_read_macs(layer, record))
@@ -237,10 +235,9 @@ def read_selector(
     lower, upper = (arrays.values(f"limits/{end}", "int64", (len(stored),)) for end in ("lower", "upper"))
     are_right = bool(((lower >= 1) & (lower <= upper) & (upper <= stored)).all())
     require(are_right, "the limits of the ranks are wrong")
-    left_alone = top.record_list("left_alone") if top.has("left_alone") else []  # older versions do not say
     return RankSelector(
         costs=costs,
-        scores=_read_scores(costs, arrays, layout.scores),
+        scores=_read_scores(costs, arrays, None),
         params_scores=_read_scores(costs, arrays, _PARAMS_SCORES) if arrays.count(_PARAMS_SCORES) else None,
         fixed_macs=fixed_macs,
         fixed_params=fixed_params,
@@ -248,7 +245,7 @@ def read_selector(
         upper=upper,
         left_alone=tuple(
             LeftAlone(name=one_line(part.text("name"), 200), macs=part.integer("macs"), params=part.integer("params"))
-            for part in left_alone
+            for part in top.record_list("left_alone")
         ),
         stored=stored,
     )
@@ -299,7 +296,6 @@ def read_statistics(
     selector: RankSelector,
     buffers: Mapping[str, tuple[int, ...]],
     arrays: Arrays,
-    layout: Layout,
     kind: type[Statistics],
 ) -> Statistics | None:
     """The calibrated sizes, as that kind of statistics; `buffers` are the shapes of what the file has of the network.
@@ -312,11 +308,11 @@ def read_statistics(
         return None
     record = Fields(top.get("statistics"), "statistics")
     names = tuple(record.texts("names"))
-    channels = _read_channels(record, names, buffers, layout)
+    channels = _read_channels(names, buffers)
     rows, total = _read_plans("statistics", selector, arrays, "statistics"), sum(channels)
     shape = len(rows["positions"]), total
     mean, var = (arrays.take_as(f"statistics/{each}", FLOATS, shape) for each in ("mean", "var"))
-    original = tuple(arrays.take_as(f"{layout.original}{each}", FLOATS, (total,)) for each in ("mean", "var"))
+    original = tuple(arrays.take_as(f"statistics/original_{each}", FLOATS, (total,)) for each in ("mean", "var"))
     require(len({type_name(each) for each in (mean, var, *original)}) == 1, "statistics are of several types")
     alignments, grids = _read_alignments(record)
     return kind(
@@ -354,9 +350,9 @@ def read_tuned(
 ) -> Tuned | None:
     """The tuned sizes, as that kind; `vectors` are the shapes of what the file has of the network that may be tuned.
 
-    The values are left where they lie: whoever reads them calls `check_tuned`. Files of before say nothing of them.
+    The values are left where they lie: whoever reads them calls `check_tuned`.
     """
-    if not top.has("tuned"):
+    if top.get("tuned") is None:
         return None
     record = Fields(top.get("tuned"), "tuned")
     names, feeders = tuple(record.texts("names")), record.texts_by_name("feeders")
@@ -381,15 +377,10 @@ def check_tuned(are_finite: bool) -> None:
     require(are_finite, "tuned values are NaN or infinite")
 
 
-def _read_channels(
-    record: Fields, names: Sequence[str], buffers: Mapping[str, tuple[int, ...]], layout: Layout
-) -> tuple[int, ...]:
+def _read_channels(names: Sequence[str], buffers: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """How many channels each normalisation layer has."""
     keys = [[f"{name}.{kind}" if name else kind for kind in ("running_mean", "running_var")] for name in names]
-    if layout.states_channels:
-        channels = record.integers("channels")
-    else:
-        channels = [math.prod(buffers.get(mean, (0,))) for mean, _ in keys]
+    channels = [math.prod(buffers.get(mean, (0,))) for mean, _ in keys]
     is_right = 0 < len(names) == len(channels) == len(set(names)) and min(channels) > 0
     require(is_right, "statistics are empty, or of layers that cannot be")
     for name, size, pair in zip(names, channels, keys, strict=True):
@@ -403,6 +394,6 @@ def _read_alignments(record: Fields) -> tuple[tuple[int, ...], tuple[int, ...]]:
     found = record.integers("alignments")
     is_right = 0 < len(found) <= _MOST_ALIGNMENTS and min(found) >= 1
     require(is_right, f"'alignments' of {record.where} is {found!r:.60}, not a list of multiples")
-    grids = tuple(record.integers("grids")) if record.has("grids") else ()  # files of before they were refined
+    grids = tuple(record.integers("grids"))
     require(set(grids) <= set(found), f"'grids' of {record.where} is {grids!r:.60}, not calibrated")
     return tuple(found), grids

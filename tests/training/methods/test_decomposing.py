@@ -92,7 +92,7 @@ def test_the_data_are_gone_through_once_and_once_more_for_the_taylor_criterion()
 def test_the_settings_decide_form_and_smallest_rank():
     net = decomposed(model(), material(), Settings(form="channel", min_rank=3, calibrated_sizes=(0.5,)))
     assert min(net.selector.smallest_plan().ranks.values()) == 3
-    net.set_plan_(net.selector.smallest_plan())
+    net.resize_(net.selector.smallest_plan())
     assert net.extract()[7][0].kernel_size == (3, 3)
 
 
@@ -100,7 +100,7 @@ def test_layers_may_be_left_out():
     net = decomposed(
         model(), material(), Settings(calibrated_sizes=(0.9,)), filter_fn=lambda module, name: name in ("3", "7")
     )
-    assert list(net.plan.ranks) == ["3", "7"]
+    assert list(net.plan().ranks) == ["3", "7"]
 
 
 def test_what_is_under_way_is_told():

@@ -1,4 +1,6 @@
 import math
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -6,9 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import decomposable as dn
+from decomposable.network.judging import CutReport
 from decomposable.recipes.settings import Settings
 from decomposable.training import methods
 from decomposable.training.checkpoint import Position
+from decomposable.training.methods import elastic
 from decomposable.training.methods.base import Material
 from decomposable.training.methods.elastic import NEVER
 from decomposable.training.methods.flat import with_overrides
@@ -217,6 +221,21 @@ def test_a_network_without_logits_is_put_in_order_by_its_layers_outputs():
         torch.testing.assert_close(network.scores[name][0], cuts[0])
 
 
+def test_data_that_are_no_better_than_the_weights_are_told_of_once():
+    """Only once: from then on the weights say the order."""
+    network, step = stepping(elastic_start=0.5)
+    step.look_at(material())
+    report = CutReport(criterion="loss", unit="KL divergence", measured_with=8, judged_with=8, sizes=(), kept="weights")
+    with mock.patch.object(elastic, "decompose", return_value=SimpleNamespace(cut_report=report)):
+        with pytest.warns(
+            UserWarning, match="elastic_order=data is not taken.*no better on samples that were kept out"
+        ):
+            step.at(0.5)
+        step.at(0.6)
+    assert network.scores is None
+    assert step.order == "weights"
+
+
 def test_a_layer_that_is_not_decomposed_is_never_cut():
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -260,7 +279,7 @@ def test_what_runs_without_gradients_is_put_in_order_by_outputs_and_what_cannot_
 
     network, step = stepping()
     step.look_at(Material(example_input=X[:1], calibration=[], calibration_images=0, loss=None))
-    with pytest.warns(UserWarning, match="elastic_order=data cannot be had, the weights say the order"):
+    with pytest.warns(UserWarning, match="elastic_order=data is not taken, the weights say the order"):
         step.at(0.5)
     step.at(0.6)  # once
     assert network.scores is None

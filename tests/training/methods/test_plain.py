@@ -133,7 +133,7 @@ def test_the_variants_differ():
 def test_macs_and_parameters_are_those_of_the_extracted_network(variant):
     net, x = model(), torch.randn(1, 1, 8, 8)
     decomposed = sized(net, variant)
-    assert decomposed.plan.full_macs == macs(net, x)
+    assert decomposed.plan().full_macs == macs(net, x)
     for size in (1.0, 0.7, 0.4, 0.2):
         plan, module = decomposed.resize_(macs=size), decomposed.extract()
         assert plan.macs == macs(module, x) <= size * plan.full_macs
@@ -145,7 +145,7 @@ def test_the_full_size_is_the_model_and_the_model_stays_as_it_is(variant):
     net, x = model(), torch.randn(5, 1, 8, 8)
     before = copy.deepcopy(net.state_dict())
     decomposed = sized(net, variant)
-    assert decomposed.plan.is_full
+    assert decomposed.plan().is_full
     assert torch.equal(decomposed(x), net(x))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     decomposed.resize_(macs=0.3)

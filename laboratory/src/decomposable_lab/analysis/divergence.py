@@ -59,7 +59,7 @@ def divergence(net: DecomposedNet, loader: Iterable[Any], *, images: int = 1000)
     """
     check_count("images", images)
     full, small = net.extract(net.selector.full_plan()).eval(), net.extract().eval()
-    names = list(net.plan.ranks)
+    names = list(net.plan().ranks)
     _require_fully_connected(full, names)
     kl, bound = [], []
     for batch in first_images(loader, images, whole=False):

@@ -73,7 +73,7 @@ def lipschitz(net: DecomposedNet, loader: Iterable[Any], *, images: int = 1000) 
     (True, (1,))
     """
     check_count("images", images)
-    if net.plan.is_full:
+    if net.plan().is_full:
         raise InvalidArgumentError("net: it has its full size, where there is no error; allowed: a smaller one")
     full, small = net.extract(net.selector.full_plan()).eval(), net.extract().eval()
     forms = {layer.name: layer.form for layer in net.layers}

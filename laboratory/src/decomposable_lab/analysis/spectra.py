@@ -48,4 +48,4 @@ def selected_ranks(
     {'0': 2}
     """
     nets = {c: decompose(model, example_input, form=form, criterion=c, filter_fn=filter_fn) for c in criteria}
-    return {criterion: net.choose(**size) for criterion, net in nets.items()}
+    return {criterion: net.plan(**size) for criterion, net in nets.items()}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, as_table, progress_line
+from decomposable.progress import Progress, ProgressLine, progress_line
+from decomposable_edge.console import Verb, answer, as_table
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, ProgressLine
 from decomposable_lab.commands.options import add as add_shared
 from decomposable_lab.commands.options import how_of, seeds
 
@@ -78,7 +78,7 @@ def _compare(options: argparse.Namespace, line: ProgressLine) -> None:
 def _dry_run(
     options: argparse.Namespace, comparison: Comparison, circumstances: Any, jobs: int, progress: ProgressLine
 ) -> None:
-    from decomposable_edge.progress import as_duration
+    from decomposable.progress import as_duration
     from decomposable_lab.comparison.estimate import estimate, total_seconds
     from decomposable_lab.comparison.running import check_finished
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from decomposable.commands import evaluate, networks
 from decomposable.network.file.container import open_container
+from decomposable.progress import Progress, ProgressLine, Tracker, progress_line
 from decomposable.training.devices import choose_device
 from decomposable.training.evaluation import Row, judged
-from decomposable_edge.console import answer, progress_line, showing_warnings
+from decomposable_edge.console import answer, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, ProgressLine, Tracker
 from decomposable_lab.methods.loading import load
 from decomposable_lab.methods.sized import KIND, Size, SizedNet
 
@@ -45,7 +45,7 @@ def _measured(
     tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
     for asked, size, plan in plans:
         tracker.update(len(rows), f"now {asked}")
-        net.set_plan_(plan)
+        net.resize_(plan)
         found = judged(net, data, workers=options.workers)
         rows.append((asked, Row.of(size, plan, found.accuracy, perplexity=found.perplexity)))
     return rows, data.test_count
@@ -58,7 +58,7 @@ def _plans(net: SizedNet, options: argparse.Namespace) -> list[tuple[str, float,
     measure, wanted = evaluate.sizes_asked(options)
     if not wanted:
         return [(size.name, size.macs_fraction, size) for size in net.sizes]
-    return [(asked, size, net.choose(**{measure or "macs": size})) for asked, size in wanted]
+    return [(asked, size, net.plan(**{measure or "macs": size})) for asked, size in wanted]
 
 
 VERB = replace(

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from decomposable.commands import arguments
-from decomposable_edge.console import Verb, answer, as_table, progress_line
+from decomposable.progress import Progress, ProgressLine, as_duration, progress_line
+from decomposable_edge.console import Verb, answer, as_table
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, ProgressLine, as_duration
 from decomposable_lab.commands.options import add as add_shared
 from decomposable_lab.commands.options import how_of, seeds
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments
-from decomposable_edge.console import Verb, answer, progress_line
-from decomposable_edge.progress import Progress
+from decomposable.progress import Progress, progress_line
+from decomposable_edge.console import Verb, answer
 
 if TYPE_CHECKING:
     from decomposable_lab.report.finding import Found

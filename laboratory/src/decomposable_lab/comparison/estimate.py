@@ -18,11 +18,11 @@ import torch
 
 from decomposable.data.base import Data, TrainBatches
 from decomposable.network.decompose import decompose
+from decomposable.progress import Progress, Report
 from decomposable.recipes.settings import Settings
 from decomposable.training.loop import moved
 from decomposable.training.metrics import read_metrics
 from decomposable_edge.errors import DataError, DecomposableError
-from decomposable_edge.progress import Progress, Report
 from decomposable_lab.comparison.parts import Circumstances, Comparison, Part
 from decomposable_lab.comparison.scheduling import threads_for
 from decomposable_lab.comparison.stepping import Stepper, fresh_model

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from decomposable.progress import Progress
 from decomposable_edge.errors import DecomposableError, MissingExtraError
-from decomposable_edge.progress import Progress
 from decomposable_edge.text import first_line
 from decomposable_lab.comparison.parts import Part
 from decomposable_lab.comparison.scheduling import SECONDS_BETWEEN_LINES, Train, Worker, answer, work_off

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,18 +13,17 @@ from typing import Any
 import torch
 
 from decomposable import recipes
+from decomposable.progress import Progress, Report, quiet, shown
 from decomposable.training import experiment
 from decomposable.training import methods as registered
 from decomposable.training.loop import Say
-from decomposable.training.runs import held
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
-from decomposable_edge.locks import changing
+from decomposable_edge.locks import holding
 from decomposable_edge.machine import usable_cpus
-from decomposable_edge.progress import Progress, Report, quiet, shown
 from decomposable_lab.comparison.parts import Circumstances, Comparison, Part, check_finished, job_of, prepare
 from decomposable_lab.comparison.results import gather
 from decomposable_lab.comparison.scheduling import Train, one_by_one, side_by_side
-from decomposable_lab.comparison.sharding import Shard
+from decomposable_lab.comparison.sharding import Shard, held_alone
 from decomposable_lab.comparison.watching import Failures, Watch, Watchers
 
 ENGINES = ("local", "ray")
@@ -74,7 +73,7 @@ def compare(
         shard: "K/N", to train the K-th of N shares of the comparison, while others train theirs.
         checkpoint_seconds: from one checkpoint to the next.
         progress: called with a `Progress`, which is text, about what is under way; by default it is shown on a
-            terminal. `decomposable_edge.progress.quiet` shows nothing.
+            terminal. `decomposable.progress.quiet` shows nothing.
         say: called with a line for every training that is done.
         **settings: of the recipe, to be replaced, such as ``epochs=10``.
 
@@ -127,12 +126,12 @@ def run(
     if len(missing) < len(own):
         watchers.say(f"{len(own) - len(missing)} of {len(own)} trainings are done already")
     comparison.out.mkdir(parents=True, exist_ok=True)
-    with held(comparison.out, with_others=how.shard is not None), how.shard_held(comparison.out):
+    with how.held(comparison.out):
         failures: Failures = {}
         if missing:
             watch = Watch(missing, at_once, watchers)
             failures = how.schedule(missing, partial(_train, circumstances), watch, at_once, circumstances.device)
-        with changing(comparison.out / "comparison.json"):  # another shard may have ended just now
+        with holding(comparison.out / ".comparison.json.lock"):  # another shard may have ended just now
             return gather(comparison, circumstances, failures), failures
 
 
@@ -180,9 +179,9 @@ class How:
         """The trainings of the shard, or all."""
         return parts if self.shard is None else self.shard.own(parts, before)
 
-    def shard_held(self, folder: Path) -> AbstractContextManager[None]:
-        """Keep the same shard from running twice."""
-        return nullcontext() if self.shard is None else self.shard.held(folder)
+    def held(self, folder: Path) -> AbstractContextManager[None]:
+        """Refuse to run in a folder beside another process, unless both have shards of one comparison."""
+        return held_alone(folder) if self.shard is None else self.shard.held(folder)
 
 
 def missing_names(comparison: Comparison, failures: Failures) -> list[str]:

@@ -29,12 +29,12 @@ from typing import Any, Protocol
 
 import torch
 
+from decomposable.progress import Progress, Report
 from decomposable.training.runs import RunFolder
 from decomposable_edge.errors import DecomposableError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.interrupts import Interrupted, stop_signals
 from decomposable_edge.machine import usable_cpus
-from decomposable_edge.progress import Progress, Report
 from decomposable_lab.comparison.parts import Part
 from decomposable_lab.comparison.watching import Failures, Watch
 

@@ -9,16 +9,15 @@ that it does not run twice, nor beside one of another split.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from decomposable.training.runs import RunError
+from decomposable.training.runs import LOCK, RunError, held
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.locks import lock_file, unlock_file
+from decomposable_edge.locks import holding
 from decomposable_lab.comparison.parts import Part
 
 _NAME = re.compile(r"\.shard-(\d+)-of-(\d+)\.lock")
@@ -54,22 +53,34 @@ class Shard:
     @contextmanager
     def held(self, folder: Path) -> Iterator[None]:
         """Refuse to run what is running already, here or on another machine that has this folder."""
-        for other in folder.glob(".shard-*-of-*.lock"):
-            found = _NAME.fullmatch(other.name)
-            if found is not None and int(found[2]) != self.count and _is_held(other):
-                raise RunError(
-                    f"--shard {self}: shard {found[1]}/{found[2]} is running in {folder}", "wait until it has ended"
-                )
-        path = folder / f".shard-{self.number}-of-{self.count}.lock"
-        try:
-            handle = lock_file(path, wait=False, flags=os.O_CREAT | os.O_RDWR)
-        except BlockingIOError as error:
-            raise RunError(f"--shard {self}: another process is running it in {folder}") from error
-        try:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(holding(folder / f".shard-{self.number}-of-{self.count}.lock", wait=False))
+            except BlockingIOError as error:
+                raise RunError(f"--shard {self}: another process is running it in {folder}") from error
+            if _is_held(folder / LOCK):  # after its own: of two that start at once, at least one sees the other
+                raise RunError(f"--shard {self}: another process is running in {folder}")
+            for number, count in running_shards(folder):
+                if count != self.count:
+                    raise RunError(
+                        f"--shard {self}: shard {number}/{count} is running in {folder}", "wait until it has ended"
+                    )
             yield
-        finally:
-            path.unlink(missing_ok=True)
-            unlock_file(handle)
+
+
+@contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """Refuse to run beside anything else in a folder, a shard included."""
+    with held(folder):
+        if running_shards(folder):
+            raise RunError(f"--out {folder}: another process is running in it")
+        yield
+
+
+def running_shards(folder: Path) -> list[tuple[int, int]]:
+    """Return the shards that are running in a folder: their numbers, and of how many."""
+    names = {path: _NAME.fullmatch(path.name) for path in folder.glob(".shard-*-of-*.lock")}
+    return [(int(name[1]), int(name[2])) for path, name in names.items() if name is not None and _is_held(path)]
 
 
 def bundles(parts: Sequence[Part]) -> list[list[Part]]:
@@ -92,9 +103,10 @@ def bundles(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def _is_held(path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        try:
-            unlock_file(lock_file(path, wait=False, flags=os.O_RDWR))
-        except BlockingIOError:
-            return True
-    return False
+    if not path.exists():
+        return False
+    try:
+        with holding(path, wait=False):
+            return False
+    except BlockingIOError:
+        return True

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.training.loop import Say
-from decomposable_edge.progress import Progress, Report, as_duration, quiet
 from decomposable_lab.comparison.parts import Part
 
 Failures = dict[str, str]  # why, by the name of the part

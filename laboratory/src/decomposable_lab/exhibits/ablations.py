@@ -92,7 +92,7 @@ def _by_ratio(trained: Trained) -> dict[float, list[float]]:
         nets = [decompose(trained.model(method, seed), trained.example) for seed in seeds]
         return {
             f"{z:g}": [
-                trained.calibrated_accuracy(net.extract(net.choose(ratio=z)), f"{trained.group.folder}, Z = {z:g}")
+                trained.calibrated_accuracy(net.extract(net.plan(ratio=z)), f"{trained.group.folder}, Z = {z:g}")
                 for net in nets
             ]
             for z in RATIOS
@@ -208,7 +208,7 @@ def _by_criterion(trained: Trained) -> dict[str, dict[str, tuple[list[float], li
         smallest = max(net.selector.smallest_size for net in nets)
         found[criterion] = {}
         for size in (size for size in SIZES if size >= smallest):
-            plans = [net.choose(macs=size) for net in nets]
+            plans = [net.plan(macs=size) for net in nets]
             modules = [net.extract(plan) for net, plan in zip(nets, plans, strict=True)]
             what = f"{criterion} at {size:g}×"
             accuracies = [trained.calibrated_accuracy(module, what) for module in modules]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from decomposable.network.decompose import decompose
-from decomposable_edge.progress import Progress
+from decomposable.progress import Progress
 from decomposable_lab.comparison.explorer import explored, readable
 from decomposable_lab.exhibits.comparisons import QUARTER, curve_figure, nearest
 from decomposable_lab.exhibits.context import SIZES, Context, Points, Trained, at_size, label_of, series_of
@@ -90,7 +90,7 @@ def _tuned(trained: Trained, steps: int) -> list[dict[str, float]]:
     found = []
     for size in sizes:
         net.calibrate_(trained.some, sizes=[size], progress=lambda line: None)
-        net.set_plan_(plan := net.choose(macs=size))
+        plan = net.resize_(macs=size)
         found.append({"macs_fraction": plan.macs_fraction, "accuracy": trained.accuracy(net)})
     return found
 
@@ -99,7 +99,7 @@ def _cut(trained: Trained) -> list[dict[str, float]]:
     """The plainly trained network, cut by data without training: MACs and accuracy of its sizes."""
     trained.report(Progress("cutting", "the plainly trained network by data"))
     net = decompose(trained.model("plain"), trained.example, data=trained.some, progress=lambda line: None)
-    plans = [net.choose(macs=size) for size in SIZES if size >= net.selector.smallest_size]
+    plans = [net.plan(macs=size) for size in SIZES if size >= net.selector.smallest_size]
     return [
         {
             "macs_fraction": plan.macs_fraction or 1.0,

@@ -18,6 +18,7 @@ from decomposable import recipes
 from decomposable.core.forms import short_form
 from decomposable.data.base import Data
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.progress import Progress, Report
 from decomposable.recipes.settings import Settings
 from decomposable.training import records
 from decomposable.training.evaluation import accuracy
@@ -27,7 +28,6 @@ from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import DataError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.machine import timestamp
-from decomposable_edge.progress import Progress, Report
 from decomposable_lab.exhibits.scales import Group, Scale
 from decomposable_lab.exhibits.shown import Series
 from decomposable_lab.methods.base import Training

@@ -15,7 +15,7 @@ from torch import nn
 
 from decomposable.data.base import TrainBatches
 from decomposable.network.decomposed import DecomposedNet
-from decomposable_edge.progress import Progress
+from decomposable.progress import Progress
 from decomposable_lab.comparison.stepping import Stepper
 from decomposable_lab.exhibits.comparisons import QUARTER, at_a_quarter, nearest
 from decomposable_lab.exhibits.context import (
@@ -154,9 +154,9 @@ def _module_at(trained: Trained, method: str, point: Any) -> nn.Module:
     size = point["macs_fraction"]
     net = trained.network_of_point(method, point)
     if isinstance(net, DecomposedNet):
-        return net.extract(net.choose(macs=min(1.0, size * 1.0001)))
+        return net.extract(net.plan(macs=min(1.0, size * 1.0001)))
     nearest = min(net.sizes, key=lambda each: abs(np.log(each.macs_fraction / size)))
-    net.set_plan_(nearest)
+    net.resize_(nearest)
     module: nn.Module = net.extract()
     return module
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from decomposable.progress import Report
 from decomposable.training import records
 from decomposable.training.devices import choose_device
 from decomposable_edge.errors import DataError, DecomposableError, InvalidArgumentError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.machine import timestamp
-from decomposable_edge.progress import Report
 from decomposable_lab.comparison import running
 from decomposable_lab.comparison.estimate import Estimate, StepClock, estimate, total_seconds, without_data
 from decomposable_lab.comparison.parts import Circumstances, Comparison, prepare

@@ -177,7 +177,7 @@ def appendix_e(context: Context) -> Shown:
     count = sum(map(len, inputs))
     found = {}
     for ratio in LIPSCHITZ_RATIOS:
-        net.set_plan_(net.choose(ratio=ratio))
+        net.resize_(ratio=ratio)
         found[ratio] = analysis.lipschitz(net, inputs, images=count)
     constants = _Constants(found)
     names = readable(trained.task.build_model(), found[0.5].names)

@@ -98,23 +98,27 @@ class SizedNet(nn.Module):
         self._build = build
         self._statistics = dict(statistics or {})
         self.training = network.training
-        self.set_plan_(self.sizes[0])
-
-    @property
-    def plan(self) -> Size:
-        """The size in force."""
-        return self._plan
+        self._take_(self.sizes[0])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network at the size in force."""
         return self.module(*args, **kwargs)
 
-    def resize_(self, *, macs: float | None = None, params: float | None = None) -> Size:
-        """Take the largest size within a budget: a float is a part of the original, an int above 1 a count."""
-        return self.set_plan_(self.choose(macs=macs, params=params))
+    def resize_(self, plan: Size | None = None, /, *, macs: float | None = None, params: float | None = None) -> Size:
+        """Take one of `sizes`, or the largest within a budget: a float is a part of the original, an int above 1 a
+        count.
+        """
+        if plan is None:
+            return self._take_(self._within(macs=macs, params=params))
+        if macs is not None or params is not None:
+            raise InvalidArgumentError("resize_: got a plan and a budget; allowed: one of them")
+        return self._take_(plan)
 
-    def choose(self, *, macs: float | None = None, params: float | None = None) -> Size:
-        """The largest size within a budget."""
+    def plan(self, *, macs: float | None = None, params: float | None = None) -> Size:
+        """Return what `resize_` would take for a budget; without one, the current size."""
+        return self._plan if macs is None and params is None else self._within(macs=macs, params=params)
+
+    def _within(self, *, macs: float | None, params: float | None) -> Size:
         given = {name: value for name, value in (("macs", macs), ("params", params)) if value is not None}
         measure, budget = only_one(given, "resize_: give one of macs= and params=")
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
@@ -131,8 +135,7 @@ class SizedNet(nn.Module):
         return max(fitting, key=lambda size: getattr(size, measure))
 
     @torch.inference_mode(False)  # a size made in that mode could not be used outside it
-    def set_plan_(self, plan: Size) -> Size:
-        """Take one of `sizes`."""
+    def _take_(self, plan: Size) -> Size:
         if plan not in self.sizes:
             raise InvalidArgumentError(
                 f"plan: {plan} is not one of this network's sizes; allowed: {', '.join(s.name for s in self.sizes)}"
@@ -173,7 +176,7 @@ class SizedNet(nn.Module):
             "built_by": _built_inside(self._network),
             "structure": as_json("structure", self.structure),
             "sizes": [asdict(size) for size in self.sizes],
-            "size": self.sizes.index(self.plan),
+            "size": self.sizes.index(self._plan),
             "training": self.training,
             "info": as_json("info", self.info if info is None else info),
         }
@@ -187,7 +190,7 @@ class SizedNet(nn.Module):
 
     def extra_repr(self) -> str:
         """The method, and the size in force."""
-        return f"{self.method}; {self.plan}; {len(self.sizes)} sizes"
+        return f"{self.method}; {self._plan}; {len(self.sizes)} sizes"
 
     def _apply(self, fn: Any, recurse: bool = True) -> SizedNet:
         """Move or cast: the whole network, then the size in force is made anew from it."""
@@ -195,7 +198,7 @@ class SizedNet(nn.Module):
         self._statistics = {
             v: {n: (fn(m), fn(s)) for n, (m, s) in rows.items()} for v, rows in self._statistics.items()
         }
-        self.set_plan_(self._plan)
+        self._take_(self._plan)
         return self
 
 
@@ -241,7 +244,7 @@ def restored(
     given = {key: description[key] for key in ("method", "structure", "info")}
     try:
         net = SizedNet(network=network, sizes=sizes, build=build, statistics=statistics, **given)
-        net.set_plan_(sizes[description["size"]])
+        net.resize_(sizes[description["size"]])
         return net
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}") from error

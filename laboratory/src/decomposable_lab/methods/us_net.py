@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.data.base import generator_for
+from decomposable.progress import Tracker
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check
 from decomposable.training.methods.base import Closure, Material
 from decomposable.training.methods.outputs import loss_and_outputs
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Tracker
 from decomposable_lab.methods.base import LineStyle, Rival
 from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics
 from decomposable_lab.methods.width import WidthsSettings

@@ -16,15 +16,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from decomposable.core.tracing import Forward
+from decomposable.progress import Report, Tracker
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Report, Tracker
 from decomposable_edge.sizing.interpolation import CalibratedSizes, KnownSizes, position
 from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.rounding import calibrated_as
 
 Build = Callable[[RankPlan], nn.Module]
 Ran = Callable[[RankPlan], None]  # told of every batch that the network of a plan has run
@@ -83,15 +86,8 @@ class InTorch(KnownSizes):
         """What they take in memory."""
         return sum(getattr(self, table).nbytes for table in self.tables)
 
-    def interpolated(self, plan: RankPlan) -> list[dict[str, Tensor]] | None:
-        """What each table has for this size, by name; None for a full size that keeps what the original has."""
-        found = self.between(plan)
-        if found is None:
-            return None
-        place_C = torch.from_numpy(found.place_C).to(self.original[0])
-        ends = zip(self._row(found.lower), self._row(found.upper), strict=True)
-        values = (torch.lerp(low, high, place_C).split(self.channels) for low, high in ends)
-        return [dict(zip(self.names, each, strict=True)) for each in values]
+    def _mixed(self, low: Tensor, high: Tensor, place_C: NDArray[np.float64]) -> Sequence[Tensor]:
+        return torch.lerp(low, high, torch.from_numpy(place_C).to(low)).split(self.channels)
 
     def of_rows(self: K, rows: Sequence[int]) -> K:
         """These sizes only."""
@@ -114,8 +110,8 @@ class Statistics(InTorch, CalibratedSizes):
 
     def at(self, plan: RankPlan) -> Row | None:
         """Mean and variance of every layer for this size; None for a full size that keeps the original's."""
-        found = self.interpolated(plan)
-        return None if found is None else {name: (found[0][name], found[1][name]) for name in self.names}
+        mean, var = self.interpolated(plan)
+        return {name: (mean[name], var[name]) for name in self.names} if mean else None
 
     def merged(self, newer: Statistics) -> Statistics:
         """These sizes and newer ones; of a size that both have, the newer one counts."""
@@ -178,7 +174,7 @@ def as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[Ro
         var_SC=var,
         has_explicit_full=False,
         full_plan=subject.full_plan,
-        alignments=tuple(sorted({plan.align for plan in plans if plan.align != "auto"})),
+        alignments=tuple(sorted({calibrated_as(plan.align) for plan in plans})),
         original=(torch.cat([b.running_mean for b in buffers]), torch.cat([b.running_var for b in buffers])),  # type: ignore[misc]
     )
 

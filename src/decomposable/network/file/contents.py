@@ -15,13 +15,13 @@ from torch import Tensor
 from decomposable.core.factors import Factors
 from decomposable.network.file.container import FilePath, as_json, write_container
 from decomposable.network.file.inputs import call_entries
-from decomposable.network.file.skeleton import Skeleton, StoredLayer, name_in_size
+from decomposable.network.file.skeleton import Skeleton, name_in_size
 from decomposable.network.parts import Parts
-from decomposable_edge.sizing.chain import ORDINALS
+from decomposable_edge.device_graph import GRAPH
 from decomposable_edge.sizing.interpolation import NOT_CALIBRATED, choose_calibrated
 from decomposable_edge.sizing.plans import RankPlan, SizeRequest
 from decomposable_edge.sizing.ranks import Measure
-from decomposable_edge.sizing.record import NETWORK_FILE, describe, layer_entry
+from decomposable_edge.sizing.record import describe, factor_names, layer_entry, state_name
 from decomposable_edge.sizing.rounding import Align
 
 
@@ -47,26 +47,16 @@ class Artifact(Parts):
         has_norms = any(key.endswith("running_mean") for key in self.state)
         return NOT_CALIBRATED if has_norms and not plan.is_full else None
 
-    def save(self, path: FilePath, info: Mapping[str, Any] | None = None) -> None:
-        """Write the file, at once or not at all; `info`, if given, takes the place of the artifact's own."""
+    def save(self, path: FilePath, info: Mapping[str, Any] | None = None) -> int:
+        """Write the file, at once or not at all, and return its size; `info`, if given, takes the place of its own."""
         artifact = self if info is None else replace(self, info=info)
-        write_container(path, *_describe_network(artifact))
+        return write_container(path, *_describe_network(artifact))
 
     def to(self, device: torch.device) -> Artifact:
         """The same on another device."""
         moved: dict[int, Tensor] = {}  # what is one tensor stays one
         state = {key: moved.setdefault(id(t), t.to(device)) for key, t in self.state.items()}
         return replace(self.map(lambda tensor: tensor.to(device)), state=state)
-
-
-def state_name(key: str) -> str:
-    """What a tensor of the state is called in the file of a network."""
-    return f"state/{key}"
-
-
-def factor_names(layer: StoredLayer) -> tuple[str, ...]:
-    """What the weights of a layer's stages are called there."""
-    return tuple(f"{ordinal}/{layer.name}" for ordinal, _ in zip(ORDINALS, layer.stages, strict=False))
 
 
 def as_stored(factors: Factors) -> Factors:
@@ -85,27 +75,22 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
     """The description and the tensors of a whole network."""
     layers = artifact.skeleton.layers
     state, tensors = _state_entries(artifact.state, artifact.skeleton)
-    sizes, arrays = describe(
-        artifact.selector, artifact.feeders, artifact.statistics, NETWORK_FILE, tuned=artifact.tuned
-    )
+    sizes, arrays = describe(artifact.selector, artifact.feeders, artifact.statistics, artifact.tuned)
     of_sizes = {name: a if isinstance(a, Tensor) else torch.from_numpy(a) for name, a in arrays.items()}
     for layer in layers:
         tensors |= zip(factor_names(layer), as_stored(artifact.factors[layer.name]), strict=True)
-        tensors[f"scores/{layer.name}"] = of_sizes[f"scores/{layer.name}"]
     tensors |= of_sizes
+    if artifact.graph is not None:
+        tensors[GRAPH] = torch.frombuffer(bytearray(artifact.graph.content), dtype=torch.uint8)
     entries = [layer_entry(layer, cost) for layer, cost in zip(layers, artifact.selector.costs, strict=True)]
     return {
         **_skeleton_entries("network", artifact.skeleton, state, entries, artifact.info),
-        "fixed_macs": sizes["fixed_macs"],  # in an order that stays: the same network is the same file
-        "fixed_params": sizes["fixed_params"],
+        **sizes,
         "plan": [[artifact.plan.ranks[layer.name], layer.name in artifact.plan.dense] for layer in layers],
-        "feeders": sizes["feeders"],
         "skipped": dict(artifact.skipped),
-        "left_alone": sizes["left_alone"],
         "not_counted": dict(artifact.not_counted),
         **call_entries(artifact.call, artifact.unclear),
-        "statistics": sizes["statistics"],
-        **({"tuned": sizes["tuned"]} if "tuned" in sizes else {}),
+        "onnx": None if artifact.graph is None else artifact.graph.described(),
     }, tensors
 
 
@@ -151,7 +136,7 @@ def _skeleton_entries(
             {"name": layer.name, "paths": list(layer.paths), **entry}
             for layer, entry in zip(skeleton.layers, layers, strict=True)
         ],
-        **({"opened": list(skeleton.opened)} if skeleton.opened else {}),
+        "opened": list(skeleton.opened),
         "training": skeleton.training,
         "other_mode": list(skeleton.other_mode),
         "dtypes": {key: str(dtype).removeprefix("torch.") for key, dtype in skeleton.dtypes.items()},

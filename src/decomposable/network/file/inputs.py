@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from decomposable.network.calls import INPUT, Call, Entry, InputSpec, Slot
-from decomposable.network.file.header import DTYPE_NAMES
+from decomposable.network.file.container import DTYPE_NAMES
 from decomposable_edge.fields import MOST, Damaged, Fields, require
 
 _MOST_NUMBERS = 1 << 28  # of one sample: nobody is made to take memory for a claim

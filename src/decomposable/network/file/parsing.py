@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -16,28 +16,29 @@ from torch import Tensor
 
 from decomposable.core.factors import Factors
 from decomposable.network.calibration.statistics import Statistics
-from decomposable.network.file.container import Container, FilePath
-from decomposable.network.file.contents import Artifact, factor_names, from_stored, state_name
-from decomposable.network.file.header import DTYPE_NAMES
+from decomposable.network.file.container import DTYPE_NAMES, Container, FilePath, outline_of
+from decomposable.network.file.contents import Artifact, from_stored
 from decomposable.network.file.inputs import read_call
 from decomposable.network.file.skeleton import Skeleton, StoredLayer, join, name_in_size
 from decomposable.network.parts import kept_ranks
 from decomposable.network.tuned import Tuned
+from decomposable_edge.device_graph import DeviceGraph, take_graph
 from decomposable_edge.errors import LABORATORY, ArtifactError
 from decomposable_edge.fields import Corrupt, Damaged, Fields, require
 from decomposable_edge.sizing.chain import Rank
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.record import (
-    NETWORK_FILE,
     Arrays,
-    check_factors,
     check_held,
+    check_stored,
+    factor_names,
     is_rank,
     read_layer,
     read_selector,
     read_statistics,
     read_tuned,
+    state_name,
 )
 from decomposable_edge.text import one_line
 
@@ -75,20 +76,29 @@ def network_from(container: Container) -> Artifact:
     Raises `Damaged` where the description and the tensors contradict each other.
     """
     top = Fields(container.description, "the file")
-    tensors = Arrays(container.outlines, lambda name, _: container.read(name).numpy(), "tensor")
+    tensors = Arrays(container.tensors, lambda stored: stored.all().numpy(), "tensor")
     entries = top.records("state")
-    state = {key: tensors.take(state_name(key)) for key, entry in entries.items() if not entry.has("same_as")}
+    state = {
+        key: outline_of(tensors.take(state_name(key))) for key, entry in entries.items() if not entry.has("same_as")
+    }
     state = {key: state[key] if key in state else _same(key, entry, state) for key, entry in entries.items()}
     layers = _read_layers(top)
     factors = {layer.name: _read_factors(layer, state, tensors) for layer in layers}
     stored = np.array([rank for each in factors.values() for rank in kept_ranks(each)], dtype=np.int64)
     shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}
-    selector = read_selector(top, layers, stored, tensors, NETWORK_FILE)
-    statistics = read_statistics(top, selector, shapes, tensors, NETWORK_FILE, Statistics)
+    selector = read_selector(top, layers, stored, tensors)
+    statistics = read_statistics(top, selector, shapes, tensors, Statistics)
+    if statistics is not None:
+        statistics = replace(statistics, original=tuple(each.all() for each in statistics.original))
     vectors = {key: shapes[key] for key, entry in entries.items() if entry.has("trainable")}
     tuned = read_tuned(top, selector, vectors, tensors, Tuned)
+    if tuned is not None:
+        tuned = replace(tuned, original=(tuned.original[0].all(),))
     distinct = {id(state[name]) for name in (tuned.names if tuned is not None else ())}
     require(tuned is None or len(distinct) == len(tuned.names), "a parameter is tuned under two names")
+    if top.get("onnx") is not None:
+        DeviceGraph.read(top.get("onnx"), b"")
+        take_graph(tensors)
     tensors.require_all_taken()
     return Artifact(
         factors=factors,
@@ -132,7 +142,7 @@ class Size:
 
 def size_from(description: dict[str, Any], tensors: Tensors) -> Size:
     """The size that a description and tensors stand for; raises `Damaged` where they contradict each other."""
-    top, unused = Fields(description, "the file"), Arrays(tensors, lambda _, tensor: tensor.numpy(), "tensor")
+    top, unused = Fields(description, "the file"), Arrays(tensors, Tensor.numpy, "tensor")
     layers = _read_layers(top)
     chains: dict[str, Factors] = {}
     paths: dict[str, int] = {}
@@ -200,8 +210,8 @@ def _read_skeleton(
 
 
 def read_opened(top: Fields) -> tuple[str, ...]:
-    """The modules that are layers inside; older files have none."""
-    return tuple(top.texts("opened")) if top.has("opened") else ()
+    """The modules that are layers inside."""
+    return tuple(top.texts("opened"))
 
 
 def read_built_by(top: Fields) -> dict[str, Any] | None:
@@ -222,8 +232,7 @@ def _read_factors(layer: StoredLayer, state: Mapping[str, Tensor], tensors: Arra
     for path in layer.paths:
         require(state.get(join(path, "weight")) is weight, f"layer '{path}' has not the weight of '{layer.name}'")
     stored = [tensors.take(name) for name in factor_names(layer)]
-    require(stored[-1].dim() == len(layer.shape), f"the last factor of layer '{layer.name}' has another shape")
-    factors = from_stored(stored)
-    check_factors(layer, factors)
+    check_stored(layer, stored)
+    factors = from_stored([outline_of(each) for each in stored])
     require(factors[0].dtype == weight.dtype, f"the factors of layer '{layer.name}' are {factors[0].dtype}")
     return factors

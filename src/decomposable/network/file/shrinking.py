@@ -1,64 +1,121 @@
 """A network with one of its sizes as the largest: the same in memory, and read from a file with no byte more than that.
 
-`shrink` says what the smaller network consists of. To read one, it is shrunk while its tensors have no content (they
-are on the meta device), which takes milliseconds; what is left then says what to read, and how it lies in memory.
+`shrink` says what the smaller network consists of, and takes it from a `Source`: a network in memory, or a file, whose
+tensors are read when they are taken. What is known of a file before that are shapes (tensors on the meta device).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decomposable.core.factors import Factors, memory_format_of
+from decomposable.core.factors import Factors
 from decomposable.network.calibration.statistics import InTorch
-from decomposable.network.file.container import Container, like
-from decomposable.network.file.contents import Artifact, as_stored, factor_names, from_stored, state_name
+from decomposable.network.file.container import Container, Stored, like
+from decomposable.network.file.contents import Artifact, as_stored, from_stored
 from decomposable.network.file.parsing import network_from
-from decomposable.network.file.skeleton import StoredLayer, join
-from decomposable.network.parts import dense, kept_ranks, sliced, truncated
+from decomposable.network.file.skeleton import StoredLayer
+from decomposable.network.parts import LayerBases
+from decomposable.network.tuned import Tuned
+from decomposable_edge.device_graph import GRAPH, DeviceGraph
+from decomposable_edge.realising import dense_weight, statistics_at
 from decomposable_edge.sizing.chain import Ranks, ranks_of
 from decomposable_edge.sizing.cost import LayerCost
 from decomposable_edge.sizing.interpolation import KnownSizes
 from decomposable_edge.sizing.latency import LatencyProfile
-from decomposable_edge.sizing.plans import RankPlan, RunsAs, SizeRequest
+from decomposable_edge.sizing.plans import RankPlan, SizeRequest
 from decomposable_edge.sizing.ranks import RankSelector
-from decomposable_edge.sizing.record import NETWORK_FILE, check_tuned
+from decomposable_edge.sizing.record import check_tuned, factor_names, state_name
 
 K = TypeVar("K", bound=InTorch)
 
 
-@torch.no_grad()
-def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
-    """The network with this size as its largest: the bases that this size does not use are gone, smaller sizes stay.
+class Source:
+    """A network in memory, to make a smaller one of."""
 
-    The weight of a layer that loses bases becomes W̃. Fractions of MACs and of parameters keep counting from the
-    original network.
-    """
-    artifact.selector.check_plan(plan)
-    if plan.is_full:
-        return replace(artifact, plan=plan)
-    factors: dict[str, Factors] = {}
-    state = {**artifact.state, **statistics_at(artifact, plan), **tuned_at(artifact, plan)}
-    for layer in artifact.skeleton.layers:
-        whole, ranks, runs_as = artifact.factors[layer.name], ranks_of(plan.ranks[layer.name]), plan.runs_as(layer.name)
-        part = factors[layer.name] = _first_bases(whole, ranks)
-        # The weight of a chain is the product of what is kept, whatever it was before.
-        if runs_as == "factors" or ranks != kept_ranks(whole):
-            state.update(_weights_at(layer, runs_as, artifact.state[layer.key], whole, part))
-    statistics, tuned = artifact.statistics, artifact.tuned
-    if statistics is not None:
-        statistics = statistics.of_rows(_rows_needed(statistics, artifact.selector, plan))
-    if tuned is not None:
-        tuned = tuned.of_rows(_rows_needed(tuned, artifact.selector, plan))
-    selector = _selector_up_to(artifact.selector, plan)
-    return replace(
-        artifact, state=state, factors=factors, selector=selector, plan=plan, statistics=statistics, tuned=tuned
-    )
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+
+    def tensor(self, key: str) -> Tensor:
+        """Return a tensor of the state."""
+        return self.artifact.state[key]
+
+    def bases(self, layer: StoredLayer) -> LayerBases:
+        """Return a layer's weight and factors."""
+        return LayerBases(layer.chain, self.artifact.factors[layer.name], self.artifact.state[layer.key])
+
+
+class InFile(Source):
+    """A network in a file, of which the artifact has the shapes."""
+
+    def __init__(self, container: Container) -> None:
+        super().__init__(network_from(container))
+        self._container, self._read = container, dict[int, Tensor]()
+        self._names: dict[int, str] = {}  # what is one tensor is in the file once
+        for key, tensor in self.artifact.state.items():
+            self._names.setdefault(id(tensor), state_name(key))
+
+    def tensor(self, key: str) -> Tensor:
+        """Return a tensor of the state, which is read."""
+        place = id(self.artifact.state[key])
+        if place not in self._read:
+            self._read[place] = self._container.tensors[self._names[place]].all()
+        return self._read[place]
+
+    def bases(self, layer: StoredLayer) -> LayerBases:
+        """Return a layer's weight and factors, which are read as far as they are taken."""
+        known = super().bases(layer)
+        return _BasesInFile(known.chain, known.whole, known.own, self, layer)
+
+    def factors(self, layer: StoredLayer, start: int, like_these: Factors) -> Factors:
+        """Return the factors from a basis on, as many as these are, and laid out as they are."""
+        pairs = zip(factor_names(layer), as_stored(like_these), strict=True)
+        rows = [self._container.tensors[n][start : start + len(each)][:, : each.shape[1]] for n, each in pairs]
+        return tuple(like(each.stride(), found) for each, found in zip(like_these, from_stored(rows), strict=True))
+
+    def whole(self) -> Artifact:
+        """Return all of it."""
+        self._container.expect_all()
+        found = self.artifact
+        return replace(
+            found,
+            state={key: self.tensor(key) for key in found.state},
+            factors={x.name: self.factors(x, 0, found.factors[x.name]) for x in found.skeleton.layers},
+            statistics=None if found.statistics is None else found.statistics.map(_in_memory),
+            tuned=None if found.tuned is None else _checked(found.tuned.map(_in_memory)),
+            graph=self.graph(),
+        )
+
+    def graph(self) -> DeviceGraph | None:
+        """Return the graph for devices, if there is one."""
+        about = self._container.description.get("onnx")
+        return (
+            None if about is None else DeviceGraph.read(about, self._container.tensors[GRAPH].all().numpy().tobytes())
+        )
+
+
+def _in_memory(tensor: Tensor | Stored) -> Tensor:
+    return tensor if isinstance(tensor, Tensor) else tensor.all()
+
+
+@dataclass(frozen=True, eq=False)
+class _BasesInFile(LayerBases):
+    source: InFile
+    layer: StoredLayer
+
+    def weight(self) -> Tensor:
+        return self.source.tensor(self.layer.key)
+
+    def first(self, ranks: Ranks) -> Factors:
+        return self.source.factors(self.layer, 0, super().first(ranks))
+
+    def beyond(self, rank: int) -> Factors:
+        return self.source.factors(self.layer, rank, super().beyond(rank))
 
 
 def read_network(container: Container, request: SizeRequest | None = None) -> Artifact:
@@ -66,87 +123,64 @@ def read_network(container: Container, request: SizeRequest | None = None) -> Ar
 
     Only what the result consists of is read, and the rest of a block here and there to verify it.
     """
-    outline = network_from(container)
+    source = InFile(container)
     if request is None:
-        return _filled(container, outline, outline)
-    plan = outline.plan_for(request, lambda: LatencyProfile.load_beside(container.path))
-    return shrink(_filled(container, outline, shrink(outline, plan)), plan)
+        return source.whole()
+    plan = source.artifact.plan_for(request, lambda: LatencyProfile.load_beside(container.path))
+    return replace(source.whole(), plan=plan) if plan.is_full else _shrunk(source, plan, source.graph())
+
+
+def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
+    """The network with this size as its largest: the bases that this size does not use are gone, smaller sizes stay.
+
+    The weight of a layer that loses bases becomes W̃. Fractions of MACs and of parameters keep counting from the
+    original network.
+    """
+    artifact.selector.check_plan(plan)
+    return replace(artifact, plan=plan) if plan.is_full else _shrunk(Source(artifact), plan, artifact.graph)
 
 
 @torch.no_grad()
-def _filled(container: Container, outline: Artifact, smaller: Artifact) -> Artifact:
-    """The outline with the content that `smaller`, which it becomes, has of it; what that makes anew has none."""
-    is_whole, plan = smaller.state is outline.state, smaller.plan
-    if is_whole:
-        container.expect_all()
-    names: dict[int, str] = {}  # in the file; what is one tensor is there once
-    for key, tensor in outline.state.items():
-        names.setdefault(id(tensor), state_name(key))
-    kept = {id(tensor) for key, tensor in outline.state.items() if smaller.state[key] is tensor}
-    read = {place: container.read(name) for place, name in names.items() if place in kept}
+def _shrunk(source: Source, plan: RankPlan, graph: DeviceGraph | None) -> Artifact:
+    artifact, selector = source.artifact, source.artifact.selector
     factors: dict[str, Factors] = {}
-    made: dict[str, Tensor] = {}
-    for layer in outline.skeleton.layers:
-        part, weight, runs_as = smaller.factors[layer.name], outline.state[layer.key], plan.runs_as(layer.name)
-        if runs_as == "factors" or smaller.state[layer.key] is weight:
-            factors[layer.name] = _read_factors(container, layer, part)
-            continue
-        # A dense W̃ is the weight less what is dropped, or a sum in the order of the whole: all of it is needed.
-        whole = _read_factors(container, layer, outline.factors[layer.name])
-        factors[layer.name] = _first_bases(whole, kept_ranks(part))
-        made.update(_weights_at(layer, runs_as, container.read(names[id(weight)]), whole, factors[layer.name]))
-    statistics, tuned = outline.statistics, outline.tuned
-    rows = None if is_whole else plan
-    if statistics is not None:
-        places = [[f"{begin}{kind}" for kind in ("mean", "var")] for begin in ("statistics/", NETWORK_FILE.original)]
-        statistics = _read_known(container, statistics, outline.selector, rows, *places)
+    changed: dict[str, Tensor] = {}
+    for layer in artifact.skeleton.layers:
+        bases, ranks = source.bases(layer), ranks_of(plan.ranks[layer.name])
+        part = bases.first(ranks)
+        factors[layer.name] = (
+            part if ranks == bases.kept else tuple(each.clone() for each in part)
+        )  # lets go of the rest
+        # The weight of a chain is the product of what is kept, whatever it was before.
+        if plan.runs_as(layer.name) == "factors":
+            changed[layer.key] = bases.joined(part)
+        elif ranks != bases.kept:
+            changed[layer.key] = dense_weight(bases, ranks)
+    statistics = _within(artifact.statistics, selector, plan)
+    tuned = _checked(_within(artifact.tuned, selector, plan))
+    changed |= statistics_at(plan, statistics) | tuned_at(artifact, tuned, plan)
+    everywhere = under_all_names(artifact, changed)
+    return replace(
+        artifact,
+        state={key: everywhere[key] if key in everywhere else source.tensor(key) for key in artifact.state},
+        factors=factors,
+        selector=_selector_up_to(selector, plan),
+        plan=plan,
+        statistics=statistics,
+        tuned=tuned,
+        graph=graph,
+    )
+
+
+def _within(known: K | None, selector: RankSelector, plan: RankPlan) -> K | None:
+    """What is known of the sizes within a plan: the rows that these are interpolated from."""
+    return None if known is None else known.of_rows(_rows_needed(known, selector, plan))
+
+
+def _checked(tuned: Tuned | None) -> Tuned | None:
     if tuned is not None:
-        tuned = _read_known(container, tuned, outline.selector, rows, ["tuned/values"], ["tuned/original"])
         check_tuned(all(bool(torch.isfinite(t).all()) for t in (tuned.values_ST, *tuned.original)))
-    state = {key: made[key] if key in made else read.get(id(t), t) for key, t in outline.state.items()}
-    return replace(outline, factors=factors, state=state, statistics=statistics, tuned=tuned)
-
-
-def _read_known(
-    container: Container,
-    known: K,
-    selector: RankSelector,
-    plan: RankPlan | None,
-    tables: Sequence[str],
-    original: Sequence[str],
-) -> K:
-    """What is known of sizes, with its content; of a plan, as far as it needs: the rows of small sizes lie first."""
-    stop = None if plan is None else max(_rows_needed(known, selector, plan)) + 1
-    read: dict[str, Any] = {field: container.read(name, stop) for field, name in zip(known.tables, tables, strict=True)}
-    ends = tuple(container.read(name) for name in original)
-    return replace(known, positions=known.positions[:stop], plans=known.plans[:stop], **read, original=ends)
-
-
-def _read_factors(container: Container, layer: StoredLayer, part: Factors) -> Factors:
-    """As many bases of a layer's factors as `part` has, laid out as it is."""
-    pairs = zip(factor_names(layer), as_stored(part), strict=True)
-    rows = from_stored([container.read(name, len(each))[:, : each.shape[1]] for name, each in pairs])
-    return tuple(like(each, found) for each, found in zip(part, rows, strict=True))
-
-
-def _first_bases(whole: Factors, ranks: Ranks) -> Factors:
-    if ranks == kept_ranks(whole):
-        return whole
-    return tuple(part.clone() for part in sliced(whole, ranks))  # lets go of the rest
-
-
-def _weights_at(
-    layer: StoredLayer, runs_as: RunsAs, weight: Tensor, whole: Factors, part: Factors
-) -> dict[str, Tensor]:
-    """W̃ under all the names that the weight has. Of a chain it is used where a smaller size becomes dense.
-
-    `weight` and `whole` count only where the layer is dense; otherwise their shapes do.
-    """
-    if runs_as == "factors":
-        made = dense(part, layer.chain, memory_format_of(weight))
-    else:
-        made = truncated(weight, whole, kept_ranks(part), layer.chain)
-    return {join(path, "weight"): made for path in layer.paths}
+    return tuned
 
 
 def _selector_up_to(selector: RankSelector, plan: RankPlan) -> RankSelector:
@@ -191,29 +225,16 @@ def _largest_chain(layer: LayerCost, ranks: Ranks, measure: str) -> Ranks | None
     return (min(ranks[0], layer.full_ranks[0] - 1, most),)
 
 
-def statistics_at(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
-    """The buffers of batch normalisation that are this size's own, by their keys in the state dict."""
-    found = artifact.statistics.at(plan) if artifact.statistics is not None else None
-    buffers = {
-        join(name, kind): tensor
-        for name, pair in (found or {}).items()
-        for kind, tensor in zip(("running_mean", "running_var"), pair, strict=True)
-    }
-    return {**_under_all_names(artifact, buffers), **buffers}
-
-
-def tuned_at(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
+def tuned_at(artifact: Artifact, tuned: Tuned | None, plan: RankPlan) -> dict[str, Tensor]:
     """The vectors that are this size's own, by their keys in the state dict."""
-    if artifact.tuned is None:
-        return {}
-    tuned = {key: (artifact.state[key], values) for key, values in artifact.tuned.at(plan).items()}
-    return _under_all_names(artifact, {key: v.view(own.shape).to(own.dtype) for key, (own, v) in tuned.items()})
+    found = {} if tuned is None else tuned.interpolated(plan)[0]
+    return {key: values.view(artifact.state[key].shape).to(artifact.state[key].dtype) for key, values in found.items()}
 
 
-def _under_all_names(artifact: Artifact, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def under_all_names(artifact: Artifact, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """These tensors by all keys that the state has for them.
 
     A module or parameter that stands in two places of the tree has two keys, one of which is named.
     """
-    by_tensor = {id(artifact.state[key]): tensor for key, tensor in reversed(list(tensors.items()))}
+    by_tensor = {id(artifact.state[key]): tensor for key, tensor in tensors.items() if key in artifact.state}
     return {key: by_tensor[id(tensor)] for key, tensor in artifact.state.items() if id(tensor) in by_tensor}

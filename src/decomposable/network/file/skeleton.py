@@ -13,7 +13,7 @@ from decomposable.core.layers import Layer
 from decomposable.core.opening import names_of_opened
 from decomposable.core.tracing import shape_of
 from decomposable.models import noted
-from decomposable.network.file.header import DTYPES
+from decomposable.network.file.container import DTYPE_NAMES
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.cost import LayerShape
 
@@ -118,7 +118,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
                 "(extra state, or a hook); allowed: models whose state is their parameters and buffers"
             )
     for key, tensor in own.items():
-        if tensor.layout is not torch.strided or tensor.dtype not in DTYPES.values() or tensor.is_meta:
+        if tensor.layout is not torch.strided or tensor.dtype not in DTYPE_NAMES.values() or tensor.is_meta:
             kind = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
             raise InvalidArgumentError(f"save: '{key}' is {kind}; allowed: plain tensors of a usual type")
     plain: dict[int, Tensor] = {}  # what is one tensor stays one

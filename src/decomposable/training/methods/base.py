@@ -23,9 +23,9 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from decomposable.data.base import Batch
+from decomposable.progress import Report, quiet
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import MethodSettings
-from decomposable_edge.progress import Report, quiet
 
 Closure = Callable[[nn.Module], Tensor]
 
@@ -90,7 +90,7 @@ class Looking(Protocol):
 class Sized(Protocol):
     """A trained network at its sizes: a `DecomposedNet`, or a network of a method that makes sizes in another way."""
 
-    def save(self, path: Any, info: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: Any, info: Mapping[str, Any] | None = None) -> object:
         """Write all sizes to one file."""
 
 
@@ -98,13 +98,17 @@ class Sized(Protocol):
 class HasOwnSizes(Sized, Protocol):
     """A network with a list of sizes of its own, where a decomposed network takes any size."""
 
-    plan: Any
+    def plan(self) -> Any:
+        """Return the current size."""
 
     def offered(self) -> list[tuple[float, Any]]:
         """Return the sizes, each with its part of the MACs."""
 
-    def set_plan_(self, plan: Any) -> Any:
+    def resize_(self, plan: Any, /) -> Any:
         """Take one of them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network at the current size."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

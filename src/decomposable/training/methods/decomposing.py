@@ -10,9 +10,10 @@ from decomposable.core.layers import FilterFn
 from decomposable.core.tracing import on_device_of
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.progress import Progress
 from decomposable.recipes.settings import Settings
 from decomposable.training.methods.base import Material
-from decomposable_edge.progress import Progress
+from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align
 
 
 def decomposed(
@@ -44,8 +45,9 @@ def decomposed(
 
 def calibrate_(net: DecomposedNet, material: Material, settings: Settings) -> None:
     """Statistics for the sizes and the alignments of the settings."""
-    for align in (None, *settings.calibrated_alignments):
-        smallest = net.selector.smallest_cost(net.selector.measure, align or 1)
+    aligns: tuple[Align, ...] = (DEFAULT_ALIGN, *settings.calibrated_alignments)
+    for align in aligns:
+        smallest = net.selector.smallest_cost(net.selector.measure, align)
         least = smallest / net.selector.full_cost(net.selector.measure)
         sizes = [size for size in settings.calibrated_sizes if size >= least] or None
         net.calibrate_(

@@ -145,11 +145,13 @@ class ElasticStep(JointStep):
     def _settle(self, material: Material) -> None:
         """Go by what the images say to the end, in training and afterwards; where they say nothing, by the weights."""
         scores: dict[str, tuple[Scores, ...]] | None = None
+        why = "it is no better on samples that were kept out"
         try:
             scores = scores_by_data(self.joint, self.network.model, self.settings, material)
         except InvalidArgumentError as error:
-            warnings.warn(f"elastic_order={BY_DATA} cannot be had, the weights say the order: {error}", stacklevel=2)
+            why = str(error)
         if scores is None:
+            warnings.warn(f"elastic_order={BY_DATA} is not taken, the weights say the order: {why}", stacklevel=2)
             self.order = BY_WEIGHTS
         else:
             self.joint.criterion = self.network.scores = scores
@@ -180,7 +182,7 @@ def scores_by_data(
         progress=material.progress,
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="data: on ")  # the weights then say the order, as they did so far
+        warnings.filterwarnings("ignore", message="data: on ")  # who asks says it
         try:
             net = by_data()
         except NoGradientError:  # a part of the model runs without

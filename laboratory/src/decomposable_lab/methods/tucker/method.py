@@ -16,11 +16,11 @@ from decomposable.core.factors import memory_format_of
 from decomposable.core.layers import Decomposable, avoid_fast_paths_
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.network.calibration.statistics import tracked_batch_norms
+from decomposable.progress import Tracker
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings, is_one_of
 from decomposable.training.methods.base import Material
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
-from decomposable_edge.progress import Tracker
 from decomposable_lab.methods.base import LineStyle, Rival, Training
 from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics
 from decomposable_lab.methods.tucker import layers as factored

@@ -5,16 +5,14 @@
         └─▶ report(Progress) ─▶ "calibrating: 12 of 60 passes, 17 sizes, 3 min left"     … the one who watches shows
 
 A `Progress` is text, so `print` and `list.append` are reports too; who draws a bar takes its `fraction`. The command
-line shows it by a `ProgressLine`, and so does a function that was given no report, but on a terminal only. How long
-the rest takes is guessed in `pace.py`.
+line shows it by a `ProgressLine`, and so does a function that was given no report, but on a terminal only.
 """
 
 from __future__ import annotations
 
-from decomposable_edge.progress.line import Progress, Report, quiet, within
-from decomposable_edge.progress.pace import as_duration
-from decomposable_edge.progress.showing import ProgressLine, shown
-from decomposable_edge.progress.tracking import InTurn, Steps, Tracker
+from decomposable.progress.line import Progress, Report, as_duration, quiet, within
+from decomposable.progress.showing import ProgressLine, progress_line, shown
+from decomposable.progress.tracking import InTurn, Steps, Tracker
 
 __all__ = [
     "InTurn",
@@ -24,6 +22,7 @@ __all__ = [
     "Steps",
     "Tracker",
     "as_duration",
+    "progress_line",
     "quiet",
     "shown",
     "within",

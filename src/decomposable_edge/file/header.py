@@ -7,32 +7,33 @@ short meanwhile ends the process. What is refused here is at least all that safe
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from typing import Any, Literal
 
-import torch
-
 from decomposable_edge.fields import MOST, MOST_VALUES, Corrupt, Damaged, parse_json, require, values_in
+from decomposable_edge.locks import ForkLock
 
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
-"""What can be stored, by its name in the file."""
+"""What can be stored: the name of a type in a file, and what torch (and numpy, where it has it) calls it."""
 
-DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+"""The other way round."""
 
 MOST_BYTES = 32_000_000
 """Of a header; safetensors itself reads up to 100 million. (A ResNet-50 has 0.7 million.)"""
@@ -45,14 +46,24 @@ _MOST_AXES = 64
 class Entry:
     """One tensor of a file: its type, its shape, and where its bytes begin and end."""
 
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
     start: int
     end: int
 
 
+def itemsize(dtype: str) -> int:
+    """Return how many bytes a number of this type takes.
+
+    >>> itemsize("float32"), itemsize("float8_e5m2"), itemsize("bool")
+    (4, 1, 1)
+    """
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) // 8 if bits else 1
+
+
 def read_header(file: FileIO) -> bytes:
-    """The header with its 8 bytes of length, as it stands there."""
+    """Return the header with its 8 bytes of length, as it stands there."""
     size = os.fstat(file.fileno()).st_size
     require(size >= _LENGTH_BYTES, _not_whole("it is too short for a header"))
     length = int.from_bytes(read_at(file, 0, bytearray(_LENGTH_BYTES)), "little")
@@ -61,16 +72,26 @@ def read_header(file: FileIO) -> bytes:
     return bytes(read_at(file, 0, bytearray(_LENGTH_BYTES + length)))
 
 
+_turns = ForkLock()  # only where the system cannot read at a place
+
+
 def read_at(file: FileIO, place: int, content: bytearray | memoryview) -> bytearray | memoryview:
-    """Fill the content with the bytes from there on."""
-    file.seek(place)
+    """Fill the content with the bytes from there on. Any number of threads may do so."""
     rest = memoryview(content)
     while rest.nbytes:
-        count = file.readinto(rest)  # a system reads so much at a time and no more
+        count = _read_some(file, place, rest)  # a system reads so much at a time and no more
         if not count:
             raise Corrupt(_not_whole("it was cut short while it was read"))
-        rest = rest[count:]
+        rest, place = rest[count:], place + count
     return content
+
+
+def _read_some(file: FileIO, place: int, content: memoryview) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(file.fileno(), [content], place)
+    with _turns:
+        file.seek(place)
+        return file.readinto(content)
 
 
 def parse_header(header: bytes, file_size: int) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -113,7 +134,7 @@ def _entry(name: str, value: object, data: int) -> Entry:
     for size in shape:
         claimed *= max(1, size)  # one that is empty may claim any other extent
         require(claimed < MOST, f"tensor '{name:.80}' has the shape {shape!r:.80}")
-    nbytes = 0 if 0 in shape else claimed * DTYPES[dtype].itemsize
+    nbytes = 0 if 0 in shape else claimed * itemsize(DTYPES[dtype])
     is_right = _are_counts(offsets) and len(offsets) == 2 and offsets[1] - offsets[0] == nbytes
     require(is_right, _not_whole(f"tensor '{name:.80}' of shape {shape!r:.80} has the bytes {offsets!r:.80}"))
     return Entry(DTYPES[dtype], tuple(shape), data + offsets[0], data + offsets[1])

@@ -4,8 +4,64 @@ from __future__ import annotations
 
 import time
 
-from decomposable_edge.progress.line import Progress, Report
-from decomposable_edge.progress.pace import Countdown, Pace
+from decomposable.progress.line import Progress, Report
+
+_HALF_LIFE, _SHARE = 20.0, 0.25  # seconds, or this part of the time so far: what is older counts half
+_SECONDS_TO_JUDGE = 2.0  # before the first guess: what is over sooner needs none
+_SMOOTH = 10.0  # seconds in which what is shown follows a guess
+_SLOWER, _GRACE = 1.5, 5.0  # so many times as long as was shown, and so many seconds more: it has become slower
+
+
+class Pace:
+    """Seconds for a unit of work. The last ones count more: a slow start, or a busy minute, is forgotten."""
+
+    def __init__(self, now: float) -> None:
+        self._begun = self._at = now
+        self._done = self._seconds = self._units = 0.0  # the last two of late
+
+    def left(self, now: float, done: float, total: float) -> float | None:
+        """Return how long the rest takes if it goes on like this; None at the start, when nobody knows."""
+        units, seconds, so_far = done - self._done, now - self._at, now - self._begun
+        if units > 0:
+            kept = 0.5 ** (seconds / max(_HALF_LIFE, _SHARE * so_far))
+            self._seconds, self._units = kept * self._seconds + seconds, kept * self._units + units
+            self._at, self._done, seconds = now, done, 0.0
+        if done >= total:
+            return 0.0
+        if self._units <= 0 or so_far < _SECONDS_TO_JUDGE:
+            return None
+        return max(0.0, (total - done) * self._seconds / self._units - seconds)
+
+
+class Countdown:
+    """The time left as it is shown: it follows the guesses slowly, and does not grow from one to the next.
+
+    It grows only where the work has become so much slower that anything else would be a lie. (tqdm shows the guess
+    itself, which goes up and down.)
+
+    >>> countdown = Countdown()
+    >>> [countdown.shown(now, guess) for now, guess in [(0, 60), (10, 70), (20, 30), (30, 120)]]
+    [60, 60, 30.0, 120]
+    """
+
+    def __init__(self) -> None:
+        self._left: float | None = None  # as it was shown last
+        self._at = 0.0
+
+    def shown(self, now: float, guess: float | None) -> float | None:
+        """Return what to show at a time, given what is guessed then; None as long as there was no guess."""
+        last, passed, self._at = self._left, now - self._at, now
+        if last is None:
+            self._left = guess
+            return guess
+        before = max(0.0, last - passed)
+        if guess is None:
+            self._left = before
+        elif guess <= 0 or guess > _SLOWER * before + _GRACE:
+            self._left = guess
+        else:
+            self._left = min(last, before + (guess - before) * min(1.0, passed / _SMOOTH))
+        return self._left
 
 
 class Tracker:
