@@ -52,9 +52,11 @@ def test_every_room_is_described_and_drawn(room):
 
 
 def test_every_room_has_tests():
-    for package in PACKAGES:
-        tests = (CHECKOUT / "laboratory" if package.name == "decomposable_lab" else CHECKOUT) / "tests"
-        assert set(rooms(package)) <= {path.name for path in tests.iterdir()}
+    library, device, laboratory = map(rooms, PACKAGES)
+    in_order = {path.name for path in (CHECKOUT / "tests").iterdir()}
+    assert {*library, "sizing", "edge"} <= in_order  # what is no sizing on a device is tested as a whole, in edge
+    assert device == ["file", "sizing"]
+    assert set(laboratory) <= {path.name for path in (CHECKOUT / "laboratory" / "tests").iterdir()}
 
 
 def test_every_file_that_it_names_exists():

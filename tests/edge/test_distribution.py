@@ -128,6 +128,7 @@ def environment(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_they_stand_side_by_side_in_any_order_and_are_removed_one_by_one(wheels, environment, tmp_path):
     python = environment / "bin" / "python"
 

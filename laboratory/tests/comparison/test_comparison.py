@@ -535,7 +535,7 @@ def test_without_data_it_says_so_in_one_line_before_it_starts_anything(tmp_path,
     out, err = capsys.readouterr()
     trained = cli.main(["train", "cifar10-resnet20", "--out", str(tmp_path / "out")])
     assert (code, out) == (trained, "")
-    assert err == capsys.readouterr().err.replace("decomposable train", "decomposable-lab compare")
+    assert err == capsys.readouterr().err.replace("decomposable-lab train", "decomposable-lab compare")
     assert err.count("\n") == 1
     assert "--data is needed" in err
     assert list(tmp_path.iterdir()) == []

@@ -195,7 +195,10 @@ def test_ray_is_an_extra(call, tmp_path, monkeypatch):
     options = ("--methods", "plain", "--engine", "ray", "--set", *QUICK)
     code, _, err = call("compare", "digits", "--out", tmp_path / "out", *options)
     assert code == 1
-    assert "Ray is not installed; run in a checkout of decomposable: pip install -c constraints.txt '.[ray]'" in err
+    assert (
+        "Ray is not installed; run in a checkout of decomposable: pip install -c constraints.txt -e './laboratory[ray]'"
+        in err
+    )
 
 
 MORTAL = """

@@ -23,5 +23,9 @@ def test_every_form_and_criterion_has_one_name():
 
 def test_normal_learning_is_one_training_whose_network_is_decomposed_in_every_way():
     assert trainings_of("plain", Settings()) == (Training(curve="base", variants=each_form_and_criterion("base")),)
+    assert list(each_form_and_criterion("base")) == [
+        "base_sp_sv", "base_sp_eng", "base_sp_uni", "base_sp_tay",
+        "base_ch_sv", "base_ch_eng", "base_ch_uni", "base_ch_tay",
+    ]  # fmt: skip
     assert trainings_of("elastic", Settings()) == (Training(curve="elastic"),)
     assert len({style_of(name).color for name in ("plain", "decomposable", "elastic", "trp", "us-net")}) == 5

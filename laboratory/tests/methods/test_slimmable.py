@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from decomposable import models
 from decomposable.network.file.container import read_container
 from decomposable.recipes.settings import Settings
-from decomposable.training import experiment, methods, models
+from decomposable.training import experiment, methods
 from decomposable.training.loop import parameter_groups
 from decomposable.training.methods.base import Material
 from decomposable.training.methods.flat import with_overrides

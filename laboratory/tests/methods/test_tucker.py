@@ -743,7 +743,7 @@ def test_trainings_are_the_grid_for_each_form():
         chosen = with_overrides(settings, training.settings)
         assert chosen.epochs == settings.of(TuckerSettings).tuning_epochs == 15
         assert chosen.learning_rate == chosen.fine_tune_learning_rate
-        assert f"{chosen.vbmf_form}-{training.choice}" == training.folder
+        assert f"{chosen.of(TuckerSettings).vbmf_form}-{training.choice}" == training.folder
         assert chosen.schedule in training.folder
 
 

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from decomposable import models
 from decomposable.network.file.container import read_container
 from decomposable.recipes.settings import Settings
-from decomposable.training import experiment, methods, models
+from decomposable.training import experiment, methods
 from decomposable.training.divergence import DivergedError, WatchedLoss, check_finite
 from decomposable.training.methods.base import Material
 from decomposable.training.methods.flat import with_overrides

@@ -5,10 +5,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from decomposable import models
 from decomposable.core.tracing import trace
 from decomposable.network.file.container import read_container
 from decomposable.recipes.settings import Settings
-from decomposable.training import experiment, methods, models
+from decomposable.training import experiment, methods
 from decomposable.training.devices import seed_everything
 from decomposable.training.methods.base import Material
 from decomposable.training.methods.flat import with_overrides

@@ -35,18 +35,6 @@ def built_by(model: nn.Module) -> dict[str, Any] | None:
     return {"name": note["name"], "arguments": dict(note["arguments"])} if isinstance(note, dict) else None
 
 
-def built_inside(network: nn.Module) -> dict[str, Any] | None:
-    """The note on the model that a method made a network of, for its file; the method says what it changed.
-
-    >>> built_inside(nn.Sequential(noting("resnet20", nn.Sequential(), num_classes=10)))["name"]
-    'resnet20'
-    """
-    note = next((note for module in network.modules() if (note := built_by(module)) is not None), None)
-    ours = ("torch", "decomposable")  # who made a module what it is
-    is_changed = any(is_patched(m) or type(m).__module__.partition(".")[0] not in ours for m in network.modules())
-    return None if note is None else {**note, "is_changed": is_changed}
-
-
 def is_patched(module: nn.Module) -> bool:
     """Whether a module does something else than its class says: it has hooks, or a method of its own.
 

@@ -108,16 +108,6 @@ def macs(module, x):
     return counter.get_total_flops() / 2
 
 
-def test_one_training_has_the_eight_baselines_of_the_paper():
-    (training,) = METHOD.trainings(SETTINGS)
-    assert list(training.variants) == [
-        "base_sp_sv", "base_sp_eng", "base_sp_uni", "base_sp_tay",
-        "base_ch_sv", "base_ch_eng", "base_ch_uni", "base_ch_tay",
-    ]  # fmt: skip
-    assert (training.curve, training.folder, dict(training.settings)) == ("base", "", {})
-    assert training.variants["base_ch_eng"] == {"form": "channel", "criterion": "energy"}
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_is_decomposed_by_its_form_and_criterion(variant):
     net = model()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from decomposable.core.tracing import call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, deep_copy, rewire
-from decomposable.models.origin import built_inside
+from decomposable.models.origin import built_by, is_patched
 from decomposable.network.calibration.statistics import Row, averaged, tracked_batch_norms
 from decomposable.network.file.container import FilePath, as_json, write_container
 from decomposable.network.file.parsing import naming
@@ -173,7 +173,7 @@ class SizedNet(nn.Module):
         description = {
             "kind": KIND,
             "method": self.method,
-            "built_by": built_inside(self._network),
+            "built_by": _built_inside(self._network),
             "structure": as_json("structure", self.structure),
             "sizes": [asdict(size) for size in self.sizes],
             "size": self.sizes.index(self._plan),
@@ -200,6 +200,14 @@ class SizedNet(nn.Module):
         }
         self._take_(self._plan)
         return self
+
+
+def _built_inside(network: nn.Module) -> dict[str, Any] | None:
+    """Return the note on the model that a method made a network of, for its file; the method says what it changed."""
+    note = next((note for module in network.modules() if (note := built_by(module)) is not None), None)
+    ours = ("torch", "decomposable", "decomposable_lab")  # who made a module what it is
+    is_changed = any(is_patched(m) or type(m).__module__.partition(".")[0] not in ours for m in network.modules())
+    return None if note is None else {**note, "is_changed": is_changed}
 
 
 def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Row:
