@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data: {folder} is not a folder (set DECOMPOSABLE_SHARED_DATA to another)")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def without_graphs(monkeypatch):
+    """Most tests save networks that no device opens: by default `net.save` leaves the graph out here, which takes
+    seconds. Tests of the graph say ``onnx=True``, or call `export_any_size`.
+    """
+    decomposed = sys.modules.get("decomposable.network.decomposed")
+    if decomposed is not None:
+        monkeypatch.setitem(decomposed.DecomposedNet.save.__kwdefaults__, "onnx", False)
 
 
 @pytest.fixture
