@@ -11,7 +11,7 @@ from pathlib import Path
 from setuptools import setup
 
 VERSION = re.search(r'__version__ = "(.+)"', Path("src/decomposable_edge/__init__.py").read_text(encoding="utf-8"))[1]
-NEEDED = ["torch>=2.6", "numpy>=1.26", "safetensors>=0.4"]
+NEEDED = ["torch>=2.6", "numpy>=1.26", "safetensors>=0.4", "filelock>=3.20", "tqdm>=4.66"]
 COMMANDS = ["decomposable = decomposable.__main__:main"]
 
 if "editable_wheel" in sys.argv:

@@ -43,7 +43,7 @@ def main() -> None:
     images, labels = evaluated_on(args)
     batches = calibration_batches(args.data, args.images)
     net = dn.decompose(pretrained_resnet20(args.weights), example_input=batches[0][:1]).eval()
-    report = net.calibrate_(batches)
+    report = net.calibrate_(batches, align=1)
     print(f"calibrated {report.sizes} sizes in {report.seconds:.0f} s", flush=True)
     found = measured(net, args.budgets, aligns, batches, images, labels)
     losses = {macs: auto_loss(found, macs) for macs, align in found if align == "auto"}
@@ -78,7 +78,7 @@ def measured(
     cases = [(macs, align) for macs in budgets for align in aligns if macs >= smallest(net, align)]
     for macs, align in cases:
         net_accuracy = evaluated(net, macs, align, images, labels)
-        found[macs, align] = {"used": net.plan.macs_fraction or 0.0, "unrounded_statistics": net_accuracy}
+        found[macs, align] = {"used": net.plan().macs_fraction or 0.0, "unrounded_statistics": net_accuracy}
         print(f"{macs}x, align {align}: {net_accuracy:.2f}", flush=True)
     for align in aligns:
         if align not in (1, "auto"):

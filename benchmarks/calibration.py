@@ -37,7 +37,7 @@ def off_grid(net: DecomposedNet, budget: float) -> float:
     """The budget, or one up to 1.5% larger whose size was not calibrated itself, where there is one."""
     calibrated = {plan.ranks for plan in net.artifact().statistics.plans}
     nearby = [min(1.0, budget * (1 + step / 2000)) for step in range(31)]
-    return next((b for b in nearby if net.selector.choose(macs=b).ranks not in calibrated), budget)
+    return next((b for b in nearby if net.selector.of_size(b, "macs").ranks not in calibrated), budget)
 
 
 def measure(model: nn.Module, batches: list[Tensor], images: Tensor, labels: Tensor, dense: bool) -> dict[str, Any]:

@@ -4,13 +4,23 @@
 
 Bases are found and statistics computed with the same training images, augmented. Accuracy is that of 5,000 other
 training images, or with --test of the test set. `cut_resnet50.py` does the same with a network of ImageNet.
+
+    python benchmarks/cut.py --data cifar-10-batches-bin --weights resnet20.th --judging --measured-with 250 500 2000
+
+tells what it costs that samples which were kept out judge the cut: seconds of the processor of `decompose(data=)` as it
+is, and of one whose samples all measure and which compares nothing. The two take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 from _cifar import accuracy, add_options, augment, load_cifar10, pretrained_resnet20
@@ -18,6 +28,9 @@ from _common import record
 
 import decomposable as dn
 from decomposable import models
+from decomposable.network.descent import Descent
+from decomposable.network.judging import SEARCHED_WITH, JudgedSize
+from decomposable.network.samples import Samples
 from decomposable.training.weights import load_weights_
 
 HELD_OUT = 5000
@@ -36,6 +49,7 @@ def main() -> None:
     parser.add_argument("--test", action="store_true", help="measure on the test set")
     parser.add_argument("--tune", action="store_true", help="then tune scales, shifts and biases, and measure again")
     parser.add_argument("--seed", type=int, default=0, help="of which images, and how augmented")
+    parser.add_argument("--judging", action="store_true", help="measure what judging costs, and nothing else")
     args = parser.parse_args()
     images, labels = load_cifar10(args.data, "train")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(12345))
@@ -49,6 +63,10 @@ def main() -> None:
     generator = torch.Generator().manual_seed(args.seed)
     chosen = kept[torch.randperm(len(kept), generator=generator)[: args.images]]
     batches = [augment(images[part], generator) for part in chosen.split(250)]
+    if args.judging:
+        for count in args.measured_with or [args.images]:
+            time_judging(model, _first(batches, count), count)
+        return
     for criterion in args.criteria:
         for count in args.measured_with or [args.images]:
             start = time.perf_counter()
@@ -88,6 +106,48 @@ def reached(net: dn.DecomposedNet, judged: tuple[torch.Tensor, torch.Tensor]) ->
         net.resize_(macs=size)
         found[f"{size:g}"] = round(accuracy(net, *judged), 2)
     return found
+
+
+def time_judging(model: torch.nn.Module, data: list[torch.Tensor], images: int) -> None:
+    """Seconds with samples that judge, and without."""
+    seconds: dict[str, list[float]] = {"with": [], "without": []}
+    for _ in range(2):
+        start = time.process_time()
+        report = dn.decompose(model, data=data).cut_report
+        seconds["with"].append(round(time.process_time() - start, 1))
+        with nothing_judges():
+            start = time.process_time()
+            dn.decompose(model, data=data)
+            seconds["without"].append(round(time.process_time() - start, 1))
+    assert report is not None
+    ratio = sum(seconds["with"]) / sum(seconds["without"])
+    print(f"{images} images: {ratio:.2f} times the seconds", seconds, flush=True)
+    figures = {"network": "ResNet-20", "images": images, "seconds": seconds, "ratio": round(ratio, 3)}
+    record("cut_judging", {**figures, "report": report.as_dict()})
+
+
+@contextmanager
+def nothing_judges() -> Iterator[None]:
+    """Inside, all samples measure, some of them share a cut out, and nothing is compared."""
+
+    def all_measure(data: list[torch.Tensor], *_: Any) -> Samples:
+        pieces = [piece for batch in data for piece in batch.split(50)]  # as small as those that are dealt out
+        searching = pieces[: -(-SEARCHED_WITH // 50)]
+        return Samples(pieces, searching, sum(map(len, pieces)), sum(map(len, searching)), len(pieces))
+
+    def measured(self: Descent, *args: Any, is_judged: bool) -> frozenset[str]:
+        return original(self, *args, is_judged=False)
+
+    def compared(self: Descent, found: Any, judge: Any, size: float) -> JudgedSize:
+        return JudgedSize(size=size, by_data=0.0, by_weights=1.0)
+
+    original = Descent._measured
+    with (
+        mock.patch.object(import_module("decomposable.network.decompose"), "dealt", all_measure),
+        mock.patch.object(Descent, "_measured", measured),
+        mock.patch.object(Descent, "compared", compared),
+    ):
+        yield
 
 
 def _first(batches: list[torch.Tensor], count: int) -> list[torch.Tensor]:

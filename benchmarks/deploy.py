@@ -60,13 +60,13 @@ def measure(case: Case, args: argparse.Namespace, folder: Path) -> dict[str, Any
     torch.manual_seed(0)
     model = dn.models.build(case.model, num_classes=case.classes).eval()
     net = dn.decompose(model, torch.zeros(2, 3, case.pixels, case.pixels), form=args.form)
-    asked: dict[str, dict[str, Any]] = {"dense": {"macs": 1.0}, "unrounded": {"macs": case.macs}}
+    asked: dict[str, dict[str, Any]] = {"dense": {"macs": 1.0}, "unrounded": {"macs": case.macs, "align": 1}}
     asked.update({f"align {align}": {"macs": case.macs, "align": align} for align in args.align})
     sessions, found = {}, {}
     for name, size in asked.items():
         report = dn.export_onnx(net, folder / "net.onnx", **size)
         sessions[name] = onnx_session(folder / "net.onnx", args.threads)
-        found[name] = {"macs": net.selector.choose(**size).macs_fraction, "difference": report.largest_difference}
+        found[name] = {"macs": net.plan(**size).macs_fraction, "difference": report.largest_difference}
         (folder / "net.onnx").unlink()
     figures: dict[str, Any] = {"sizes": found}
     print(f"{case.model}, {case.pixels}x{case.pixels}, {case.macs}x MACs, {args.threads} threads:")

@@ -15,7 +15,7 @@ import torch
 from decomposable import recipes
 from decomposable.data.base import Images, InMemory
 from decomposable.data.python_text import Text
-from decomposable.methods.settings import Settings
+from decomposable.recipes.settings import Settings
 from decomposable.recipes.small import CIFAR10_RESNET20, FASHION_MNIST, cifar10_resnet20
 from decomposable.recipes.small import fashion as whole_fashion
 from decomposable.recipes.transformers import TEXT, VIT, TextSettings, cifar10_vit, python_text_lm

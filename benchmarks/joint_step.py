@@ -22,7 +22,7 @@ from _common import interleave, record, verdict
 from torch import nn
 
 from decomposable import JointObjective, models
-from decomposable.methods.elastic import TURNS, ElasticSettings
+from decomposable.training.methods.elastic import TURNS, ElasticSettings
 
 RATIO, ELASTIC = (0.01, 0.5), ElasticSettings()
 STEPS = 1 + TURNS

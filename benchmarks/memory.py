@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from _common import record
 
 import decomposable as dn
-from decomposable.training.devices import keep_freed_memory
+from decomposable_edge.machine import keep_freed_memory
 
 WAYS = ("as it is", "kept")
 

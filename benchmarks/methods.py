@@ -17,10 +17,11 @@ import torch
 from _common import interleave, record, verdict
 from torch import nn
 
-from decomposable import decompose, methods, models
-from decomposable.methods.elastic import TURNS
-from decomposable.methods.settings import Settings
+from decomposable import decompose, models
 from decomposable.recipes.paper import CIFAR100
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods
+from decomposable.training.methods.elastic import TURNS
 
 ROUNDS = 8
 REFRESH = (1, 8, 32, 128)

@@ -1,4 +1,4 @@
-"""Everything that `compare --exhibit all --scale paper` trains and measures, for a few steps each, on made-up images.
+"""All that `decomposable-lab exhibits all --scale paper` trains and measures, for a few steps each, on made-up images.
 
 The networks, methods and exhibits are the paper's; the images are noise and few, there is one seed, and of each sweep
 and grid the first value. So nothing is learnt: it shows that at this scale everything runs, and what it takes here.
@@ -17,13 +17,13 @@ import numpy as np
 from _common import record
 from PIL import Image
 
-from decomposable.comparison.exhibits import running
-from decomposable.comparison.exhibits.catalogue import EXHIBITS
-from decomposable.comparison.exhibits.scales import PAPER, Group
-from decomposable.comparison.running import How
-from decomposable.comparison.watching import Watchers
+from decomposable.progress import ProgressLine
 from decomposable_edge.files import write_atomically
-from decomposable_edge.progress import ProgressLine
+from decomposable_lab.comparison.running import How
+from decomposable_lab.comparison.watching import Watchers
+from decomposable_lab.exhibits import running
+from decomposable_lab.exhibits.catalogue import EXHIBITS
+from decomposable_lab.exhibits.scales import PAPER, Group
 
 CLASSES = 2  # of ImageNet's thousand
 FEW = {

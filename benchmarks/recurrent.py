@@ -87,7 +87,7 @@ def main() -> None:
     options = parser.parse_args()
     model = network(options.weights)
     net = dn.decompose(model, torch.randn(1, FRAMES, MELS))
-    small = net.extract(net.choose(macs=options.size))
+    small = net.extract(net.plan(macs=options.size))
     cases = [(batch, gradient) for batch in (1, 16) for gradient in (False, True)]
     times = [running(model, small, batch, options.repeats, gradient=gradient) for batch, gradient in cases]
     with tempfile.TemporaryDirectory() as folder:

@@ -16,9 +16,9 @@ from _common import record
 
 import decomposable as dn
 from decomposable import recipes
-from decomposable.methods.settings import from_plain
 from decomposable.training.evaluation import accuracy
 from decomposable.training.finishing import material_for
+from decomposable.training.methods.flat import from_plain
 
 SIZES = (0.5, 0.35, 0.25, 0.2, 0.15, 0.1)
 

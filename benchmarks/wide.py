@@ -29,8 +29,8 @@ from _common import record
 from torch import Tensor, nn
 
 import decomposable as dn
-from decomposable.methods.elastic import TURNS, ElasticSettings
 from decomposable.training.loop import parameter_groups
+from decomposable.training.methods.elastic import TURNS, ElasticSettings
 
 SIZES = (1.0, 0.5, 0.35, 0.25, 0.15, 0.1, 0.07, 0.05)
 HELD_OUT, KEPT_EVERY = 5000, 20

@@ -56,7 +56,7 @@ def network() -> nn.Module:
 
 
 # What the recipe runs with unless `--set` says otherwise; all that is not named here is the paper's for CIFAR.
-SETTINGS = dn.Settings(
+SETTINGS = dn.recipes.Settings(
     epochs=4,
     batch_size=32,
     schedule="cosine",
@@ -65,9 +65,9 @@ SETTINGS = dn.Settings(
 )
 
 
-def stripes(data: Path | None, settings: dn.Settings = SETTINGS) -> dn.Task:
+def stripes(data: Path | None, settings: dn.recipes.Settings = SETTINGS) -> dn.recipes.Task:
     """A recipe: a function of the folder given with --data (not needed here) and the settings."""
-    return dn.Task(
+    return dn.recipes.Task(
         build_model=network,
         load_data=lambda: FromDatasets(classes=CLASSES, train=Stripes(512, seed=0), test=Stripes(256, seed=1)),
     )

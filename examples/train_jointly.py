@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import decomposable as dn
+from decomposable.core.joint import Losses
 
 
 class SmallNet(nn.Module):
@@ -37,7 +38,7 @@ def make_batch(size: int = 64) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def step(joint: dn.JointObjective, optimizer: torch.optim.Optimizer, *batches: tuple[Tensor, Tensor]) -> dn.Losses:
+def step(joint: dn.JointObjective, optimizer: torch.optim.Optimizer, *batches: tuple[Tensor, Tensor]) -> Losses:
     """One update; the losses of its last batch come back. The gradients of several batches accumulate as usual."""
     optimizer.zero_grad()
     for x, y in batches:

@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from decomposable.comparison.exhibits.catalogue import EXHIBITS
-from decomposable.comparison.report.verdicts import VERDICTS
+from decomposable_lab.exhibits.catalogue import EXHIBITS
+from decomposable_lab.report.verdicts import VERDICTS
 
 
 def counted(found: list[tuple[bool, str]]) -> str:

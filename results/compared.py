@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from decomposable.commands.compare import as_text
-from decomposable.comparison.figure import draw
-from decomposable.comparison.results import mean_over_seeds
 from decomposable_edge.files import write_atomically
+from decomposable_lab.commands.compare import as_text
+from decomposable_lab.comparison.figure import draw
+from decomposable_lab.comparison.results import mean_over_seeds
 
 
 def method_of(record: dict[str, Any]) -> str:

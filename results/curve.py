@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from decomposable.comparison.figure import Curve, draw_curves
+from decomposable.commands.figure import Curve, draw_curves
 from decomposable_edge.files import write_atomically
 
 TICKS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1)

@@ -1,4 +1,4 @@
-"""docs/architecture.md draws the package as it is."""
+"""docs/architecture.md draws the packages as they are."""
 
 import ast
 import re
@@ -6,45 +6,67 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from decomposable.moved import MOVED
+
+import decomposable
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PACKAGE = CHECKOUT / "src" / "decomposable"
+PACKAGES = (PACKAGE, CHECKOUT / "src" / "decomposable_edge", CHECKOUT / "laboratory" / "src" / "decomposable_lab")
 PAGE = (CHECKOUT / "docs" / "architecture.md").read_text(encoding="utf-8")
-ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
-MOST_FLAT = 14
+MOST_NAMES = 14
 
 FILE = r"`((?:\w+/)+\w+\.py)`"
 STEPS = re.findall(r"^\| `([\w/]+\.py)` \| ([^|]+) \|", PAGE, flags=re.MULTILINE)
 ADDITIONS = re.findall(r"^\*\*(A [a-z ]+)\*\*.*?(\d+) files(.*?)(?=^\*\*A |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_few_modules_lie_flat_at_the_top():
-    flat = sorted(path.name for path in PACKAGE.glob("*.py"))
-    assert len(flat) <= MOST_FLAT, flat
+def rooms(package):
+    """The folders of a package that are packages themselves."""
+    return sorted(path.parent.name for path in package.glob("*/__init__.py"))
 
 
-@pytest.mark.parametrize("room", ROOMS)
+def place_of(path):
+    """Where a file is that the page names: in the library, or in the package that it begins with."""
+    return next((base / path for base in (PACKAGE, *(p.parent for p in PACKAGES)) if (base / path).is_file()), None)
+
+
+def test_the_library_shows_about_a_dozen_names():
+    names = [name for name in dir(decomposable) if not name.startswith("_")]
+    assert names == sorted(decomposable.__all__)
+    assert len(names) <= MOST_NAMES
+    assert all(getattr(decomposable, name) is not None for name in names)
+    assert sorted(path.name for path in PACKAGE.glob("*.py")) == ["__init__.py", "__main__.py"]
+
+
+@pytest.mark.parametrize(
+    "room",
+    [(package, room) for package in PACKAGES for room in rooms(package)],
+    ids=lambda room: f"{room[0].name}/{room[1]}",
+)
 def test_every_room_is_described_and_drawn(room):
-    assert f"| `{room}/` |" in PAGE
+    package, name = room
+    part = PAGE[PAGE.index(f"**`{package.name}`**") :]
+    assert f"| `{name}/` |" in part
     picture = ET.parse(CHECKOUT / "docs" / "architecture.svg")
-    assert f"{room}/" in {element.text for element in picture.iter() if element.tag.endswith("text")}
+    assert f"{name}/" in {element.text for element in picture.iter() if element.tag.endswith("text")}
 
 
 def test_every_room_has_tests():
-    assert set(ROOMS) <= {path.name for path in (CHECKOUT / "tests").iterdir()}
+    for package in PACKAGES:
+        tests = (CHECKOUT / "laboratory" if package.name == "decomposable_lab" else CHECKOUT) / "tests"
+        assert set(rooms(package)) <= {path.name for path in tests.iterdir()}
 
 
 def test_every_file_that_it_names_exists():
     named = {path for path in re.findall(FILE, PAGE) if "NAME" not in path}
     assert len(named) > 20
-    assert [path for path in sorted(named) if not (PACKAGE / path).is_file()] == []
+    assert [path for path in sorted(named) if place_of(path) is None] == []
 
 
 def test_every_function_on_the_two_walks_is_where_it_says():
     assert len(STEPS) > 20
     for path, functions in STEPS:
-        text = (PACKAGE / path).read_text(encoding="utf-8")
+        text = place_of(path).read_text(encoding="utf-8")
         for name in re.findall(r"`([\w.]+)`", functions):
             *_, last = name.split(".")
             assert re.search(rf"^\s*(def|class) {last}\b", text, flags=re.MULTILINE), f"{path} has no {name}"
@@ -75,13 +97,12 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 
 @pytest.mark.parametrize("module", MODULES)
 def test_inside_the_package_names_are_imported_from_where_they_live(module):
-    """The public names and the old paths are found at run time, where the contract of the imports does not see them."""
+    """The public names are found at run time, where the contract of the imports does not see them."""
     names = imported_by(ast.parse((PACKAGE / module).read_text(encoding="utf-8")))
     assert "decomposable" not in names or module == SHOWS_THE_PUBLIC_NAMES
     at_the_top = {name.split(".")[1] for name in names if name.startswith("decomposable.")}
-    flat = {path.stem for path in PACKAGE.glob("*.py")}
-    assert at_the_top <= {*ROOMS, *flat, "__version__"}
-    assert [name for name in names for old in MOVED if f"{name}.".startswith(f"{old}.")] == []
+    assert at_the_top <= {*rooms(PACKAGE), "__version__"}
+    assert not any(name.split(".")[0] == "decomposable_lab" for name in names)
 
 
 @pytest.mark.parametrize(("what", "count", "text"), ADDITIONS, ids=[what for what, *_ in ADDITIONS])

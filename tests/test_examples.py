@@ -1,6 +1,5 @@
 import os
 import re
-import shlex
 import subprocess
 import sys
 import warnings
@@ -11,12 +10,18 @@ import torch
 
 import decomposable as dn
 from decomposable.commands import main as cli
-from decomposable.methods import METHODS
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((CHECKOUT / "examples").glob("*.py"))
-PAGES = sorted((CHECKOUT / "docs").glob("*.md"))
-READMES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", CHECKOUT / "results" / "README.md"]
+ALL_PAGES = sorted((CHECKOUT / "docs").glob("*.md"))
+OF_THE_LABORATORY = ("compare.md", "paper.md", "machines.md")  # laboratory/tests/test_pages.py runs them
+PAGES = [path for path in ALL_PAGES if path.name not in OF_THE_LABORATORY]
+READMES = [
+    CHECKOUT / "README.md",
+    CHECKOUT / "CONTRIBUTING.md",
+    CHECKOUT / "results" / "README.md",
+    CHECKOUT / "laboratory" / "README.md",
+]
 SOURCE = Path(dn.__file__).parents[1]
 
 
@@ -61,26 +66,6 @@ def test_what_was_extracted_and_saved_is_loaded_again(tmp_path):
     assert (tmp_path / "small.pt").stat().st_size > 0
 
 
-def run_python_of(path):
-    """The blocks one after the other, as a reader would type them; ```python notest is for what cannot run here."""
-    text = path.read_text(encoding="utf-8")
-    namespace = {"__name__": "page"}
-    for block in re.finditer(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
-        first_line = text.count("\n", 0, block.start(1))
-        code = compile("\n" * first_line + block[1], str(path), "exec")  # so that an error names the page's line
-        exec(code, namespace)
-    return namespace
-
-
-@pytest.fixture(autouse=True)
-def registered_methods():
-    """Those that a page adds are gone after it."""
-    before = dict(METHODS)
-    yield
-    METHODS.clear()
-    METHODS.update(before)
-
-
 SLOW_PAGES = ("deploy.md",)  # what it does is also done by tests/export, tests/edge and the Python of the README
 
 
@@ -90,19 +75,19 @@ SLOW_PAGES = ("deploy.md",)  # what it does is also done by tests/export, tests/
     ids=lambda path: path.name,
 )
 @pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:transformers")
-def test_python_of_a_page_runs(path):
+def test_python_of_a_page_runs(path, pages):
     if path.name in NEEDS:
         pytest.importorskip(NEEDS[path.name], reason=f"the extra for {path.name} is not installed")
-    run_python_of(path)
+    pages.run_python_of(path)
 
 
-def test_python_of_the_readme_runs_as_printed_from_imports_to_output(tmp_path, monkeypatch, capsys):
+def test_python_of_the_readme_runs_as_printed_from_imports_to_output(tmp_path, monkeypatch, capsys, pages):
     """Without a warning, and what it prints is what the page shows, up to what another processor rounds otherwise."""
     readme = CHECKOUT / "README.md"
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", module="decomposable")
-        namespace = run_python_of(readme)
+        namespace = pages.run_python_of(readme)
     shown = re.search(r"^```text\n(.*?)^```$", readme.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)[1]
     printed = capsys.readouterr().out
     number = r"[\d.]+(?=%)"
@@ -115,34 +100,27 @@ def test_python_of_the_readme_runs_as_printed_from_imports_to_output(tmp_path, m
     assert (torch.from_numpy(namespace["y"]).argmax(1) == net(images).argmax(1)).float().mean() > 0.99
 
 
-def commands_of(path):
-    """The lines of ```sh blocks; a plain ``` block is for what cannot run here."""
-    for block in re.findall(r"^```sh\n(.*?)^```$", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE):
-        for line in block.splitlines():
-            program, *arguments = shlex.split(line)
-            assert program == "decomposable"
-            yield arguments
-
-
 WITH_COMMANDS = [path for path in PAGES if "```sh" in path.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.name)
-def test_commands_of_a_page_are_understood(path):
-    for arguments in commands_of(path):
-        assert cli.build_parser().parse_args(arguments).verb_name == arguments[0]
+def test_commands_of_a_page_are_understood(path, pages):
+    parser = cli.build_parser("decomposable", "", cli.VERBS, example="")
+    for program, *arguments in pages.commands_of(path):
+        assert program == "decomposable"
+        assert parser.parse_args(arguments).verb_name == arguments[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.name)
-def test_commands_of_a_page_work(path, tmp_path, monkeypatch, capsys):
+def test_commands_of_a_page_work(path, tmp_path, monkeypatch, capsys, pages):
     """One after the other in one folder."""
     monkeypatch.chdir(tmp_path)
-    for arguments in commands_of(path):
+    for _, *arguments in pages.commands_of(path):
         assert cli.main(arguments) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", [*PAGES, *READMES], ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("path", [*ALL_PAGES, *READMES], ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_links_of_a_page_lead_somewhere(path):
     text = path.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable_edge import files
+from decomposable_edge import files, locks
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -188,3 +188,40 @@ def test_processes_that_save_one_file_at_once_leave_a_whole_one_and_nothing_else
     assert [process.wait() for process in processes] == [0, 0, 0]
     assert path.read_bytes() in [letter * 100_000 for letter in (b"a", b"b", b"c")]
     assert list(tmp_path.iterdir()) == [path]
+
+
+HOLDER = """
+import os, signal, sys, time
+from pathlib import Path
+from decomposable_edge.locks import holding
+
+with holding(Path(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_lock_goes_with_the_process_that_was_killed_though_its_child_lives(tmp_path):
+    path = tmp_path / ".lock"
+    process = subprocess.run([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.returncode == -signal.SIGKILL
+        assert path.exists()
+        with locks.holding(path, wait=False):
+            pass
+    finally:
+        os.kill(int(process.stdout), signal.SIGKILL)
+    assert not path.exists()
+
+
+def test_who_does_not_wait_for_a_lock_is_told(tmp_path):
+    refused = pytest.raises(BlockingIOError)
+    with locks.holding(tmp_path / ".lock"), refused, locks.holding(tmp_path / ".lock", wait=False):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -9,47 +9,31 @@ from decomposable_edge import __version__ as __version__
 
 # Loaded on first use, so that a command answers --help at once.
 _HOME = {
-    "ArtifactError": "decomposable_edge.errors",
     "DecomposableError": "decomposable_edge.errors",
     "DecomposedNet": "decomposable.network.decomposed",
     "JointObjective": "decomposable.core.joint",
-    "Losses": "decomposable.core.joint",
     "RankPlan": "decomposable_edge.sizing.plans",
-    "Settings": "decomposable.methods.settings",
-    "Task": "decomposable.recipes",
-    "Taylor": "decomposable.core.factors",
-    "SizedNet": "decomposable.network.sized",
-    "analysis": "decomposable.analysis",
-    "compare": "decomposable.comparison",
     "decompose": "decomposable.network.decompose",
     "export_any_size": "decomposable.export.any_size",
     "export_onnx": "decomposable.export.one_size",
     "export_torch": "decomposable.export.one_size",
-    "load": "decomposable.methods.loading",
+    "load": "decomposable.network.loading",
     "models": "decomposable.models",
     "recipes": "decomposable.recipes",
     "train": "decomposable.training.experiment",
 }
 
 if TYPE_CHECKING:
-    from decomposable import analysis as analysis
     from decomposable import models as models
     from decomposable import recipes as recipes
-    from decomposable.comparison import compare as compare
-    from decomposable.core.factors import Taylor as Taylor
     from decomposable.core.joint import JointObjective as JointObjective
-    from decomposable.core.joint import Losses as Losses
     from decomposable.export.any_size import export_any_size as export_any_size
     from decomposable.export.one_size import export_onnx as export_onnx
     from decomposable.export.one_size import export_torch as export_torch
-    from decomposable.methods.loading import load as load
-    from decomposable.methods.settings import Settings as Settings
     from decomposable.network.decompose import decompose as decompose
     from decomposable.network.decomposed import DecomposedNet as DecomposedNet
-    from decomposable.network.sized import SizedNet as SizedNet
-    from decomposable.recipes import Task as Task
+    from decomposable.network.loading import load as load
     from decomposable.training.experiment import train as train
-    from decomposable_edge.errors import ArtifactError as ArtifactError
     from decomposable_edge.errors import DecomposableError as DecomposableError
     from decomposable_edge.sizing.plans import RankPlan as RankPlan
 
@@ -64,4 +48,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return [*__all__, "__version__"]

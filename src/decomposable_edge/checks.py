@@ -25,14 +25,14 @@ def check_ratio(option: str, value: float) -> float:
     """A rank ratio Z in (0, 1]."""
     if is_number(value) and 0 < value <= 1:
         return float(value)
-    raise InvalidArgumentError(f"{option}={value!r}; allowed: a number in (0, 1]")
+    raise InvalidArgumentError.about(option, value, "a number in (0, 1]")
 
 
 def check_count(option: str, value: object) -> int:
     """A whole number from 1."""
     if is_integer(value) and value >= 1:
         return int(value)
-    raise InvalidArgumentError(f"{option}={value!r}; allowed: an int of at least 1")
+    raise InvalidArgumentError.about(option, value, "an int of at least 1")
 
 
 def only_one(given: Mapping[str, Value], refusal: str) -> tuple[str, Value]:

@@ -79,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
             "--align",
             metavar="N",
             type=alignment,
-            default="auto",
             help="round ranks to multiples of N; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
             f"measured: {best} (default: auto)",
         )
@@ -166,13 +165,14 @@ def _timed_table(entry: Entry) -> str:
 def _run(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in ("macs", "params", "ratio")}
     size: dict[str, Any] = {k: parse_size(f"--{k}", text) for k, text in given.items() if text is not None}
-    if options.latency_ms is not None:
-        size["latency_ms"] = options.latency_ms
+    for name in ("latency_ms", "align"):
+        if getattr(options, name) is not None:
+            size[name] = getattr(options, name)
     x = read_arrays(options.input)
     if options.out.suffix not in (".npy", ".npz"):
         raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy or .npz")
     with showing_warnings(f"{PROGRAM} run"):
-        session = AnySizeSession(options.file, **size, align=options.align, threads=options.threads)
+        session = AnySizeSession(options.file, **size, threads=options.threads)
     if options.out.suffix == ".npy" and len(session.outputs) > 1:
         raise InvalidArgumentError(
             f"-o {options.out}: the network has {len(session.outputs)} outputs; allowed: .npz, which holds several"
@@ -185,7 +185,7 @@ def _run(options: argparse.Namespace) -> None:
         else:
             np.save(file, found, allow_pickle=False)
     made = "; ".join(f"{' × '.join(map(str, y.shape))}, {y.dtype}" for y in outputs.values())
-    _say(f"{options.out}: {made}, at {session!r}, {described(session.plan.align)}")
+    _say(f"{options.out}: {made}, at {session!r}, {described(session.plan().align)}")
 
 
 def _save_all(file: BinaryIO, arrays: Mapping[str, Array]) -> None:

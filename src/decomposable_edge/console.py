@@ -16,7 +16,6 @@ from typing import NoReturn
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.interrupts import Interrupted
 from decomposable_edge.machine import most_threads
-from decomposable_edge.progress import ProgressLine
 from decomposable_edge.text import printable
 
 OK, FAILED, CALLED_WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -94,11 +93,6 @@ class Verb:
     if_interrupted: str = ""  # how to go on
 
 
-def progress_line(options: argparse.Namespace) -> ProgressLine:
-    """What shows the progress of a verb, as `-q` and `-v` ask for; in a `with`, it is wiped at the end."""
-    return ProgressLine(is_quiet=options.quiet, is_verbose=options.verbose)
-
-
 def answer(options: argparse.Namespace, content: object, *lines: str | None) -> None:
     """Print what a verb found: as JSON where `--json` asks for it, else as lines of text; None is no line."""
     print(json.dumps(content) if options.json else "\n".join(line for line in lines if line is not None))
@@ -157,8 +151,7 @@ MOST_ALIGN, MOST_BATCH, MOST_SECONDS = 1 << 16, 1 << 20, 86_400
 _MULTIPLES = f"an int of at least 1, such as 8, and at most {MOST_ALIGN}"
 batch_size = _whole(MOST_BATCH, f"a whole number from 1 to {MOST_BATCH:,}")
 threads = _whole(most_threads(), f"a whole number from 1 to {most_threads()}, 4 for each core")
-multiple = _whole(MOST_ALIGN, _MULTIPLES)  # to which ranks are rounded; the next two, with words for it
-rounding = _whole(MOST_ALIGN, f"{_MULTIPLES}; or auto", "auto")
+rounding = _whole(MOST_ALIGN, f"{_MULTIPLES}; or auto", "auto")  # what ranks are rounded to
 alignment = _whole(MOST_ALIGN, f"{_MULTIPLES}; or auto or measured", "auto", "measured")
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from decomposable_edge.text import printable
+
+if TYPE_CHECKING:  # the device's package needs numpy alone
+    from typing_extensions import Self
 
 
 class DecomposableError(Exception):
@@ -17,15 +21,40 @@ class DecomposableError(Exception):
 
 
 class InvalidArgumentError(DecomposableError, ValueError):
-    """An option or argument has a value that is not allowed."""
+    """An option or argument has a value that is not allowed.
+
+    `option`, `came` and `allowed` say for programs what the message says for people; None where it is not known.
+    """
+
+    option: str | None = None
+    came: object = None
+    allowed: str | None = None
+
+    @classmethod
+    def about(cls, option: str, came: object, allowed: str, text: str | None = None) -> Self:
+        """Return the error of an option, with these attributes; `text` takes the place of the usual message.
+
+        >>> InvalidArgumentError.about("macs", 2.5, "a fraction in (0, 1]")
+        InvalidArgumentError('macs=2.5; allowed: a fraction in (0, 1]')
+        """
+        error = cls(f"{option}={came!r}; allowed: {allowed}" if text is None else text)
+        error.option, error.came, error.allowed = option, came, allowed
+        return error
+
+
+class UnknownOptionError(InvalidArgumentError, TypeError):
+    """A keyword was given that the function does not have: also a `TypeError`, as Python's own."""
 
 
 class SettingError(InvalidArgumentError):
     """A setting has a value that is not allowed; a command may name the option that it was given by."""
 
+    allowed: str
+
     def __init__(self, name: str, value: str, allowed: str) -> None:
         super().__init__(f"{name}={value}; allowed: {allowed}")
         self.name, self.value, self.allowed = name, value, allowed
+        self.option, self.came = name, value
 
     def __reduce__(self) -> tuple[type[SettingError], tuple[str, str, str]]:
         return SettingError, (self.name, self.value, self.allowed)
@@ -43,13 +72,6 @@ class BudgetError(InvalidArgumentError):
     """A size was asked for that the network cannot have; `smallest` is the smallest part that it can, where known."""
 
     smallest: float | None = None
-
-    @classmethod
-    def of(cls, text: str, smallest: float) -> BudgetError:
-        """The error, with the size that there could be."""
-        error = cls(text)
-        error.smallest = smallest
-        return error
 
 
 class NonFiniteError(DecomposableError, ValueError):
@@ -81,18 +103,22 @@ class MissingExtraError(DecomposableError, ImportError):
     """An optional package is needed and not installed."""
 
     @classmethod
-    def of(cls, package: str, extra: str) -> MissingExtraError:
-        """The error that says how to install the package."""
-        return cls(f"{package} is not installed; run {how_to_install(extra)}")
+    def of(cls, package: str, extra: str, folder: str = ".") -> MissingExtraError:
+        """Return the error that says how to install the package."""
+        return cls(f"{package} is not installed; run {how_to_install(extra, folder)}")
 
 
-def how_to_install(extra: str) -> str:
-    """The command that installs an extra. It is said here and in docs/index.md, for a release to change.
+def how_to_install(extra: str, folder: str = ".") -> str:
+    """Return the command that installs an extra. It is said here and in docs/index.md, for a release to change.
 
     >>> how_to_install("onnx")
-    "in a checkout of decomposable: pip install -c constraints.txt '.[onnx]'"
+    "in a checkout of decomposable: pip install -c constraints.txt -e '.[onnx]'"
     """
-    return f"in a checkout of decomposable: pip install -c constraints.txt '.[{extra}]'"
+    return f"in a checkout of decomposable: pip install -c constraints.txt -e '{folder}[{extra}]'"
+
+
+LABORATORY = "decomposable-lab (in a checkout of decomposable: pip install -c constraints.txt -e ./laboratory)"
+"""What is no part of the library, and how to install it."""
 
 
 @contextmanager

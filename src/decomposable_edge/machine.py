@@ -40,10 +40,10 @@ _KEPT_BYTES, _LARGEST_KEPT = 1 << 30, 1 << 25  # glibc takes no larger block fro
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it frees, for its next tensors; whether it does. For a program of one's own.
+    """Let this process keep what it frees, for its next tensors; return whether it does. For a program of one's own.
 
     Else every activation comes from the system as fresh pages, a calibration's by the million, and each has to be
-    cleared first. Only glibc has this (Linux); elsewhere nothing changes.
+    cleared first: a fifth of a small network's step (benchmarks/memory.py). Only glibc has this (Linux).
     """
     mallopt = None if os.name != "posix" else getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -14,10 +14,10 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -30,13 +30,16 @@ from decomposable_edge.locks import ForkLock
 from decomposable_edge.network import Port, StoredNetwork, open_network
 from decomposable_edge.onnx_model import Array
 from decomposable_edge.onnx_runtime import RuntimeOptions, onnx_runtime
-from decomposable_edge.sizing.chain import Rank
-from decomposable_edge.sizing.interpolation import NOT_CALIBRATED
+from decomposable_edge.sizing.interpolation import with_warning
 from decomposable_edge.sizing.latency import LatencyProfile, choose_timed
-from decomposable_edge.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest, plan_or_request
 from decomposable_edge.sizing.ranks import RankSelector
+from decomposable_edge.sizing.rounding import DEFAULT_ALIGN
 from decomposable_edge.sizing.sweep import Runs, sweep
 from decomposable_edge.text import one_line
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 ort = onnx_runtime()
 _ORT = "onnxruntime"
@@ -78,15 +81,14 @@ class AnySizeSession:
 
     Args:
         path: the file.
-        macs: the size to start with, as in `resize`, which takes `params`, `ratio`, `ranks` and `latency_ms` too; by
-            default the full one.
-        align, batch: what ranks are rounded to, and which measured batch counts, as in `resize`.
         threads: how many threads work on one request; by default OMP_NUM_THREADS, as in PyTorch, or else one for each
             core.
         providers: ONNX Runtime's execution providers, best first; by default its CPU.
         session_options: a function that makes an ``onnxruntime.SessionOptions``, called for every size; where
             `threads` is not given, its first one says how many.
         keep: of how many recent sizes the sessions are kept, so that going back to one takes no time.
+        macs, params, ratio, ranks, latency_ms, align, batch: the size to start with, as in `resize`; by default the
+            full one.
 
     Example::
 
@@ -99,37 +101,23 @@ class AnySizeSession:
         self,
         path: str | os.PathLike[str],
         *,
-        macs: float | None = None,
-        params: float | None = None,
-        ratio: float | None = None,
-        ranks: Mapping[str, Rank] | None = None,
-        latency_ms: float | None = None,
-        align: int | str | None = "auto",
-        batch: int | None = None,
         threads: int | None = None,
         providers: Sequence[Any] | None = None,
         session_options: Callable[[], Any] | None = None,
         keep: int = 4,
+        **size: Unpack[SizeKeywords],
     ) -> None:
+        request = SizeRequest.of("AnySizeSession", size, "threads", "providers", "session_options", "keep")
         self._keep = check_count("keep", keep)
         self._options = RuntimeOptions.of(threads, providers, session_options)
         self._bundle: StoredNetwork = open_network(path)
         self._latency: LatencyProfile | None = None
         self._kept: OrderedDict[Any, _Size] = OrderedDict()
         self._lock = ForkLock()  # one resize at a time; runs take no lock
-        request = SizeRequest(
-            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-        )
-        is_given = request.given() not in ({}, {"align": "auto"})
-        plan = self._choose(request) if is_given else self.selector.full_plan()
+        plan = self._with_warning(self._plan_for(request) if request.given() else self.selector.full_plan())
         self._has_warned = False
-        self._warn_if_not_calibrated(plan)
+        self._warn_once(plan)
         self._in_force: _Size = self._size_of(plan)
-
-    @property
-    def plan(self) -> RankPlan:
-        """The size in force."""
-        return self._in_force.plan
 
     @property
     def path(self) -> Path:
@@ -138,7 +126,7 @@ class AnySizeSession:
 
     @property
     def selector(self) -> RankSelector:
-        """What chooses sizes; `selector.choose(macs=...)` tells a plan without taking it."""
+        """What all sizes are prefixes of, and what they cost; `plan` tells the plan of a size."""
         return self._bundle.selector
 
     @property
@@ -179,7 +167,7 @@ class AnySizeSession:
         *,
         batch: int = 1,
         seconds: float = 10.0,
-        align: int | str | None = "auto",
+        align: int | str = DEFAULT_ALIGN,
     ) -> LatencyProfile:
         """Time the full size and others on this device; ``resize(latency_ms=...)`` knows them from now on.
 
@@ -218,40 +206,41 @@ class AnySizeSession:
         with self._lock:
             return tuple(size.plan for size in self._kept.values())
 
-    def resize(
-        self,
-        *,
-        macs: float | None = None,
-        params: float | None = None,
-        ratio: float | None = None,
-        ranks: Mapping[str, Rank] | None = None,
-        latency_ms: float | None = None,
-        align: int | str | None = "auto",
-        batch: int | None = None,
-    ) -> RankPlan:
-        """Change the size; requests of other threads go on at the old one until the new one is ready.
+    def plan(self, **size: Unpack[SizeKeywords]) -> RankPlan:
+        """Return the plan that `resize` would take for a size; without a size, the current plan. Nothing changes."""
+        request = SizeRequest.of("plan", size)
+        return self._with_warning(self._plan_for(request) if request.given() else self._in_force.plan)
 
-        Give one of: `macs` or `params`, a budget for the whole network (a float is a fraction of the original's, an
-        int above 1 a count); `ratio`, the part of all bases to keep; `ranks`, a rank by layer name (others stay full);
-        `latency_ms`, the time that a request may take here, after `measure`, with ranks rounded as they were then.
+    def resize(self, plan: RankPlan | None = None, /, **size: Unpack[SizeKeywords]) -> RankPlan:
+        """Change the size and return the plan; requests of other threads keep the old one until the new one is ready.
 
-        `align` says what ranks are rounded to, within the budget: "auto", those of wide layers to 16, 8 or 4 where that
-        moves them by a few percent at most, which ONNX Runtime runs faster; a number, all to its multiples; 1 (or
-        None), none, as PyTorch's ``resize_`` by default; "measured", as was found to be the fastest. Given `ranks` stay
-        as they are. `batch` says which of several measured batches counts; by default the smallest.
+        Give a plan of this network, or exactly one of:
+
+        Args:
+            macs, params: a budget for the whole network: a float is a fraction of the original's, an int above 1 a
+                count.
+            ratio: the part Z of all bases to keep; taken literally.
+            ranks: a rank by layer name, for a layer with several cuts a tuple; others stay full. Taken literally.
+            latency_ms: the time that a request may take here, after `measure`, with ranks rounded as they were then.
+
+        and, where a default is not right:
+
+        Args:
+            align: what ranks are rounded to, within the budget: "auto" (the default) rounds those of wide layers to
+                16, 8 or 4 where that moves them by a few percent at most; a number such as 8 rounds all to its
+                multiples; 1 rounds none; "measured" takes what was found to be the fastest here.
+            batch: which of several measured batches counts; by default the smallest.
+
+        Where batch normalisation has no statistics of the size, `warning` of the plan says so; it is warned of once.
         """
-        request = SizeRequest(
-            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-        )
-        return self.set_plan(self._choose(request))
-
-    def set_plan(self, plan: RankPlan) -> RankPlan:
-        """Take a size that was chosen before, such as one that `plan` was."""
-        self.selector.check_plan(plan)
-        self._warn_if_not_calibrated(plan)
+        asked = plan_or_request("resize", plan, size)
+        if isinstance(asked, RankPlan):
+            self.selector.check_plan(asked)
+        chosen = self._with_warning(asked if isinstance(asked, RankPlan) else self._plan_for(asked))
+        self._warn_once(chosen)
         with self._lock:
-            self._in_force = self._size_of(plan)
-        return plan
+            self._in_force = self._size_of(chosen)
+        return chosen
 
     def run(self, x: Array | Mapping[str, Array]) -> Any:
         """The network's output at the size in force: an array, or a list of them where it has several outputs.
@@ -280,12 +269,12 @@ class AnySizeSession:
                 layer.weight()
 
     def __repr__(self) -> str:
-        plan = self.plan
+        plan = self._in_force.plan
         part = plan.params_fraction if plan.macs_fraction is None else plan.macs_fraction
         measure = "parameters" if plan.macs_fraction is None else "MACs"
         return f"{type(self).__name__}({str(self.path)!r}; {len(plan.ranks)} layers decomposed; {part:.3f}x {measure})"
 
-    def _choose(self, request: SizeRequest) -> RankPlan:
+    def _plan_for(self, request: SizeRequest) -> RankPlan:
         return choose_timed(
             self.selector,
             lambda: self.latency,
@@ -295,18 +284,16 @@ class AnySizeSession:
             threads=self.threads,
         )
 
-    def _warn_if_not_calibrated(self, plan: RankPlan) -> None:
-        """Say once that normalisation has the full network's statistics, or those of ranks rounded in another way."""
-        if self._has_warned or plan.is_full:
-            return
+    def _with_warning(self, plan: RankPlan) -> RankPlan:
         statistics = self._bundle.statistics
-        if statistics is None:
-            text = NOT_CALIBRATED if self._bundle.lacks_statistics else None
-        else:
-            text = statistics.complaint(plan)
-        if text is not None:
+        found = with_warning(plan, statistics, has_norms=statistics is not None or self._bundle.lacks_statistics)
+        return found if found.warning is None else replace(found, warning=f"{found.warning}, and save it again")
+
+    def _warn_once(self, plan: RankPlan) -> None:
+        """Say what a plan warns of, where a plan is used; nothing where something was said before."""
+        if plan.warning is not None and not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"{text}, and save it again", stacklevel=4)
+            warnings.warn(plan.warning, stacklevel=3)
 
     def _made_again(self) -> _Size:
         """The size in force, after a fork, in the child."""

@@ -18,6 +18,7 @@ from decomposable.recipes import small
 from decomposable.training.evaluation import accuracy
 from decomposable_edge.console import as_table, parse_size, parse_sizes
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.plans import SizeRequest
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -214,7 +215,7 @@ def test_evaluate_takes_align(file, call):
         assert code == 0
         content = json.loads(out)
         rounded = align if align == "auto" else int(align)
-        plans = [selector.choose(macs=size, align=rounded) for size in (0.5, 0.3)]
+        plans = [selector.plan_for(SizeRequest(macs=size, align=rounded)) for size in (0.5, 0.3)]
         assert [row["macs"] for row in content["sizes"]] == [plan.macs for plan in plans]
         assert content["align"] == rounded
         accuracies[align] = [row["accuracy"] for row in content["sizes"]]
@@ -239,11 +240,12 @@ def test_calibrate_writes_statistics_into_a_file(file, call):
     code, out, err = call("calibrate", file, "--align", "8", "--sizes", "0.3,0.5")
     assert code == 0, err
     assert out.startswith("2 sizes calibrated, ranks rounded to multiples of 8: 100 images in 1 batch, ")
-    assert f"{file}: written; it has statistics for 4 sizes; ranks: not rounded, multiples of 8" in out
+    assert f"{file}: written; it has statistics for 4 sizes" in out
+    assert "ranks: rounded by auto or not at all, multiples of 8" in out
     after = artifact.read(file)
     assert after.statistics.alignments == (1, 8)
     assert {plan.ranks for plan in after.statistics.plans} == {
-        after.selector.choose(macs=macs, align=align).ranks for macs in (0.3, 0.5) for align in (1, 8)
+        after.selector.plan_for(SizeRequest(macs=macs, align=align)).ranks for macs in (0.3, 0.5) for align in (1, 8)
     }
     assert after.plan == before.plan
     assert all(torch.equal(after.state[key], value) for key, value in before.state.items())
@@ -558,7 +560,7 @@ def test_escape_sequences_out_of_a_file_are_shown_and_not_obeyed(call, tmp_path)
         assert code in (0, 1, 2)
     with pytest.raises(dn.DecomposableError) as caught:
         dn.load(path, model=build())
-    shown += str(caught.value) + str(dn.load(path, model=model).plan)
+    shown += str(caught.value) + str(dn.load(path, model=model).plan())
     assert r"\x1b]0;owned\x07\x1b[2J\n\u202eadresu" in shown
     assert all(letter.isprintable() or letter == "\n" for letter in shown)
 
@@ -611,7 +613,22 @@ def test_escape_sequences_out_of_a_file_are_shown_and_not_obeyed(call, tmp_path)
             ["no setting is called epoch", "did you mean epochs"],
         ),
         (["train", "digits", "--out", "NEW", "--set", "epochs=x"], ["epochs=x", "an int"]),
-        (["train", "digits", "--out", "NEW", "--set", "method=magic"], ["method=magic", "us-net, decomposable"]),
+        (
+            ["train", "digits", "--out", "NEW", "--set", "method=magic"],
+            ["method=magic", "plain, decomposable, elastic"],
+        ),
+        (
+            ["train", "digits", "--out", "NEW", "--set", "method=us-net", "widths=0.5,1"],
+            [
+                "method=us-net: it is one of the laboratory, decomposable-lab",
+                "pip install",
+                "plain, decomposable, elastic",
+            ],
+        ),
+        *(
+            ([verb, *more], ["is one of the laboratory, decomposable-lab", "pip install", "./laboratory"])
+            for verb, *more in (["compare", "digits", "--out", "NEW"], ["report", "NEW"], ["exhibits", "2b", "--help"])
+        ),
         (["train", "digits", "--out", "NEW", "--set", "batch_size=5000"], ["batch_size=5000", "1 to 1,000"]),
         (["train", "digits", "--out", "NEW", "--set", "train_images=3"], ["train_images=3", "from 10"]),
         (["train", "digits", "--out", "NEW", "--device", "abacus"], ["--device abacus"]),
@@ -676,7 +693,8 @@ def test_a_training_that_cannot_start_leaves_nothing_behind(call, tmp_path, argu
 
 def test_a_model_with_another_number_of_classes_than_the_data(call, tmp_path, monkeypatch):
     (tmp_path / "wrong_classes_recipe.py").write_text(
-        "from decomposable import Task, models\n"
+        "from decomposable import models\n"
+        "from decomposable.recipes import Task\n"
         "from decomposable.recipes.small import digits\n"
         "def f():\n"
         "    return Task(build_model=lambda: models.small_cnn(num_classes=3), load_data=digits().load_data)\n"

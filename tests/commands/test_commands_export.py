@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable import methods, models, recipes
+from decomposable import models
 from decomposable.commands import main as cli
-from decomposable.methods.settings import Settings
 from decomposable.network import artifact
 from decomposable_edge.errors import how_to_install
+from decomposable_edge.sizing.plans import SizeRequest
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -62,7 +62,7 @@ def test_a_size_as_onnx_and_what_is_said_about_it(net, file, call, tmp_path):
     out_file = tmp_path / "small.onnx"
     code, out, err = call(file, "--macs", "25%", "-o", out_file)
     assert code == 0, err
-    plan = net.selector.choose(macs=0.25, align="auto")
+    plan = net.plan(macs=0.25, align="auto")
     lines = out.splitlines()
     assert lines[0].startswith(
         "size: macs=0.25, align=auto (wide layers' ranks rounded to multiples of 16, 8 or 4 where"
@@ -85,7 +85,7 @@ def test_as_json_and_as_torch_export(net, file, call, tmp_path):
     out_file = tmp_path / "small.pt2"
     code, out, _ = call(file, "--params", "0.3", "-o", out_file, "--json")
     assert code == 0
-    report, plan = json.loads(out), net.selector.choose(params=0.3, align="auto")
+    report, plan = json.loads(out), net.plan(params=0.3, align="auto")
     assert report["align"] == "auto"
     assert (report["format"], report["path"], report["bytes"]) == (
         "torch-export",
@@ -102,7 +102,7 @@ def test_as_json_and_as_torch_export(net, file, call, tmp_path):
 def test_a_file_of_one_size(net, file, call, tmp_path):
     contents = artifact.read(file)
     small = tmp_path / "small.safetensors"
-    plan = contents.selector.choose(macs=0.25)
+    plan = contents.selector.plan_for(SizeRequest(macs=0.25))
     artifact.save_size(contents, plan, small)
     arguments = [small, "-o", tmp_path / "small.onnx"]
     code, out, err = call(*arguments, "--input", "1x8x8")
@@ -114,29 +114,6 @@ def test_a_file_of_one_size(net, file, call, tmp_path):
     code, _, err = call(*arguments, "--input", "1x8x8", "--macs", "0.5", "--force")
     assert code == 2
     assert "one size" in err
-
-
-@pytest.mark.slow
-def test_a_file_of_another_method_and_a_model_from_the_recipe_that_it_names(call, tmp_path):
-    torch.manual_seed(0)
-    x = torch.randn(16, 1, 8, 8)
-    settings = Settings(width=0.5)
-    method = methods.find("width")
-    network = method.network(nn.Sequential(*models.small_cnn()), x[:1], settings, is_trained=True).eval()
-    material = methods.Material(
-        example_input=x[:1], calibration=[(x, torch.zeros(16, dtype=torch.int64))], loss=recipes.cross_entropy
-    )
-    sized = method.sized(network, material, settings).eval()
-    sized.save(tmp_path / "sized.safetensors", info={"recipe": "digits"})
-    size = sized.sizes[-1]
-    code, out, err = call(
-        tmp_path / "sized.safetensors", "-o", tmp_path / "net.onnx", "--macs", size.macs, "--input", "1x8x8"
-    )
-    assert code == 0, err
-    assert f"MACs: {size.macs:,} (" in out
-    sized.set_plan_(size)
-    with torch.no_grad():
-        np.testing.assert_allclose(run(tmp_path / "net.onnx", x), sized(x).numpy(), atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +130,7 @@ def wide(tmp_path_factory):
 @pytest.mark.parametrize("ending", [pytest.param("onnx", marks=pytest.mark.slow), "pt2"])
 def test_auto_is_the_default_which_it_says(wide, ending, call, tmp_path):
     net, file = wide
-    plans = {align: net.selector.choose(macs=0.5, align=align) for align in ("auto", 1, 8)}
+    plans = {align: net.plan(macs=0.5, align=align) for align in ("auto", 1, 8)}
     assert len({plan.ranks for plan in plans.values()}) == 3
     out_file = tmp_path / f"small.{ending}"
     for align, plan in plans.items():
@@ -168,7 +145,7 @@ def test_auto_is_the_default_which_it_says(wide, ending, call, tmp_path):
 @pytest.mark.slow
 def test_in_python_ranks_stay_unrounded_unless_align_is_given(wide, tmp_path):
     net, _ = wide
-    plain, auto = (net.selector.choose(macs=0.5, align=align).ranks for align in (1, "auto"))
+    plain, auto = (net.plan(macs=0.5, align=align).ranks for align in (1, "auto"))
     for export, name in ((dn.export_onnx, "a.onnx"), (dn.export_torch, "a.pt2")):
         assert export(net, tmp_path / name, macs=0.5).ranks == plain
         assert export(net, tmp_path / f"auto-{name}", macs=0.5, align="auto").ranks == auto
@@ -209,7 +186,7 @@ def test_any_size(net, file, call, tmp_path):
     session.resize(macs=0.25)
     x = torch.randn(2, 1, 8, 8)
     with torch.no_grad():
-        wanted = net.extract(net.selector.choose(macs=0.25))(x).numpy()
+        wanted = net.extract(net.plan(macs=0.25))(x).numpy()
     np.testing.assert_allclose(np.asarray(session.run(x.numpy())).reshape(wanted.shape), wanted, atol=1e-4)
 
 

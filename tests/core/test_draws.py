@@ -92,7 +92,7 @@ def test_all_that_is_drawn_stays_inside_the_range() -> None:
 
 def test_counts_are_budgets_as_in_resize() -> None:
     net = model()
-    full = dn.decompose(net, X).plan.full_macs
+    full = dn.decompose(net, X).plan().full_macs
     assert full is not None
     assert (
         joint_of(net, macs=(full // 5, full // 2)).sizes.range
@@ -167,9 +167,9 @@ def test_the_order_of_another_network_is_gone_by_whatever_the_weights_are(form: 
     net, other = model(), model(seed=1)
     found = dn.decompose(other, X, form=form, criterion="energy")
     joint = joint_of(net, form=form, macs=0.3, criterion=found.scores)
-    plan = dn.decompose(net, X, form=form, criterion=found.scores).choose(macs=0.3)
-    assert dict(plan.ranks) == dict(found.choose(macs=0.3).ranks)
-    assert dict(plan.ranks) != dict(dn.decompose(net, X, form=form).choose(macs=0.3).ranks)
+    plan = dn.decompose(net, X, form=form, criterion=found.scores).plan(macs=0.3)
+    assert dict(plan.ranks) == dict(found.plan(macs=0.3).ranks)
+    assert dict(plan.ranks) != dict(dn.decompose(net, X, form=form).plan(macs=0.3).ranks)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     for _ in range(3):
         optimizer.zero_grad()
@@ -195,10 +195,10 @@ def test_an_order_may_change_between_two_steps_and_one_of_another_network_is_ref
 
 def test_scores_are_a_copy() -> None:
     net = dn.decompose(model(), X)
-    plan = net.choose(macs=0.3)
+    plan = net.plan(macs=0.3)
     for cuts in net.scores.values():
         cuts[0][:] = 0.0
-    assert net.choose(macs=0.3) == plan
+    assert net.plan(macs=0.3) == plan
 
 
 def test_an_order_that_was_set_on_the_way_is_in_the_state() -> None:
@@ -220,7 +220,7 @@ def test_scores_of_one_cut_may_come_by_themselves() -> None:
     net = model()
     scores = dn.decompose(net, X).scores
     plain = {name: cuts[0] for name, cuts in scores.items()}
-    assert dn.decompose(net, X, criterion=plain).choose(macs=0.3) == dn.decompose(net, X).choose(macs=0.3)
+    assert dn.decompose(net, X, criterion=plain).plan(macs=0.3) == dn.decompose(net, X).plan(macs=0.3)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "attention"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decomposable.core.metric import DAMPING, Product, _root, decompose_in_metric, losses_in_metric
-from decomposable.core.moments import Moments
+from decomposable.core.sums import Moments
 
 GENERATOR = torch.Generator().manual_seed(0)
 

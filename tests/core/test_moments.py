@@ -202,8 +202,8 @@ def test_a_wide_side_has_the_blocks_of_the_whole_moment(monkeypatch):
     layers, _ = find_layers(model, "channel")
     batches = [torch.randn(6, 5) for _ in range(3)]
     whole = all_moments(model, layers, batches, run, cubes)
-    monkeypatch.setattr("decomposable.core.moments.WIDEST", 6)
-    monkeypatch.setattr("decomposable.core.moments.BLOCK", 4)
+    monkeypatch.setattr("decomposable.core.sums.WIDEST", 6)
+    monkeypatch.setattr("decomposable.core.sums.BLOCK", 4)
     parts = all_moments(model, layers, batches, run, cubes)
     for side, name in (("gradients", "0"), ("inputs", "2")):
         matrix, blocks = getattr(whole[name], side), getattr(parts[name], side)

@@ -211,7 +211,7 @@ def test_what_is_in_data_parallel_is_found(tmp_path):
         net = dn.decompose(wrapped, example_input=torch.zeros(1, 3, 3, 3))
     finally:
         torch.distributed.destroy_process_group()
-    assert set(net.plan.ranks) == {"0", "2"}
+    assert set(net.plan().ranks) == {"0", "2"}
 
 
 def test_synchronised_batch_normalisation_is_kept():

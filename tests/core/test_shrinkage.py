@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from decomposable.core.layers import find_layers
-from decomposable.core.moments import Moments, second_moments
+from decomposable.core.moments import second_moments
 from decomposable.core.shrinkage import of_weights, shrunk, shrunk_moment
+from decomposable.core.sums import Moments
 
 
 def moments_of(x, *, batch, centred=()):

@@ -135,7 +135,7 @@ def test_what_was_extracted_is_decomposed_again():
     net = decompose(Asks(), x)
     net.resize_(ratio=0.3)
     again = decompose(net.extract(), x)
-    assert list(again.plan.ranks) == ["l.0", "l.1"]
+    assert list(again.plan().ranks) == ["l.0", "l.1"]
     torch.testing.assert_close(again(x), net(x))
     again.resize_(ranks={"l.0": 1})
     assert torch.linalg.matrix_rank(again.module.l.weight.detach()) == 1

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from decomposable import Taylor, decompose
+from decomposable import decompose
+from decomposable.core.factors import Taylor
 from decomposable.core.forms import to_matrix, to_weight
 from decomposable.core.layers import find_layers
 from decomposable.core.svd import svd

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import decomposable as dn
+from decomposable.core.joint import Losses
 from decomposable_edge.errors import InvalidArgumentError
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -24,7 +25,7 @@ def objective(net: nn.Module, **options: object) -> dn.JointObjective:
     return dn.JointObjective(net, **{"ratio": (0.1, 0.6), "turns": True, "seed": 0, **options})  # type: ignore[arg-type]
 
 
-def call(joint: dn.JointObjective, batch: tuple[torch.Tensor, torch.Tensor], **more: object) -> dn.Losses:
+def call(joint: dn.JointObjective, batch: tuple[torch.Tensor, torch.Tensor], **more: object) -> Losses:
     x, y = batch
     return joint.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y), **more)  # type: ignore[arg-type]
 

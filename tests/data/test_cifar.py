@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -14,12 +12,7 @@ from decomposable_edge.errors import DataError, InvalidArgumentError
 
 LOADERS = {"cifar10": load_cifar10, "cifar100": load_cifar100}
 CLASSES = {"cifar10": 10, "cifar100": 100}
-FOLDERS = {
-    ("cifar10", "binary"): "cifar-10-batches-bin",
-    ("cifar10", "pickle"): "cifar-10-batches-py",
-    ("cifar100", "binary"): "cifar-100-binary",
-    ("cifar100", "pickle"): "cifar-100-python",
-}
+FOLDERS = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
 PARTS = {
     "cifar10": [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"],
     "cifar100": ["train", "test"],
@@ -27,12 +20,12 @@ PARTS = {
 
 
 @pytest.fixture
-def write(tmp_path, python2_pickle):
-    """Writes a small set in one of its original layouts; the files and their (pixels, labels) come back."""
+def write(tmp_path):
+    """Writes a small set in its original layout; the files and their (pixels, labels) come back."""
 
-    def write(name, layout, images=4):
+    def write(name, images=4):
         rng = np.random.default_rng(0)
-        folder = tmp_path / FOLDERS[name, layout]
+        folder = tmp_path / FOLDERS[name]
         folder.mkdir()
         parts = {}
         for part in PARTS[name]:
@@ -40,19 +33,8 @@ def write(tmp_path, python2_pickle):
             labels = rng.integers(0, CLASSES[name], images, dtype=np.uint8)
             coarse = rng.integers(0, 20, images, dtype=np.uint8)
             columns = [labels[:, None], pixels] if name == "cifar10" else [coarse[:, None], labels[:, None], pixels]
-            if layout == "binary":
-                file = folder / f"{part}.bin"
-                file.write_bytes(np.concatenate(columns, axis=1).tobytes())
-            else:
-                content = {
-                    b"batch_label": b"a batch",
-                    b"labels" if name == "cifar10" else b"fine_labels": labels.tolist(),
-                    b"coarse_labels": coarse.tolist(),
-                    b"data": pixels,
-                    b"filenames": [b"leptodactylus_s_000004.png"] * images,
-                }
-                file = folder / part
-                file.write_bytes(python2_pickle(content))
+            file = folder / f"{part}.bin"
+            file.write_bytes(np.concatenate(columns, axis=1).tobytes())
             parts[file] = pixels, labels
         return folder, parts
 
@@ -67,10 +49,9 @@ def refused(loader, folder):
 
 
 @pytest.mark.parametrize("in_parent", [False, True], ids=["the folder itself", "its parent"])
-@pytest.mark.parametrize("layout", ["binary", "pickle"])
 @pytest.mark.parametrize("name", LOADERS)
-def test_what_is_loaded_is_what_was_written(write, name, layout, in_parent):
-    folder, parts = write(name, layout)
+def test_what_is_loaded_is_what_was_written(write, name, in_parent):
+    folder, parts = write(name)
     data = LOADERS[name](folder.parent if in_parent else str(folder))
     assert data.classes == CLASSES[name]
     *train, test = parts.values()
@@ -83,7 +64,7 @@ def test_what_is_loaded_is_what_was_written(write, name, layout, in_parent):
 
 
 def test_a_test_batch_is_standardised(write):
-    folder, _ = write("cifar10", "binary")
+    folder, _ = write("cifar10")
     data = load_cifar10(folder)
     x, y = data.test_batch(torch.tensor([2, 0]))
     mean, std = torch.tensor(cifar.CIFAR10_MEAN).view(3, 1, 1), torch.tensor(cifar.CIFAR10_STD).view(3, 1, 1)
@@ -92,7 +73,7 @@ def test_a_test_batch_is_standardised(write):
 
 
 def test_a_mean_and_deviation_of_ones_own(write):
-    folder, _ = write("cifar100", "binary")
+    folder, _ = write("cifar100")
     x, _ = load_cifar100(folder, mean=(0, 0, 0), std=(1, 1, 1)).test_batch(torch.arange(4))
     assert 0 <= x.min() < 0.1 < 0.9 < x.max() <= 1
 
@@ -101,7 +82,7 @@ def test_a_mean_and_deviation_of_ones_own(write):
     "wrong", [{"mean": (0.5,)}, {"std": (1, 1, 0)}, {"std": (1, 1)}, {"mean": (0, 0, float("nan"))}]
 )
 def test_a_mean_or_deviation_that_cannot_be(write, wrong):
-    folder, _ = write("cifar10", "binary")
+    folder, _ = write("cifar10")
     with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}=.*allowed: 3"):
         load_cifar10(folder, **wrong)
 
@@ -120,14 +101,13 @@ def test_folders_that_are_no_data_set(name, tmp_path):
     assert "not a folder" in refused(LOADERS[name], file)
     (tmp_path / "train").mkdir()  # as ImageNet has it
     line = refused(LOADERS[name], tmp_path)
-    assert FOLDERS[name, "binary"] in line
+    assert FOLDERS[name] in line
     assert cifar.SOURCE in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "train"]
 
 
-@pytest.mark.parametrize("layout", ["binary", "pickle"])
-def test_missing_files_are_named(write, layout):
-    folder, parts = write("cifar10", layout)
+def test_missing_files_are_named(write):
+    folder, parts = write("cifar10")
     third = list(parts)[2]
     third.unlink()
     assert f"{third.name} is missing" in refused(load_cifar10, folder)
@@ -139,15 +119,15 @@ def test_missing_files_are_named(write, layout):
 
 
 def test_the_other_cifar_is_not_taken_for_this_one(write):
-    folder, _ = write("cifar100", "binary")
+    folder, _ = write("cifar100")
     assert "no file of CIFAR-10 in it" in refused(load_cifar10, folder)
-    folder, _ = write("cifar10", "pickle")
+    folder, _ = write("cifar10")
     assert "no file of CIFAR-100 in it" in refused(load_cifar100, folder)
 
 
 @pytest.mark.parametrize("length", [0, 1, 3072, 3074, 4 * 3073 - 1])
 def test_truncated_and_foreign_binary_files(write, length):
-    folder, parts = write("cifar10", "binary")
+    folder, parts = write("cifar10")
     file = list(parts)[1]
     file.write_bytes(bytes(length))
     line = refused(load_cifar10, folder)
@@ -155,7 +135,7 @@ def test_truncated_and_foreign_binary_files(write, length):
 
 
 def test_a_file_with_more_images_than_the_original_is_refused(write):
-    folder, parts = write("cifar10", "binary")
+    folder, parts = write("cifar10")
     file = list(parts)[1]
     with file.open("wb") as stream:
         stream.truncate(10_001 * 3073)  # takes no room on disk
@@ -163,8 +143,8 @@ def test_a_file_with_more_images_than_the_original_is_refused(write):
 
 
 @pytest.mark.parametrize(("name", "label"), [("cifar10", 10), ("cifar100", 100)])
-def test_labels_out_of_range(write, python2_pickle, name, label):
-    folder, parts = write(name, "binary")
+def test_labels_out_of_range(write, name, label):
+    folder, parts = write(name)
     file, record = next(iter(parts)), 3073 + (name == "cifar100")
     content = bytearray(file.read_bytes())
     content[2 * record + record - 3073] = label
@@ -172,53 +152,15 @@ def test_labels_out_of_range(write, python2_pickle, name, label):
     assert f"{file}: image 3 has label {label}; allowed: 0 to {label - 1}" in refused(LOADERS[name], folder)
 
 
-WRONG_PICKLES = {
-    "no labels": ({"data": np.zeros((2, 3072), np.uint8)}, "no 'labels' in it"),
-    "no pixels": ({"labels": [1, 2]}, "no 'data' in it"),
-    "pixels of another type": ({"data": np.zeros((2, 3072), np.int32), "labels": [1, 2]}, "int32 of shape"),
-    "pixels of another shape": ({"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]}, r"shape \(2, 3071\)"),
-    "pixels in a list": ({"data": [1, 2], "labels": [1, 2]}, "'data' is list"),
-    "too few labels": ({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, "2 images and 1 labels"),
-    "no images": ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, "0 images"),
-    "labels that are strings": ({"data": np.zeros((2, 3072), np.uint8), "labels": ["a", "b"]}, "not a list of ints"),
-    "labels that are nested": ({"data": np.zeros((1, 3072), np.uint8), "labels": np.zeros((1, 2), int)}, "not a list"),
-    "a negative label": ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, -1]}, "image 2 has label -1"),
-    "a huge label": ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2**70]}, "image 2 has label 1180591"),
-}
-
-
-@pytest.mark.parametrize(("content", "message"), WRONG_PICKLES.values(), ids=WRONG_PICKLES)
-def test_pickles_of_something_else(write, content, message):
-    folder, parts = write("cifar10", "pickle")
-    file = list(parts)[-1]
-    file.write_bytes(pickle.dumps(content, 3))
-    with pytest.raises(DataError, match=message) as caught:
-        load_cifar10(folder)
-    assert str(caught.value).startswith(f"{file}: ")
-
-
-def test_labels_may_be_an_array(write):
-    folder, parts = write("cifar10", "pickle")
-    for file, (pixels, labels) in parts.items():
-        file.write_bytes(pickle.dumps({b"data": pixels, b"labels": labels.astype(np.int64)}, 2))
-    data = load_cifar10(folder)
-    assert data.test.labels.tolist() == list(parts.values())[-1][1].tolist()
-
-
-def test_a_truncated_pickle(write):
-    folder, parts = write("cifar100", "pickle")
-    file = list(parts)[-1]
-    file.write_bytes(file.read_bytes()[:-100])
-    assert f"{file}: not a whole pickle" in refused(load_cifar100, folder)
-
-
-def test_the_binary_layout_is_preferred_where_both_are_there(write):
-    folder, _ = write("cifar10", "binary")
-    others, parts = write("cifar10", "pickle")
-    for file in parts:
-        file.write_bytes(b"not read")
-    assert load_cifar10(folder.parent).train_count == 20
-    assert "not a whole pickle" in refused(load_cifar10, others)
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("in_parent", [False, True], ids=["the folder itself", "its parent"])
+def test_the_python_version_is_refused_with_the_one_to_take(tmp_path, name, in_parent):
+    file = {"cifar10": "cifar-10-batches-py/data_batch_1", "cifar100": "cifar-100-python/train"}[name]
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    line = refused(LOADERS[name], tmp_path if in_parent else (tmp_path / file).parent)
+    assert "holds the python version" in line
+    assert f"of {FOLDERS[name]}), to be had from {cifar.SOURCE}" in line
 
 
 def statistics(images):
@@ -238,7 +180,7 @@ def statistics(images):
     ],
 )
 def test_the_full_sets(full_data, name, mean, std):
-    data = LOADERS[name](full_data(FOLDERS[name, "binary"]))
+    data = LOADERS[name](full_data(FOLDERS[name]))
     assert (data.train_count, data.test_count) == (50_000, 10_000)
     assert data.train.labels.bincount().tolist() == [50_000 // CLASSES[name]] * CLASSES[name]
     assert data.test.labels.bincount().tolist() == [10_000 // CLASSES[name]] * CLASSES[name]

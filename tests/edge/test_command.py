@@ -60,7 +60,7 @@ def test_bench_keeps_what_it_measured(file, call):
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[:2]] == ["size", "1.000"]
     assert "onnxruntime, batch 2, 1 thread" in out
-    assert AnySizeSession(file, latency_ms=1e6, threads=1).plan.is_full
+    assert AnySizeSession(file, latency_ms=1e6, threads=1).plan().is_full
     assert "batch 2" in call("sizes", file)[1]
     code, out, _ = call("bench", file, "--sizes", "0.5", "--seconds", "0", "--threads", "1", "--json")
     assert json.loads(out)["batch"] == 1
@@ -91,7 +91,7 @@ def test_times_with_other_threads_are_not_used(file, call):
     assert call("bench", file, "--sizes", "0.5", "--seconds", "0", "--threads", "2")[0] == 0
     with pytest.raises(DecomposableError, match=r"onnxruntime, threads 1 was not measured, but .*batch 1, 2 threads"):
         AnySizeSession(file, latency_ms=1e6, threads=1)
-    assert AnySizeSession(file, latency_ms=1e6, threads=2).plan.is_full
+    assert AnySizeSession(file, latency_ms=1e6, threads=2).plan().is_full
 
 
 @pytest.mark.parametrize("batch", [1 << 45, 1 << 61, 10**30])
@@ -171,7 +171,6 @@ HOSTILE = {
     "huge number": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 5000 + ",), }", bytes(8)),
     "negative": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -1), }", bytes(8)),
     "short": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 6), }", bytes(40)),
-    "long": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 6), }", bytes(56)),
     "deep": npy("(" * 9000 + ")" * 9000),
     "code": npy("__import__('os').mkdir('owned')"),
     "no type": npy("{'descr': 'nonsense', 'fortran_order': False, 'shape': (2, 6), }", bytes(48)),
@@ -179,7 +178,6 @@ HOSTILE = {
     "another version": npy("{}", version=b"\x09\x00"),
     "empty": b"",
     "half a magic": b"\x93NUM",
-    "an archive": b"PK\x05\x06" + bytes(18),
     "a pickle": b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00]\x94K\x01a.",
 }
 
@@ -289,10 +287,21 @@ def test_wrong_lengths_and_values_are_refused(tiny_parts, tmp_path, call, fields
     assert err.count("\n") == 1
 
 
-def test_an_archive_of_many_entries_is_refused_before_its_directory_is_read(tiny, tmp_path, capsys):
-    path = tmp_path / "many.npz"
+@pytest.mark.parametrize(
+    "entries", [{}, {"x.npy": b""}, {"x.npy": npy("{}")}, {"x": b"cos\nsystem\n(S'true'\ntR."}], ids=len
+)
+def test_an_archive_of_anything_else_is_one_line(tiny, tmp_path, capsys, entries):
+    path = tmp_path / "x.npz"
     with zipfile.ZipFile(path, "w") as archive:
-        for i in range(2000):
-            archive.writestr(f"{i}.npy", b"")
+        for name, content in entries.items():
+            archive.writestr(name, content)
     assert main(["run", str(tiny), str(path), "-o", str(tmp_path / "y.npy")]) == 2
-    assert "a directory of 2,000 entries" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "allowed: x" in error if not entries else f"{path}: not an array" in error
+    assert not (tmp_path / "y.npy").exists()
+
+
+def test_a_compressed_archive_is_read(tmp_path):
+    np.savez_compressed(tmp_path / "x.npz", x=np.ones(3))
+    np.testing.assert_array_equal(read_arrays(tmp_path / "x.npz")["x"], np.ones(3))

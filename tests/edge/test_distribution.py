@@ -1,4 +1,4 @@
-"""The small distribution: its wheel runs a bundle where there is neither PyTorch nor this checkout."""
+"""The two distributions: what their wheels hold, side by side in any order, and the device's without PyTorch."""
 
 import os
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -16,123 +17,180 @@ from decomposable_edge import AnySizeSession
 from decomposable_edge.errors import how_to_install
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+WITHOUT_NETWORK = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
 
 PROGRAM = """
     import sys
 
     class Blocked:
         def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] in ("torch", "safetensors"):
+            if name.partition(".")[0] in ("torch", "safetensors", "decomposable"):
                 raise ImportError(f"{name} is blocked")
 
     sys.meta_path.insert(0, Blocked())
-    unpacked, bundle, x, out = sys.argv[1:]
-    sys.path = [unpacked, *(p for p in sys.path if "decomposable" not in p and not p.endswith("src"))]
+    installed, bundle, x, out = sys.argv[1:]
+    sys.path = [installed, *(p for p in sys.path if "decomposable" not in p and not p.endswith("src"))]
     sys.meta_path = [f for f in sys.meta_path if "editable" not in getattr(f, "__name__", type(f).__name__).lower()]
     import numpy as np
-    import decomposable
     from decomposable_edge import AnySizeSession
     from decomposable_edge.command import main
 
-    assert decomposable.__file__.startswith(unpacked), decomposable.__file__
     session = AnySizeSession(bundle, macs=0.62, threads=1)
     np.save(out, session.run(np.load(x)))
     assert main(["sizes", bundle]) == 0
     assert main(["bench", bundle, "--seconds", "0", "--sizes", "0.5"]) == 0
-    assert all(m.__file__.startswith(unpacked) for n, m in sys.modules.items() if n.startswith("decomposable"))
+    assert all(m.__file__.startswith(installed) for n, m in sys.modules.items() if n.startswith("decomposable"))
 """
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy: a build leaves files beside its sources. An earlier build has left some already."""
+    """A copy: a build leaves files beside its sources."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("distribution")
     leave_out = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
-    shutil.copytree(CHECKOUT / "edge", folder / "edge", ignore=leave_out)
-    shutil.copytree(CHECKOUT / "src" / "decomposable", folder / "src" / "decomposable", ignore=leave_out)
-    shutil.copy(CHECKOUT / "LICENSE", folder)
-    stale = folder / "edge" / "build" / "lib" / "decomposable" / "edge"
-    stale.mkdir(parents=True)
-    (stale / "stale.py").write_text("")
+    for name in ("edge", "src", "laboratory"):
+        shutil.copytree(CHECKOUT / name, folder / name, ignore=leave_out, symlinks=True)
+    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py", "build_backend.py"):
+        shutil.copy(CHECKOUT / name, folder)
     return folder
 
 
+def pip(*arguments, cwd):
+    """What pip says; it must work."""
+    command = [sys.executable, "-m", "pip", *map(str, arguments)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def built(checkout, name, folder):
+    """The wheel of a folder of the checkout, built without a network."""
+    out = checkout / "wheels" / name
+    pip("wheel", folder, *WITHOUT_NETWORK, "-w", out, cwd=checkout)
+    [wheel] = out.iterdir()
+    return wheel
+
+
 @pytest.fixture(scope="module")
-def wheel(checkout):
-    """What is built there."""
-    command = [sys.executable, "-m", "pip", "wheel", "./edge", "--no-build-isolation", "--no-deps", "--no-index"]
-    subprocess.run(
-        [*command, "-w", "out", "--quiet", "--disable-pip-version-check"], cwd=checkout, check=True, capture_output=True
-    )
-    [built] = (checkout / "out").iterdir()
-    return built
+def wheels(checkout):
+    """Of the device, of the library and of the laboratory."""
+    return {
+        name: built(checkout, name, folder)
+        for name, folder in (("edge", "./edge"), ("full", "."), ("lab", "./laboratory"))
+    }
 
 
-def test_a_source_distribution_is_refused_in_one_line(checkout, tmp_path):
-    """The sources lie outside of its folder: it would build a wheel that cannot be imported."""
-    apart = shutil.copytree(checkout / "edge", tmp_path / "edge")
-    for folder in (checkout / "edge", apart):
-        command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(tmp_path / "out")]
-        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-        assert done.returncode == 1
-        assert "decomposable-edge is built from a checkout" in done.stderr.splitlines()[-1]
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_wheel_holds_no_more_than_a_device_needs(wheel):
-    assert wheel.name == f"decomposable_edge-{__version__}-py3-none-any.whl"
+def holds(wheel):
+    """The packages and modules at the top of a wheel, its requirements without extras, and its commands."""
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
-        sources = {name: opened.read(name).decode() for name in names if name.endswith(".py")}
-        [metadata] = [opened.read(name).decode() for name in names if name.endswith("METADATA")]
-    assert "decomposable/edge/session.py" in sources
-    assert not any("/network/" in name for name in sources)
-    assert "decomposable/edge/stale.py" not in sources
-    assert "decomposable/LICENSE" in names
-    required = {line.split()[1].partition(">")[0] for line in metadata.splitlines() if line.startswith("Requires-Dist")}
-    assert required == {"numpy", "onnx", "onnxruntime"}
+        metadata = next(opened.read(name).decode() for name in names if name.endswith("METADATA"))
+        commands = next(opened.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
+    at_top = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    return at_top, {line.partition(": ")[2] for line in required}, set(commands.split("\n")[1:]) - {""}, names
 
 
-def test_it_runs_without_torch_and_without_the_checkout(wheel, tiny, tmp_path):
-    with zipfile.ZipFile(wheel) as opened:
+def test_each_wheel_holds_its_own_package_and_the_library_no_laboratory(wheels):
+    packages, required, commands, names = holds(wheels["edge"])
+    assert wheels["edge"].name == f"decomposable_edge-{__version__}-py3-none-any.whl"
+    assert (packages, required) == ({"decomposable_edge"}, {"numpy>=1.26"})
+    assert commands == {"decomposable-edge = decomposable_edge.__main__:main"}
+    assert {"decomposable_edge/session.py", "decomposable_edge/py.typed"} <= set(names)
+
+    packages, required, commands, names = holds(wheels["full"])
+    assert wheels["full"].name == f"decomposable-{__version__}-py3-none-any.whl"
+    assert packages == {"decomposable"}
+    assert f"decomposable-edge=={__version__}" in required
+    assert commands == {"decomposable = decomposable.__main__:main"}
+    assert {"decomposable/core/joint.py", "decomposable/py.typed"} <= set(names)
+
+    packages, required, commands, names = holds(wheels["lab"])
+    assert (packages, required) == ({"decomposable_lab"}, {"decomposable"})
+    assert commands == {"decomposable-lab = decomposable_lab.commands.main:main"}
+    assert {"decomposable_lab/report/page.html", "decomposable_lab/report/page.js"} <= set(names)
+
+
+def test_no_two_wheels_share_a_file(wheels):
+    files = [set(zipfile.ZipFile(wheel).namelist()) for wheel in wheels.values()]
+    assert not files[0] & files[1]
+    assert not files[0] & files[2]
+    assert not files[1] & files[2]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """An empty environment that sees the packages of this one, such as numpy, but none of ours."""
+    folder = tmp_path_factory.mktemp("environment") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return folder
+
+
+def test_they_stand_side_by_side_in_any_order_and_are_removed_one_by_one(wheels, environment, tmp_path):
+    python = environment / "bin" / "python"
+
+    def there():
+        found = subprocess.run(
+            [
+                python,
+                "-I",
+                "-c",
+                "import importlib.util as u; print(*[n for n in ('decomposable', 'decomposable_edge') "
+                "if u.find_spec(n)])",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return set(found.stdout.split())
+
+    names = {"edge": "decomposable-edge", "full": "decomposable"}
+    packages = {"edge": "decomposable_edge", "full": "decomposable"}
+    for order in permutations(names):
+        for which in order:
+            pip("--python", python, "install", *WITHOUT_NETWORK[1:], wheels[which], cwd=tmp_path)
+        assert there() == set(packages.values())
+        for gone, left in ((order[0], {packages[order[1]]}), (order[1], set())):
+            pip("--python", python, "uninstall", "--yes", "--disable-pip-version-check", names[gone], cwd=tmp_path)
+            assert there() == left
+
+
+def test_an_editable_install_brings_the_device_and_both_commands(checkout):
+    out = checkout / "wheels" / "editable"
+    program = "import build_backend, sys; print(build_backend.build_editable(sys.argv[1]))"
+    out.mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", program, str(out)], cwd=checkout, check=True, capture_output=True)
+    [wheel] = out.iterdir()
+    _, required, commands, _ = holds(wheel)
+    assert not any(each.startswith("decomposable-edge") for each in required)
+    assert commands == {
+        "decomposable = decomposable.__main__:main",
+        "decomposable-edge = decomposable_edge.__main__:main",
+    }
+
+
+def test_it_runs_without_torch_and_without_the_checkout(wheels, tiny, tmp_path):
+    with zipfile.ZipFile(wheels["edge"]) as opened:
         opened.extractall(tmp_path / "unpacked")
     copy = shutil.copy(tiny, tmp_path / "tiny.safetensors")
     x = np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     arguments = [str(tmp_path / "unpacked"), str(copy), str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), *arguments]
-    subprocess.run(command, check=True, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL)
     expected = AnySizeSession(tiny, macs=0.62, threads=1).run(x)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), expected)
 
 
-def test_the_command_comes_with_both_distributions(wheel):
-    pyprojecttoml = pytest.importorskip("setuptools.config.pyprojecttoml")
-    full = pyprojecttoml.read_configuration(CHECKOUT / "pyproject.toml")["project"]["scripts"]
-    with zipfile.ZipFile(wheel) as opened:
-        [name] = [name for name in opened.namelist() if name.endswith("entry_points.txt")]
-        edge = opened.read(name).decode()
-    assert f"decomposable-edge = {full['decomposable-edge']}" in edge.splitlines()
-
-
-def test_the_other_command_says_in_one_line_that_it_is_not_there(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as opened:
-        opened.extractall(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "decomposable", "demo"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.returncode == 2
-    assert done.stderr == "decomposable: error: this is decomposable-edge, for devices; use decomposable-edge\n"
-
-
 def run_the_command(*arguments, before="pass"):
     """As the script of an installed distribution does."""
-    program = f"{before}; import sys; from decomposable.__main__ import edge; sys.exit(edge())"
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "src")}
+    program = f"{before}; import sys; from decomposable_edge.__main__ import main; sys.exit(main())"
+    variables = {**os.environ, "PYTHONPATH": str(CHECKOUT / "src")}
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, env=variables)
 
 
 def test_the_command_lists_sizes(tiny):

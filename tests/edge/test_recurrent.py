@@ -12,6 +12,7 @@ from decomposable_edge import AnySizeSession
 from decomposable_edge.building import build
 from decomposable_edge.errors import ArtifactError
 from decomposable_edge.network import open_network
+from decomposable_edge.sizing.plans import SizeRequest
 
 X = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(0))
 
@@ -58,14 +59,16 @@ def test_dense_layers_are_one_operator_and_others_a_loop(lstm):
     full, small = (operators(bundle, plan) for plan in (bundle.selector.full_plan(), bundle.selector.smallest_plan()))
     assert (full.count("LSTM"), full.count("Scan")) == (2, 0)
     assert (small.count("LSTM"), small.count("Scan")) == (0, 2)
-    mixed = bundle.selector.choose(ranks={"layer.hh_l0": 2})
+    mixed = bundle.selector.plan_for(SizeRequest(ranks={"layer.hh_l0": 2}))
     assert operators(bundle, mixed).count("LSTM") == operators(bundle, mixed).count("Scan") == 1
 
 
 def test_a_size_takes_the_weights_of_its_ranks(gru):
     bundle = open_network(gru)
     ranks = {"layer.hh_l0": 2, "layer.hh_l0_reverse": 3}
-    weights = onnx.ModelProto.FromString(build(bundle, bundle.selector.choose(ranks=ranks)).content).graph.initializer
+    weights = onnx.ModelProto.FromString(
+        build(bundle, bundle.selector.plan_for(SizeRequest(ranks=ranks))).content
+    ).graph.initializer
     shapes = {tensor.name: tuple(tensor.dims) for tensor in weights}
     assert shapes["first/layer.hh_l0"] == (2, 12)
     assert shapes["second/layer.hh_l0"] == (36, 2)
@@ -79,7 +82,7 @@ def test_tuned_biases_are_those_of_the_size(tmp_path):
     dn.export_any_size(net, tmp_path / "net.safetensors")
     session = AnySizeSession(tmp_path / "net.safetensors")
     for size in (0.5, 0.65, 0.8, 1.0):
-        net.set_plan_(session.resize(macs=size))
+        net.resize_(session.resize(macs=size))
         with torch.no_grad():
             np.testing.assert_allclose(session.run(X.numpy()), net(X).numpy(), atol=2e-5)
 

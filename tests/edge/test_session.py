@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import traceback
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from decomposable_edge.errors import BudgetError, DecomposableError, InvalidArgu
 from decomposable_edge.network import open_network
 from decomposable_edge.onnx_runtime import default_threads, usable_cores
 from decomposable_edge.sizing.latency import LatencyProfile
+from decomposable_edge.sizing.plans import SizeRequest
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 SIZES = [
@@ -61,32 +63,77 @@ def wide_bundle(tmp_path):
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_size_gives_the_numbers_of_pytorch(session, net, expected, x, size):
-    """Unrounded, and with `align="auto"`, which is the default here; given ranks are never rounded."""
-    unrounded = {} if "ranks" in size else {"align": 1}
-    plan = session.resize(**size, **unrounded)
-    np.testing.assert_allclose(session.run(x), expected(**size), rtol=1e-5, atol=1e-5)
-    assert plan == net.plan == session.plan
-    plan = session.resize(**size)
-    np.testing.assert_allclose(session.run(x), expected(**size, align="auto"), rtol=1e-5, atol=1e-5)
-    assert plan == net.plan == session.plan
+    """Unrounded, and by default, with `align="auto"`; given ranks are never rounded."""
+    for rounding in ({"align": 1}, {}):
+        plan = session.resize(**size, **rounding)
+        np.testing.assert_allclose(session.run(x), expected(**size, **rounding), rtol=1e-5, atol=1e-5)
+        assert plan == net.plan() == session.plan()
 
 
-def test_auto_is_the_default_and_1_is_exactly_the_plan_of_pytorch(wide_bundle):
+@pytest.mark.parametrize("align", [None, "auto", 1, 8])
+@pytest.mark.parametrize("way", ["macs", "params", "ratio"])
+@pytest.mark.filterwarnings("ignore:batch normalisation has statistics of ranks")
+def test_what_pytorch_tells_is_what_the_device_tells_takes_and_what_is_exported(wide_bundle, way, align, tmp_path):
+    path, net = wide_bundle
+    session = AnySizeSession(path)
+    size = {way: 0.5, "align": align}
+    told = net.plan(**size)
+    assert net.plan().is_full  # telling changes nothing
+    assert session.plan().is_full
+    assert (session.plan(**size), session.plan(**size).align) == (told, told.align)
+    assert session.resize(**size) == session.plan() == AnySizeSession(path, **size).plan() == told
+    assert session.resize(session.selector.full_plan()).is_full
+    assert session.resize(told) == session.plan() == told
+    assert net.resize_(**size) == net.plan() == told
+    net.resize_(macs=1.0)
+    if way == "macs":
+        report = dn.export_onnx(net, tmp_path / "one.onnx", **size)
+        assert (report.macs, report.ranks) == (told.macs, dict(told.ranks))
+
+
+def test_auto_is_the_default_of_budgets_and_ratios_and_ranks_are_literal(wide_bundle):
     """And it needs no statistics of its own: nothing warns."""
     path, net = wide_bundle
-    auto, plain = net.selector.choose(macs=0.5, align="auto"), net.selector.choose(macs=0.5)
-    assert auto != plain
-    session = AnySizeSession(path, macs=0.5)
-    assert (session.plan, session.plan.align) == (auto, "auto")
-    assert (session.resize(macs=0.5, align=1), session.plan.align) == (plain, 1)
-    assert session.resize(macs=0.5) == session.resize(macs=0.5, align="auto") == auto
-    assert session.resize(macs=0.5, align=None) == AnySizeSession(path, macs=0.5, align=1).plan == net.resize_(macs=0.5)
-    assert session.resize(params=0.5) == net.selector.choose(params=0.5, align="auto")
-    assert session.resize(ratio=0.4) == net.selector.choose(ratio=0.4, align="auto")
+    session = AnySizeSession(path)
+    auto, plain = session.plan(macs=0.5), session.plan(macs=0.5, align=1)
+    assert (auto.align, plain.align) == ("auto", 1)
+    assert auto.ranks != plain.ranks
+    assert session.plan(macs=0.5, align=None) == session.plan(macs=0.5, align="auto") == auto
+    assert session.resize(ratio=0.4) == net.plan(ratio=0.4, align=1)
     ranks = {"0": 33, "2": 21}
-    assert session.resize(ranks=ranks) == AnySizeSession(path, ranks=ranks).plan == net.selector.choose(ranks=ranks)
-    assert AnySizeSession(path).plan.is_full
-    assert AnySizeSession(path, align="auto").plan.is_full
+    assert session.resize(ranks=ranks) == AnySizeSession(path, ranks=ranks).plan() == net.plan(ranks=ranks)
+    assert AnySizeSession(path).plan().is_full
+    assert AnySizeSession(path, align="auto").plan().is_full
+
+
+def test_a_plan_is_given_alone_and_is_of_this_network(wide_bundle, bundle):
+    path, net = wide_bundle
+    session = AnySizeSession(path)
+    for wrong in ({"macs": 0.5}, {"align": 8}):
+        with pytest.raises(InvalidArgumentError) as caught:
+            session.resize(net.plan(macs=0.5), **wrong)
+        assert (caught.value.option, caught.value.came) == ("plan", f"a plan, {next(iter(wrong))}")
+    with pytest.raises(InvalidArgumentError) as caught:
+        session.resize(0.5)
+    assert (caught.value.option, caught.value.came) == ("plan", "float")
+    with pytest.raises(InvalidArgumentError) as caught:
+        session.resize(AnySizeSession(bundle).plan())
+    assert (caught.value.option, caught.value.allowed) == ("plan", "what its plan() returns")
+    with pytest.raises(InvalidArgumentError) as caught:
+        session.resize()
+    assert (caught.value.option, caught.value.came) == ("size", "none")
+    assert session.plan().is_full
+
+
+@pytest.mark.parametrize("name", ["resize", "plan"])
+def test_an_unknown_keyword_is_refused(bundle, name):
+    session = AnySizeSession(bundle)
+    for function in (getattr(session, name), partial(AnySizeSession, bundle)):
+        with pytest.raises(TypeError) as caught:
+            function(mac=0.5)
+        assert (caught.value.option, caught.value.came) == ("mac", 0.5)
+        assert caught.value.allowed.startswith("macs, params, ratio, ranks, latency_ms, align, batch")
+    assert session.plan().is_full
 
 
 @pytest.mark.filterwarnings("ignore:batch normalisation has statistics of ranks")
@@ -96,11 +143,11 @@ def test_measuring_takes_auto_and_times_of_any_rounding_can_be_asked_for(wide_bu
     for asked, align in (({}, "auto"), ({"align": 1}, 1), ({"align": 8}, 8)):
         [entry] = session.measure([0.5], seconds=0, **asked).entries
         assert entry.align == align
-        assert entry.sizes[0].macs == net.selector.choose(macs=0.5, align=align).macs
+        assert entry.sizes[0].macs == net.plan(macs=0.5, align=align).macs
         session._latency = None  # read again from beside the file
         slower = max(entry.sizes[0].median_ms, 1e-6)
         plan = session.resize(latency_ms=slower)
-        assert plan.is_full or plan == net.selector.choose(macs=entry.size_for(slower), align=align)
+        assert plan.is_full or plan == net.plan(macs=entry.size_for(slower), align=align)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"format": 1, "machines": 3}'])
@@ -113,7 +160,7 @@ def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(content, w
     with pytest.warns(UserWarning, match=r"latency\.json: it was damaged"):
         session.measure([0.5], seconds=0)
     assert session.resize(latency_ms=1e6).is_full
-    assert AnySizeSession(wide_bundle[0], threads=1, latency_ms=1e6).plan.is_full
+    assert AnySizeSession(wide_bundle[0], threads=1, latency_ms=1e6).plan().is_full
 
 
 @pytest.mark.parametrize(("value", "threads"), [("1", 1), ("3", 3), ("2,1", 2), ("", None), ("0", None), ("x", None)])
@@ -127,7 +174,7 @@ def test_it_takes_as_many_threads_as_pytorch_would(value, threads, monkeypatch):
 def test_aligned_ranks_are_those_of_pytorch(session, net, expected, x):
     plan = session.resize(macs=0.6, align=4)
     np.testing.assert_allclose(session.run(x), expected(macs=0.6, align=4), rtol=1e-5, atol=1e-5)
-    assert plan == net.plan
+    assert plan == net.plan()
     assert all(rank % 4 == 0 or name in plan.dense for name, rank in plan.ranks.items())
 
 
@@ -154,9 +201,9 @@ def test_rounded_ranks_have_their_own_statistics(tmp_path, x):
 
 
 def test_it_starts_at_full_size_or_at_the_one_asked_for(bundle, x):
-    assert AnySizeSession(bundle).plan.is_full
+    assert AnySizeSession(bundle).plan().is_full
     session = AnySizeSession(bundle, macs=0.4, threads=1)
-    assert session.plan == session.selector.choose(macs=0.4)
+    assert session.plan() == session.plan(macs=0.4)
     assert "0.3" in repr(session)
     assert session.run(x[:1]).shape == (1, 5)
 
@@ -197,7 +244,7 @@ def test_one_node_where_dense_is_cheaper_and_folded_normalisation(bundle):
 
 def test_factors_are_not_copied(bundle):
     contents = open_network(bundle)
-    plan = contents.selector.choose(ratio=0.3)
+    plan = contents.selector.plan_for(SizeRequest(ratio=0.3))
     weights = build(contents, plan).weights
     layer = next(layer for layer in contents.layers if layer.name == "hidden")
     assert plan.ranks["hidden"] < layer.kept[0]
@@ -212,7 +259,7 @@ def test_recent_sizes_are_kept_and_the_oldest_goes(bundle):
     session.resize(macs=1.0)
     assert session._in_force is full
     session.resize(macs=0.4)
-    assert [plan.macs_fraction for plan in session.kept] == [1.0, session.plan.macs_fraction]
+    assert [plan.macs_fraction for plan in session.kept] == [1.0, session.plan().macs_fraction]
     session.resize(macs=0.5)
     session.resize(macs=1.0)
     assert session._in_force is not full
@@ -220,7 +267,7 @@ def test_recent_sizes_are_kept_and_the_oldest_goes(bundle):
 
 def test_a_resize_that_fails_leaves_the_size(session, x):
     session.resize(macs=0.5)
-    before, plan = session.run(x), session.plan
+    before, plan = session.run(x), session.plan()
     for wrong, error in (
         ({"macs": 0.001}, BudgetError),
         ({"macs": 2.5}, InvalidArgumentError),
@@ -232,8 +279,8 @@ def test_a_resize_that_fails_leaves_the_size(session, x):
         with pytest.raises(error):
             session.resize(**wrong)
     with pytest.raises(InvalidArgumentError, match="not of this network"):
-        session.set_plan("full")
-    assert session.plan is plan
+        session.resize("full")
+    assert session.plan() is plan
     np.testing.assert_array_equal(session.run(x), before)
 
 
@@ -364,11 +411,11 @@ def test_measuring_and_then_a_size_by_its_latency(bundle, tmp_path, x):
     with pytest.raises(InvalidArgumentError, match="no latency profile"):
         session.resize(latency_ms=5)
     profile = session.measure([0.5, 0.3], seconds=0.05)
-    assert session.plan.is_full
+    assert session.plan().is_full
     [entry] = profile.entries
     assert (entry.runtime, entry.batch, entry.threads, len(entry.sizes)) == ("onnxruntime", 1, 1, 3)
     assert session.resize(latency_ms=1e6).is_full
-    assert AnySizeSession(path, latency_ms=1e6, batch=1, threads=1).plan.is_full  # it lies beside the file
+    assert AnySizeSession(path, latency_ms=1e6, batch=1, threads=1).plan().is_full  # it lies beside the file
     with pytest.raises(DecomposableError, match="batch 3"):
         AnySizeSession(path, latency_ms=1e6, batch=3, threads=1)
     with pytest.raises(BudgetError, match="too small"):

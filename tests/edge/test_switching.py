@@ -79,7 +79,7 @@ def test_every_answer_is_of_a_size_that_was_in_force(session, x, answers):
             begun = i
             session.resize(ratio=ratio)
             done = i
-            assert session.plan == session.selector.choose(ratio=ratio)
+            assert session.plan() == session.plan(ratio=ratio)
             if load.wrong:
                 break
             if i % 16 == 0:
@@ -95,7 +95,7 @@ def test_several_threads_may_resize(session, x, answers):
     def switch(seed):
         for i in np.random.default_rng(seed).integers(0, len(RATIOS), SWITCHES // 4):
             plan = session.resize(ratio=RATIOS[i])
-            assert plan == session.selector.choose(ratio=RATIOS[i])
+            assert plan == session.plan(ratio=RATIOS[i])
 
     switchers = [threading.Thread(target=switch, args=(seed,)) for seed in range(2)]
     with Load(session, x, is_right) as load:
@@ -104,9 +104,7 @@ def test_several_threads_may_resize(session, x, answers):
         for thread in switchers:
             thread.join()
     assert load.wrong == []
-    assert (
-        session.run(x).tobytes() == answers[next(r for r in RATIOS if session.selector.choose(ratio=r) == session.plan)]
-    )
+    assert session.run(x).tobytes() == answers[next(r for r in RATIOS if session.plan(ratio=r) == session.plan())]
     assert len(session.kept) == 2
 
 

@@ -58,7 +58,7 @@ def same_at(net, path, x, sizes=SIZES):
     for size in sizes:
         net.resize_(macs=size)
         session.resize(macs=size, align=1)
-        assert session.plan == net.plan
+        assert session.plan() == net.plan()
         np.testing.assert_allclose(session.run(x.numpy()), net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 

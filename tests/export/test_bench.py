@@ -64,7 +64,7 @@ SETTING = {"runtime": "torch", "batch": 2, "threads": 3, "seconds": 0.0}
 def test_the_original_and_the_sizes_are_timed_in_one_go(net, timed_by):
     making, made = timed_by(lambda plan: 1e-9 * plan.macs)
     entry = sweep(net.selector, making, [0.5, 0.25, 1.0, 0.5], **SETTING)
-    plans = [net.selector.choose(macs=size) for size in (0.25, 0.5, 1.0)]
+    plans = [net.plan(macs=size) for size in (0.25, 0.5, 1.0)]
     assert [list(each.values()) for each in made] == [[net.selector.full_plan(), plans[1], plans[0]]]
     assert entry.setting == ("torch", 2, 3)
     assert (entry.align, entry.trials) == (1, ())
@@ -91,7 +91,7 @@ def test_the_usual_sizes_are_those_that_are_possible(timed_by):
 def test_aligned_sizes_are_timed(net, timed_by):
     making, made = timed_by(lambda plan: plan.macs)
     entry = sweep(net.selector, making, [0.5], **SETTING, align=4)
-    assert made[0]["0.5"] == net.selector.choose(macs=0.5, align=4)
+    assert made[0]["0.5"] == net.plan(macs=0.5, align=4)
     assert entry.align == 4
     assert entry.trials == ()
 
@@ -102,7 +102,7 @@ def test_an_alignment_above_all_ranks_is_stored_as_the_smallest_such(net, timed_
     most = max(cost.full_rank for cost in net.selector.costs)
     entry = sweep(net.selector, making, [0.5], **SETTING, align=most + beyond)
     assert entry.align == most + 1
-    assert made[0]["0.5"] == net.selector.choose(macs=0.5, align=most + beyond)
+    assert made[0]["0.5"] == net.plan(macs=0.5, align=most + beyond)
     LatencyProfile.of(net.selector, [entry]).save(tmp_path / "p.json")
     assert LatencyProfile.load(tmp_path / "p.json").entries == (entry,)
 
@@ -132,13 +132,13 @@ def test_the_alignment_that_the_machine_likes_is_found(width, timed_by):
             [
                 (steps_of(width)(aligned) / aligned.macs) / (steps_of(width)(plain) / plain.macs)
                 for size in (0.5, 0.3)
-                for aligned in [net.selector.choose(macs=size, align=width)]
-                for plain in [net.selector.choose(macs=size)]
+                for aligned in [net.plan(macs=size, align=width)]
+                for plain in [net.plan(macs=size)]
             ]
         )
     )
     assert trials[width] == pytest.approx(expected)
-    assert list(made[1].values())[1:] == [net.selector.choose(macs=size, align=width) for size in (0.5, 0.4, 0.3)]
+    assert list(made[1].values())[1:] == [net.plan(macs=size, align=width) for size in (0.5, 0.4, 0.3)]
 
 
 def test_an_alignment_is_not_better_for_leaving_budget_unused(net, timed_by):
@@ -157,13 +157,13 @@ def test_auto_is_one_of_the_alignments_that_are_tried(timed_by):
     entry = sweep(net.selector, making, [0.5, 0.3], **SETTING, align="measured")
     assert [align for align, _ in entry.trials] == [1, "auto", 4, 8, 16, 32]
     assert entry.align == "auto"
-    assert made[-1]["0.5"].ranks == net.selector.choose(macs=0.5, align="auto").ranks
+    assert made[-1]["0.5"].ranks == net.plan(macs=0.5, align="auto").ranks
 
 
 def test_sizes_rounded_by_auto_are_timed(net, timed_by):
     making, made = timed_by(lambda plan: plan.macs)
     entry = sweep(net.selector, making, [0.5], **SETTING, align="auto")
-    assert made[0]["0.5"] == net.selector.choose(macs=0.5, align="auto")
+    assert made[0]["0.5"] == net.plan(macs=0.5, align="auto")
     assert entry.align == "auto"
 
 
@@ -208,7 +208,7 @@ def test_runs_are_the_networks_themselves(runtime):
     model[1].running_var.uniform_(0.5, 2)
     net = dn.decompose(model, torch.zeros(1, *IMAGE))
     x = net.input.example(3)
-    plans = {"dense": net.selector.full_plan(), "small": net.selector.choose(macs=0.3)}
+    plans = {"dense": net.selector.full_plan(), "small": net.plan(macs=0.3)}
     modules = {name: net.extract(plan) for name, plan in plans.items()}
     with torch.no_grad():
         expected = {name: module(x).numpy() for name, module in modules.items()}
@@ -274,10 +274,10 @@ def test_measuring_leaves_the_network_as_it_is():
     plan, module = net.resize_(macs=0.4), net.module
     said = []
     entry = measure(net, [0.5], seconds=0, batch=2, say=said.append)
-    assert net.plan is plan
+    assert net.plan() is plan
     assert net.module is module
     assert entry.setting == ("torch", 2, torch.get_num_threads())
-    assert [timed.size for timed in entry.sizes] == [net.selector.choose(macs=0.5).macs_fraction, 1.0]
+    assert [timed.size for timed in entry.sizes] == [net.plan(macs=0.5).macs_fraction, 1.0]
     assert all(timed.repetitions == 5 and timed.low_ms > 0 for timed in entry.sizes)
     assert said == ["torch: making 2 sizes", "torch: timing 2 sizes side by side"]
 
@@ -285,10 +285,10 @@ def test_measuring_leaves_the_network_as_it_is():
 def test_a_calibrated_size_is_timed_with_its_own_statistics():
     net = small_net()
     net.calibrate_([torch.randn(16, *IMAGE)], sizes=[0.3, 0.6])
-    x, plan = torch.randn(2, *IMAGE), net.selector.choose(macs=0.4)
+    x, plan = torch.randn(2, *IMAGE), net.plan(macs=0.4)
     apart = net.extract(plan)
-    assert net.plan.is_full
-    net.set_plan_(plan)
+    assert net.plan().is_full
+    net.resize_(plan)
     assert torch.equal(apart(x), net(x))
 
 
@@ -298,7 +298,7 @@ def test_a_network_that_does_not_know_its_input_has_to_be_told():
         measure(net, [0.5], seconds=0)
     entry = measure(net, [0.5], seconds=0, input=InputSpec(shape=IMAGE, dtype="float32"))
     assert entry.sizes[0].macs is None
-    assert entry.sizes[0].size == net.selector.choose(params=0.5).params_fraction
+    assert entry.sizes[0].size == net.plan(params=0.5).params_fraction
 
 
 # The verb

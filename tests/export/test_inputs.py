@@ -100,7 +100,7 @@ def export(net, path, kind, **options):
 
 def expected(net, batch):
     with torch.no_grad():
-        output = net.extract(net.selector.choose(**SIZE)).eval()(**batch)
+        output = net.extract(net.plan(**SIZE)).eval()(**batch)
     return [output.hidden.numpy(), output.pooled.numpy()]
 
 

@@ -13,10 +13,9 @@ import decomposable as dn
 from decomposable import models
 from decomposable.export import checking, one_size
 from decomposable.export.program import ExportError
-from decomposable.methods.widths import Widths
-from decomposable.network.sized import Size, SizedNet
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
 from decomposable_edge.sizing.latency import LatencyProfile, TimedSize, timed_now
+from decomposable_lab.methods.widths import Widths
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -87,13 +86,13 @@ def test_every_model_of_the_zoo(name, form, size, tmp_path):
         setattr(model, stage[0], stage[1][:2])
     thin = Widths(model, x).extract(0.25, is_fresh=True)
     net = dn.decompose(randomised(thin), example_input=x, form=form)
-    plan = net.selector.smallest_plan() if size == "smallest" else net.selector.choose(macs=size)
+    plan = net.selector.smallest_plan() if size == "smallest" else net.plan(macs=size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = dn.export_onnx(net, tmp_path / "net.onnx", ranks=plan.ranks)
     assert report.largest_difference < 1e-4
-    assert net.plan.is_full
-    net.set_plan_(plan)
+    assert net.plan().is_full
+    net.resize_(plan)
     assert difference(tmp_path / "net.onnx", net, torch.randn(3, 3, 32, 32)) < 1e-4
     ops = {node.op_type for node in onnx.load(tmp_path / "net.onnx").graph.node}
     assert "BatchNormalization" not in ops
@@ -112,21 +111,21 @@ def test_a_calibrated_network(form, sizes, tmp_path):
         at_size = copy.deepcopy(net)
         at_size.resize_(macs=size)
         assert (report.macs, report.params, report.ranks) == (
-            at_size.plan.macs,
-            at_size.plan.params,
-            at_size.plan.ranks,
+            at_size.plan().macs,
+            at_size.plan().params,
+            at_size.plan().ranks,
         )
         assert difference(tmp_path / "net.onnx", at_size.module, torch.randn(7, 1, 8, 8)) < 1e-4
 
 
 @pytest.mark.slow
 def test_the_network_stays_as_it_is_and_without_a_size_that_in_force_is_taken(net, tmp_path):
-    before = net.plan, net.module, net.training, {k: v.clone() for k, v in net.state_dict().items()}
+    before = net.plan(), net.module, net.training, {k: v.clone() for k, v in net.state_dict().items()}
     report = dn.export_onnx(net, tmp_path / "in-force.onnx")
-    assert report.macs == net.plan.macs
+    assert report.macs == net.plan().macs
     smaller = dn.export_onnx(net, tmp_path / "smaller.onnx", params=0.3)
     assert smaller.params < report.params
-    assert (net.plan, net.module, net.training) == before[:3]
+    assert (net.plan(), net.module, net.training) == before[:3]
     assert all(torch.equal(tensor, before[3][key]) for key, tensor in net.state_dict().items())
     assert difference(tmp_path / "in-force.onnx", net.module, torch.randn(4, 1, 8, 8)) < 1e-4
 
@@ -183,31 +182,6 @@ def test_the_example_is_what_it_is_tried_with(tmp_path, monkeypatch):
     assert [len(batch) for batch in sizes] == [1, 2, 5]
     assert torch.equal(sizes[2], rows[[0, 1, 2, 0, 1]])
     assert (others != sizes[2]).any(1).all()  # rows that are not of the example
-
-
-@pytest.mark.slow
-def test_a_network_of_another_method(tmp_path):
-    torch.manual_seed(0)
-    widths = Widths(randomised(models.small_cnn((8, 8, 8))), torch.zeros(1, 1, 8, 8))
-    sizes = []
-    for width in (1.0, 0.5):
-        (macs, params), (full_macs, full_params) = widths.cost(width), widths.cost(1.0)
-        counts = {"macs": macs, "params": params, "full_macs": full_macs, "full_params": full_params}
-        sizes.append(Size(name=f"width {width}", value=width, **counts))
-    net = SizedNet(
-        method="width",
-        network=widths.model,
-        sizes=sizes,
-        build=lambda size: widths.extract(size.value),
-        info={"input_shape": [1, 8, 8]},
-    )
-    report = dn.export_onnx(net, tmp_path / "net.onnx", macs=0.5)
-    assert net.plan is net.sizes[0]
-    assert (report.macs, report.params) == (sizes[1].macs, sizes[1].params)
-    net.set_plan_(sizes[1])
-    assert difference(tmp_path / "net.onnx", net.module, torch.randn(3, 1, 8, 8)) < 1e-4
-    with pytest.raises(InvalidArgumentError, match=r"ratio.*method width; allowed: macs, params"):
-        dn.export_onnx(net, tmp_path / "net.onnx", ratio=0.5)
 
 
 def test_another_size_of_image_has_no_known_macs(tmp_path):
@@ -308,7 +282,7 @@ def test_a_time_is_that_of_onnx_runtime(net, tmp_path):
                 high_ms=time,
                 repetitions=9,
             )
-            for plan, time in ((net.selector.choose(macs=0.5), 1.0), (net.selector.full_plan(), full_ms))
+            for plan, time in ((net.plan(macs=0.5), 1.0), (net.selector.full_plan(), full_ms))
         ]
         return timed_now(runtime=runtime, batch=1, threads=torch.get_num_threads(), sizes=sizes)
 
@@ -316,4 +290,4 @@ def test_a_time_is_that_of_onnx_runtime(net, tmp_path):
     twin.latency = LatencyProfile.of(net.selector, [measured("torch", 9.0), measured("onnxruntime", 2.0)])
     report = dn.export_onnx(twin, tmp_path / "net.onnx", latency_ms=2)
     assert report.macs == report.full_macs
-    assert twin.choose(latency_ms=2).macs < report.macs
+    assert twin.plan(latency_ms=2).macs < report.macs

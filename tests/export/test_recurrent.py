@@ -134,7 +134,7 @@ def test_a_bundle_has_them_at_every_size(name, tmp_path):
         if size < net.selector.smallest_size:
             continue
         plan = session.resize(macs=size)
-        net.set_plan_(plan)
+        net.resize_(plan)
         for x in (X, LONG, LONG[:1, :1]):
             check_close(as_list(session.run(x.numpy())), wanted(net, x))
     whole = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])  # any runtime, at full size
@@ -149,7 +149,7 @@ def test_a_bundle_runs_dense_layers_in_any_mixture(tmp_path):
     _, net = make("lstm, projections")
     dn.export_any_size(net, tmp_path / "net.safetensors")
     session = AnySizeSession(tmp_path / "net.safetensors")
-    names = list(net.plan.ranks)
+    names = list(net.plan().ranks)
     for dense in (names[::2], names[1::2], [n for n in names if "hh" in n], [n for n in names if "hr" in n]):
         ranks = {name: 2 for name in names if name not in dense}
         session.resize(ranks=ranks)
@@ -165,7 +165,7 @@ def test_only_some_weights_are_decomposed(tmp_path):
         dn.export_any_size(net, tmp_path / "net.safetensors")
         session = AnySizeSession(tmp_path / "net.safetensors")
         check_close(session.run(X.numpy()), wanted(model, X))
-        net.set_plan_(session.resize(macs=0.5 * (1 + net.selector.smallest_size)))
+        net.resize_(session.resize(macs=0.5 * (1 + net.selector.smallest_size)))
         check_close(session.run(X.numpy()), wanted(net, X))
 
 

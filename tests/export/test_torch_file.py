@@ -31,9 +31,9 @@ def net(request):
 def test_a_size_runs_without_the_model_at_any_batch_size_and_tells_nothing_of_where_it_was_made(net, tmp_path):
     path = tmp_path / "net.pt2"
     report = dn.export_torch(net, path, macs=0.4)
-    assert net.plan.is_full
+    assert net.plan().is_full
     assert net.training
-    at_size = net.extract(net.selector.choose(macs=0.4)).eval()
+    at_size = net.extract(net.plan(macs=0.4)).eval()
     program = torch.export.load(path).module()
     for batch in (1, 4):
         x = torch.randn(batch, 1, 8, 8)

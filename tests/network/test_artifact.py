@@ -20,6 +20,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import decompose, models
 from decomposable.commands.main import main
+from decomposable.core.factors import Taylor
 from decomposable.core.forms import matrix
 from decomposable.network import decompose as decomposing
 from decomposable.network.artifact import read, save_size, shrink, size_state_dict
@@ -174,7 +175,7 @@ def sizes_of(net):
         wanted += [{"macs": 0.93}, {"macs": 0.61}]
     for size in wanted:
         try:
-            net.selector.choose(**size)
+            net.plan(**size)
         except BudgetError:
             continue
         yield size
@@ -182,7 +183,7 @@ def sizes_of(net):
 
 def assert_equal(one, other, x):
     """The networks are equal now and at any size."""
-    assert one.plan == other.plan
+    assert one.plan() == other.plan()
     assert one.training == other.training
     assert_same_tensors(one.module.state_dict(), other.module.state_dict())
     assert type(one.selector) is type(other.selector)
@@ -265,7 +266,7 @@ def test_the_size_in_force_comes_back(size, tmp_path):
     plan = net.resize_(**size)
     loaded = saved(net, tmp_path)
     x = batch("cnn")
-    assert loaded.plan == plan
+    assert loaded.plan() == plan
     assert torch.equal(loaded(x), net(x))
     assert_equal(net, loaded, x)
 
@@ -274,7 +275,7 @@ def test_without_an_example_input(tmp_path):
     net = make(example_input=None)
     net.calibrate_([batch("cnn")], sizes=[0.8, 0.9])
     loaded = saved(net, tmp_path)
-    assert loaded.plan.macs is None
+    assert loaded.plan().macs is None
     assert_equal(net, loaded, batch("cnn"))
     with pytest.raises(InvalidArgumentError, match="example_input"):
         loaded.resize_(macs=0.5)
@@ -303,7 +304,7 @@ def test_the_order_of_the_criterion_comes_back(form, criterion, tmp_path):
 
 
 def test_the_order_of_taylor_comes_back(tmp_path):
-    criterion = dn.Taylor([batch("cnn")], lambda model, x: model(x).square().mean())
+    criterion = Taylor([batch("cnn")], lambda model, x: model(x).square().mean())
     net = make(criterion=criterion)
     assert_equal(net, saved(net, tmp_path), batch("cnn"))
 
@@ -356,7 +357,7 @@ def test_nothing_is_decomposed_at_load(tmp_path, monkeypatch):
     monkeypatch.setattr(matrix, "svd", refuse)
     monkeypatch.setattr(torch.linalg, "svd", refuse)
     monkeypatch.setattr(torch.linalg, "eigh", refuse)
-    assert dn.load(tmp_path / "net.safetensors", model=cnn()).plan.is_full
+    assert dn.load(tmp_path / "net.safetensors", model=cnn()).plan().is_full
 
 
 def test_saving_again_gives_the_same_bytes(tmp_path):
@@ -505,7 +506,7 @@ def replaced(index, module):
 def test_another_model_is_refused_with_the_first_layer_that_differs(model, message, tmp_path):
     net = make()
     for path in (tmp_path / "net.safetensors", tmp_path / "size.safetensors"):
-        net.save(path) if path.stem == "net" else save_size(net, net.selector.choose(ratio=0.8), path)
+        net.save(path) if path.stem == "net" else save_size(net, net.plan(ratio=0.8), path)
         with pytest.raises(InvalidArgumentError, match=re.escape(message)) as caught:
             dn.load(path, model=model())
         assert path.name in str(caught.value)
@@ -649,7 +650,7 @@ def test_a_file_has_the_mode_of_any_other_file(tmp_path):
 def test_folders_are_made_and_text_is_a_path(tmp_path):
     path = str(tmp_path / "a" / "b" / "net.safetensors")
     make("mlp").save(path)
-    assert dn.load(path, model=mlp()).plan.is_full
+    assert dn.load(path, model=mlp()).plan().is_full
     assert read(path).plan.is_full
 
 
@@ -700,7 +701,7 @@ def test_a_size_of_another_type(dtype, tmp_path):
 
 def test_a_loaded_size_can_be_trained(tmp_path):
     net, x = make(), batch("cnn")
-    save_size(net, net.selector.choose(ratio=0.4), tmp_path / "size.safetensors", info={"size": 0.4})
+    save_size(net, net.plan(ratio=0.4), tmp_path / "size.safetensors", info={"size": 0.4})
     module = dn.load(tmp_path / "size.safetensors", model=cnn()).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     before = [p.clone() for p in module.parameters()]
@@ -711,7 +712,7 @@ def test_a_loaded_size_can_be_trained(tmp_path):
 
 def test_the_size_of_shared_layers_shares(tmp_path):
     net = make("shared")
-    save_size(net, net.selector.choose(ratio=0.3), tmp_path / "size.safetensors")
+    save_size(net, net.plan(ratio=0.3), tmp_path / "size.safetensors")
     module = dn.load(tmp_path / "size.safetensors", model=Shared())
     assert module.a[0].weight is module.b[0].weight
     assert module.again is module.b
@@ -720,7 +721,7 @@ def test_the_size_of_shared_layers_shares(tmp_path):
 
 def test_a_size_is_not_a_network(tmp_path):
     net = make("mlp")
-    save_size(net, net.plan, tmp_path / "size.safetensors")
+    save_size(net, net.plan(), tmp_path / "size.safetensors")
     with pytest.raises(ArtifactError, match=r"size.safetensors: holds one size only"):
         read(tmp_path / "size.safetensors")
 
@@ -730,7 +731,7 @@ def test_the_tensors_of_a_size_are_their_own(tmp_path):
     stored = net.artifact()
     x = batch("cnn")
     before = net(x)
-    for tensor in size_state_dict(stored, stored.selector.choose(ratio=0.6)).values():
+    for tensor in size_state_dict(stored, stored.selector.plan_for(SizeRequest(ratio=0.6))).values():
         tensor.zero_()
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
     net.resize_(ratio=0.6)
@@ -742,7 +743,7 @@ def test_the_tensors_of_a_size_are_their_own(tmp_path):
 @pytest.mark.parametrize("use", [lambda a, p: size_state_dict(a, p), lambda a, p: shrink(a, p)])
 def test_a_plan_of_another_network_is_refused(use):
     stored = make("mlp").artifact()
-    for plan in (make("cnn").plan, {"0": 1}, None):
+    for plan in (make("cnn").plan(), {"0": 1}, None):
         with pytest.raises(InvalidArgumentError, match="plan: it is not of this network"):
             use(stored, plan)
 
@@ -752,7 +753,7 @@ def test_a_plan_of_another_network_is_refused(use):
 
 def shrunk(net, tmp_path, kind="cnn", **size):
     """The network with a size as its largest, after a way through a file."""
-    small = shrink(net.artifact(), net.selector.choose(**size))
+    small = shrink(net.artifact(), net.plan(**size))
     small.save(tmp_path / "small.safetensors")
     return dn.load(tmp_path / "small.safetensors", model=build(kind))
 
@@ -766,10 +767,10 @@ def test_a_shrunk_network_gives_the_same_outputs_at_its_sizes(kind, size, tmp_pa
     except BudgetError:
         pytest.skip("too small a network")
     small = shrunk(net, tmp_path, kind, **size)
-    assert small.plan == largest
+    assert small.plan() == largest
     close(small(x), net(x))
     for below in sizes_of(net):
-        plan = net.selector.choose(**below)
+        plan = net.plan(**below)
         if all(plan.ranks[name] <= largest.ranks[name] for name in plan.ranks):
             assert small.resize_(**below) == net.resize_(**below)
             close(small(x), net(x))
@@ -794,7 +795,7 @@ def test_no_size_is_above_the_largest(tmp_path):
         assert plan.ranks == largest.ranks
     assert small.resize_(macs=1.0) == largest
     assert largest.macs_fraction <= 0.8
-    assert small.plan.full_macs == net.plan.full_macs
+    assert small.plan().full_macs == net.plan().full_macs
     name, rank = next((n, r) for n, r in largest.ranks.items() if n not in largest.dense)
     with pytest.raises(
         InvalidArgumentError, match=f"ranks: layer '{name}' got {rank + 1}; allowed: an int, 1 to {rank}"
@@ -807,7 +808,9 @@ def test_below_the_largest_sizes_are_chosen_as_before(tmp_path):
     net = make("resnet20")
     small = shrunk(net, tmp_path, "resnet20", macs=0.6)
     for macs in np.linspace(0.1, 0.6, 30):
-        assert small.selector.choose(macs=float(macs)) == net.selector.choose(macs=float(macs))
+        assert small.selector.plan_for(SizeRequest(macs=float(macs))) == net.selector.plan_for(
+            SizeRequest(macs=float(macs))
+        )
     with pytest.raises(BudgetError):
         small.resize_(macs=1e-6)
 
@@ -818,7 +821,7 @@ def test_a_shrunk_file_is_smaller(tmp_path):
     stored = read(tmp_path / "net.safetensors")
     files = [tmp_path / "net.safetensors"]
     for macs in (0.75, 0.5, 0.25):
-        stored = shrink(stored, stored.selector.choose(macs=macs))
+        stored = shrink(stored, stored.selector.plan_for(SizeRequest(macs=macs)))
         files.append(tmp_path / f"{macs}.safetensors")
         stored.save(files[-1])
     bytes_ = [file.stat().st_size for file in files]
@@ -829,9 +832,9 @@ def test_a_shrunk_file_is_smaller(tmp_path):
 def test_shrinking_in_steps_is_shrinking_at_once():
     net = make("resnet20", calibrated=True)
     whole = net.artifact()
-    steps = shrink(whole, whole.selector.choose(macs=0.8))
-    steps = shrink(steps, steps.selector.choose(macs=0.5))
-    once = shrink(whole, whole.selector.choose(macs=0.5))
+    steps = shrink(whole, whole.selector.plan_for(SizeRequest(macs=0.8)))
+    steps = shrink(steps, steps.selector.plan_for(SizeRequest(macs=0.5)))
+    once = shrink(whole, whole.selector.plan_for(SizeRequest(macs=0.5)))
     assert steps.plan == once.plan
     for key in once.state:
         torch.testing.assert_close(steps.state[key], once.state[key], rtol=1e-4, atol=1e-5)
@@ -843,14 +846,14 @@ def test_shrinking_to_the_full_size_changes_nothing(tmp_path):
     net = make(calibrated=True, limits={"4": (1, 5)})
     net.resize_(ratio=0.5)
     small = shrunk(net, tmp_path, ranks={})
-    assert small.plan.is_full
+    assert small.plan().is_full
     net.resize_(ranks={})
     assert_equal(net, small, batch("cnn"))
 
 
 def test_what_is_shrunk_cannot_grow(tmp_path):
     stored = make("mlp").artifact()
-    small = shrink(stored, stored.selector.choose(ratio=0.4))
+    small = shrink(stored, stored.selector.plan_for(SizeRequest(ratio=0.4)))
     with pytest.raises(InvalidArgumentError, match=r"plan: layer '.*' has rank .*; allowed: 1 to"):
         size_state_dict(small, stored.plan)
     with pytest.raises(InvalidArgumentError, match=r"plan: layer"):
@@ -872,7 +875,7 @@ def test_statistics_of_a_shrunk_network_are_those_that_its_sizes_need(kind, tmp_
     largest = net.resize_(macs=0.78)
     small = shrunk(net, tmp_path, kind, macs=0.78)
     assert len(small._statistics.plans) < len(net._statistics.plans)
-    smaller = [net.selector.choose(macs=macs) for macs in (0.75, 0.72, 0.66, 0.55, 0.5)]
+    smaller = [net.plan(macs=macs) for macs in (0.75, 0.72, 0.66, 0.55, 0.5)]
     for plan in (largest, *smaller):
         for name, pair in net._statistics.at(plan).items():
             assert all(map(torch.equal, pair, small._statistics.at(plan)[name]))
@@ -909,7 +912,7 @@ def files(tmp_path_factory):
     torch.manual_seed(0)
     net = make("shared")
     net.save(folder / "net", info={"a": 1})
-    save_size(net, net.selector.choose(ratio=0.4), folder / "size")
+    save_size(net, net.plan(ratio=0.4), folder / "size")
     return folder, (folder / "net").read_bytes(), (folder / "size").read_bytes()
 
 
@@ -1248,7 +1251,7 @@ def test_resize_rounds_ranks(kind, tmp_path, capsys):
     assert main(["resize", str(path), "--macs", "0.7", "--align", "4", "-o", str(out), "--as", kind]) == 0
     assert "ranks rounded to multiples of 4" in capsys.readouterr().out
     plan = net.resize_(macs=0.7, align=4)
-    assert plan != net.choose(macs=0.7)
+    assert plan != net.plan(macs=0.7)
     assert torch.equal(dn.load(out)(x), net(x))
     if kind == "artifact":
         assert read(out).plan == plan

@@ -13,6 +13,7 @@ from decomposable.core.forms import to_factors, to_matrix
 from decomposable.network import descent, work
 from decomposable.network.goals import drawing, drawn_loss
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.sizing.plans import SizeRequest
 
 SIZES = (0.8, 0.6, 0.4, 0.3)
 
@@ -107,7 +108,7 @@ def test_all_bases_together_are_the_weights(trained, by_loss):
 def test_plans_are_nested(by_loss, measure):
     before = None
     for size in np.linspace(0.15, 1.0, 40):
-        plan = by_loss.selector.choose(**{measure: float(size)})
+        plan = by_loss.plan(**{measure: float(size)})
         if before is not None:
             assert all(before.ranks[name] <= rank for name, rank in plan.ranks.items())
         before = plan
@@ -119,7 +120,7 @@ def test_two_orders_that_are_the_same_inside_every_layer(by_loss):
     for scores in (selector.scores, selector.params_scores):
         assert all((np.diff(each) <= 0).all() for each in scores)
     assert not np.array_equal(selector.order, selector.params_order)
-    ratio = selector.choose(ratio=0.4)
+    ratio = selector.plan_for(SizeRequest(ratio=0.4))
     kept = selector.order[: round(0.4 * len(selector.order))]
     layers = np.repeat(np.arange(len(selector.costs)), selector.full_ranks)
     assert list(ratio.ranks.values()) == np.maximum(1, np.bincount(layers[kept], minlength=4)).tolist()
@@ -162,8 +163,8 @@ def test_a_file_keeps_both_orders(by_loss, tmp_path):
     loaded = dn.load(path, model=make())
     assert np.array_equal(loaded.selector.params_order, by_loss.selector.params_order)
     for size in (0.3, 0.5, 0.7):
-        assert loaded.resize_(params=size) == by_loss.selector.choose(params=size)
-        assert loaded.resize_(macs=size) == by_loss.selector.choose(macs=size)
+        assert loaded.resize_(params=size) == by_loss.plan(params=size)
+        assert loaded.resize_(macs=size) == by_loss.plan(macs=size)
 
 
 def test_a_file_of_a_size_keeps_both_orders(by_loss, tmp_path):
@@ -174,7 +175,7 @@ def test_a_file_of_a_size_keeps_both_orders(by_loss, tmp_path):
     assert np.array_equal(part.selector.params_order, by_loss.selector.params_order)
     plan = part.resize_(params=0.3)  # of what there is: the order per parameter wants one that is gone
     assert plan.params <= 0.3 * plan.full_params
-    assert all(plan.ranks[name] <= rank for name, rank in by_loss.selector.choose(macs=0.5).ranks.items())
+    assert all(plan.ranks[name] <= rank for name, rank in by_loss.plan(macs=0.5).ranks.items())
 
 
 def test_other_outputs_than_logits_are_refused_for_the_loss_only():
@@ -226,16 +227,16 @@ def test_the_network_is_measured_again_on_the_way_down(trained, monkeypatch):
     net = dn.decompose(trained, data=batches())
     assert net.cut_report.kept == "data"
     goals = [size for size in work.SIZES if size > net.selector.smallest_size]
-    # Each half, whose full network the other half sees, too; then both together.
-    once = 1 + len(goals)
-    assert len(measured) == 2 * (once + 1) + once
-    assert once > 2
-    last = measured[-once:]
+    # Each of the two halves once, which together are all samples.
+    assert len(measured) == 2 * (1 + len(goals))
+    assert len(goals) > 1
+    assert all(map(torch.equal, measured[::2], measured[1::2]))
+    last = measured[::2]
     assert torch.equal(last[0], trained[0].weight)
     # A network that is measured has lost as many bases of its first layer as its size has.
     for size, weight in zip(goals, last[1:], strict=True):
         rank = int(torch.linalg.matrix_rank(to_matrix(weight, "spatial"), rtol=1e-4))
-        assert rank == net.selector.choose(macs=size).ranks["0"]
+        assert rank == net.plan(macs=size).ranks["0"]
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 100.0])
@@ -331,7 +332,7 @@ def test_a_device_keeps_both_orders(by_loss, tmp_path):
             assert dict(plan.ranks) == dict(net.resize_(**{measure: size}).ranks)
             found = np.asarray(session.run(x.numpy()))
             assert np.allclose(found, net(x).numpy(), atol=1e-4)
-        differ += net.selector.choose(macs=size).ranks != net.selector.choose(params=size).ranks
+        differ += net.plan(macs=size).ranks != net.plan(params=size).ranks
     assert differ  # else the two orders would be one
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import decomposable.network.calibration.batches as batches_module
 from decomposable import decompose, models
 from decomposable_edge.errors import BudgetError, DecomposableError, InvalidArgumentError
+from decomposable_edge.sizing.plans import SizeRequest
 
 few = settings(max_examples=10, deadline=None, derandomize=True)
 
@@ -158,7 +159,7 @@ def test_exact_statistics_where_the_order_of_use_is_not_that_of_definition():
     model, x = Backwards().eval(), torch.randn(50, 6)
     net = decompose(model, x)
     plain = extracted(net, ratio=0.4)
-    macs = net.plan.macs
+    macs = net.plan().macs
     in_order = nn.Sequential(plain.first, plain.first_norm, nn.ReLU(), plain.last, plain.last_norm)
     expected = layer_by_layer(in_order, [x])
     net.calibrate_([x], sizes=[macs], exact=True)
@@ -307,9 +308,9 @@ def test_the_size_in_force_and_the_model_stay(exact):
     model = cnn()
     net, batches = make(model)
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    plan, live = net.plan, [b.clone() for b in net.buffers()]
+    plan, live = net.plan(), [b.clone() for b in net.buffers()]
     net.calibrate_(batches, sizes=[0.5], exact=exact)
-    assert net.plan == plan
+    assert net.plan() == plan
     assert all(torch.equal(a, b) for a, b in zip(net.buffers(), live, strict=True))
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
@@ -386,7 +387,7 @@ def test_a_size_close_to_the_full_one_has_statistics_close_to_the_original_ones(
     net.calibrate_(batches, sizes=[0.3])
     net.resize_(macs=0.3)
     small = statistics(net)
-    net.resize_(ranks={**net.plan.full_ranks, "10": 4})  # all but a basis of the last layer, which feeds no norm
+    net.resize_(ranks={**net.plan().full_ranks, "10": 4})  # all but a basis of the last layer, which feeds no norm
     for value, low, high in zip(statistics(net), small, original, strict=True):
         assert (value - high).norm() < 0.5 * (low - high).norm()
 
@@ -437,7 +438,7 @@ def test_calibrating_the_size_in_force_takes_effect_at_once():
 
 def test_sizes_may_be_counts():
     net, batches = make()
-    count = net.plan.full_macs // 2
+    count = net.plan().full_macs // 2
     net.calibrate_(batches, sizes=[count])
     net.resize_(macs=count)
     assert_statistics(net, cumulative_average(net.extract(), batches))
@@ -471,7 +472,9 @@ def test_wrong_sizes_are_refused(sizes):
 
 def take(net, size):
     """A size however far it is from calibrated ones."""
-    return net.set_plan_(net.selector.choose(macs=size))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return net.resize_(net.selector.of_size(size, "macs"))
 
 
 @few
@@ -544,7 +547,7 @@ def calibrated():
 def test_the_default_calibration_has_the_smallest_size_too():
     net, batches = make()
     net.calibrate_(batches)
-    smallest = net.resize_(ranks=dict.fromkeys(net.plan.ranks, 1))
+    smallest = net.resize_(ranks=dict.fromkeys(net.plan().ranks, 1))
     assert smallest.ratio < 0.1
     assert_statistics(net, cumulative_average(net.extract(), batches))
 
@@ -597,7 +600,9 @@ def test_rounded_ranks_have_statistics_of_their_own():
 def test_neighbours_are_the_nearest_by_their_ranks():
     net, batches = make()
     net.calibrate_(batches, sizes=[0.3, 0.45, 0.55, 0.65, 0.8])
-    rounded = [net.selector.choose(macs=macs, align=2) for macs in (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)]
+    rounded = [
+        net.selector.plan_for(SizeRequest(macs=macs, align=2)) for macs in (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)
+    ]
     rounded = list({plan.ranks: plan for plan in rounded}.values())
     assert len(rounded) >= 3
     first, between, last = rounded[0], rounded[1], rounded[2]
@@ -625,28 +630,77 @@ def test_ranks_rounded_as_nothing_that_was_calibrated_warn_once():
     net.resize_(macs=0.6, align=4)
 
 
-def test_auto_needs_no_statistics_of_its_own():
-    """It takes those of unrounded sizes, which are close to its own; and none can be made for it."""
+def wide():
+    """A network whose ranks "auto" rounds, and data."""
+    torch.manual_seed(0)
     layers = [nn.Linear(300, 400), nn.BatchNorm1d(400), nn.Linear(400, 300), nn.BatchNorm1d(300), nn.Linear(300, 8)]
     batches = [torch.randn(64, 300)]
-    net = decompose(nn.Sequential(*layers).eval(), batches[0])
-    net.calibrate_(batches, sizes=[0.46 + 0.005 * step for step in range(9)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        plan = net.resize_(macs=0.5, align="auto")
-    assert plan.ranks != net.selector.choose(macs=0.5).ranks
-    assert net._statistics.is_made_for(plan)
+    return decompose(nn.Sequential(*layers).eval(), batches[0]), batches
+
+
+def assert_near_its_own_statistics(net, batches):
     stored, own = statistics(net.module), cumulative_average(net.extract(), batches)
     for i in (0, 2):
         (mean, var), (own_mean, own_var) = stored[i : i + 2], own[i : i + 2]
         assert ((mean - own_mean).abs() / own_var.sqrt()).mean() < 0.05
         assert ((var - own_var).abs() / own_var).mean() < 0.05
-    with pytest.raises(InvalidArgumentError, match=r"align='auto': it needs no statistics but those of unrounded"):
-        net.calibrate_(batches, align="auto")
+
+
+def error_of_variances(net, batches, align):
+    """How far stored variances are from those of the data, relative to them: the mean over channels and sizes."""
+    found = []
+    for macs in (0.2, 0.33, 0.47, 0.6, 0.75):
+        assert net.resize_(macs=macs, align=align).warning is None
+        pairs = zip(statistics(net.module)[1::2], cumulative_average(net.extract(), batches)[1::2], strict=True)
+        found += [float(((var - own).abs() / own).mean()) for var, own in pairs]
+    return np.mean(found)
+
+
+@pytest.mark.parametrize("align", [1, "auto"])
+def test_auto_takes_the_statistics_of_unrounded_sizes_as_well(align):
+    """They are close to its own; nothing warns."""
+    net, batches = wide()
+    net.calibrate_(batches, sizes=[0.46 + 0.005 * step for step in range(9)], align=align)
+    plan = net.resize_(macs=0.5)
+    assert plan.warning is plan.instead_of is None
+    assert net.plan(macs=0.5, align="auto").ranks != net.plan(macs=0.5, align=1).ranks
+    assert net._statistics.alignments == (1,)
+    assert_near_its_own_statistics(net, batches)
     net.forget_statistics_()
     net.calibrate_(batches, sizes=[0.7], align=8)
     with pytest.warns(UserWarning, match=r"statistics of rounded ranks only.*run calibrate_\(loader\) once"):
-        net.resize_(macs=0.5, align="auto")
+        net.resize_(macs=0.5)
+
+
+def test_a_size_is_calibrated_with_the_ranks_that_resize_takes():
+    net, batches = wide()
+    net.calibrate_(batches, sizes=[0.3, 0.5])
+    for macs in (0.3, 0.5):
+        plan = net.resize_(macs=macs)
+        assert plan.align == "auto"
+        assert plan.ranks in {each.ranks for each in net._statistics.plans}
+        assert_statistics(net.module, cumulative_average(net.extract(), batches))
+
+
+def test_a_grid_is_one_of_rounded_sizes_and_serves_every_size():
+    net, batches = wide()
+    for _ in range(2):  # a grid replaces what is stored
+        net.calibrate_(batches, passes=10)
+        assert (net._statistics.alignments, net._statistics.grids) == ((1,), (1,))
+        costs = {plan.macs for plan in net._statistics.plans}
+        assert costs <= set(net.selector.all_costs("auto").tolist())
+        assert not costs <= set(net.selector.all_costs(1).tolist())
+    unrounded, _ = wide()
+    unrounded.calibrate_(batches, passes=10, align=1)
+    for align in ("auto", 1):
+        assert error_of_variances(net, batches, align) <= 1.5 * error_of_variances(unrounded, batches, 1)
+    before = len(net._statistics.plans)
+    net.calibrate_(batches, sizes=[0.47], align=8)  # added
+    assert (net._statistics.alignments, net._statistics.grids) == ((1, 8), (1,))
+    assert len(net._statistics.plans) == before + 1
+    with pytest.raises(InvalidArgumentError) as caught:
+        net.calibrate_(batches, align="measured")
+    assert (caught.value.option, caught.value.came) == ("align", "measured")
 
 
 def test_the_full_size_and_a_calibrated_network_do_not_warn():

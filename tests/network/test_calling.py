@@ -315,3 +315,33 @@ def test_what_gives_other_numbers_with_a_plain_layer_in_it_stays_closed(kind, mo
     assert kind is Gained or "the model does not run without it" in net.skipped["first"]  # a gain that is known stays
     with torch.no_grad():
         torch.testing.assert_close(net(x), model(x))
+
+
+@pytest.mark.parametrize("side", [64, 48])
+def test_a_weight_that_depends_on_the_size_of_the_input_is_refused_at_other_sizes(side):
+    """The example is small, and so it is opened; at sizes where its code computes another weight it says so."""
+    torch.manual_seed(0)
+    model = nn.Sequential(BySize(3, 8, 3), nn.ReLU(), Standardised(8, 8, 3, padding=1)).eval()
+    net = dn.decompose(model, images())
+    assert [layer.name for layer in net.layers] == ["0.conv", "2.conv"]
+    with torch.no_grad():
+        for x in (images(), images(20, 31), images()):
+            torch.testing.assert_close(net(x), model(x), rtol=0, atol=1e-5)
+    for run in (net, net.extract(net.plan(macs=0.5))):
+        with pytest.raises(InvalidArgumentError, match="BySize: its forward has another weight for an input of shape"):
+            run(images(side, side))
+
+
+@pytest.mark.parametrize("kind", [Static, Same, Standardised, Scaled])
+def test_two_sizes_of_images_have_the_same_numbers_as_before(kind):
+    """Static padding was made for one size, and stays as it is at others, as in the model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(3, 8, 3, stride=2), nn.ReLU(), kind(8, 8, 3)).eval()
+    net = dn.decompose(model, images(16, 16))
+    assert len(net.layers) == 2
+    small = net.extract(net.plan(macs=0.5))
+    net.resize_(macs=0.5)
+    for x in (images(33, 47), images(16, 16)):
+        with torch.no_grad():
+            torch.testing.assert_close(small(x), net(x))
+            torch.testing.assert_close(dn.decompose(model)(x), model(x), rtol=0, atol=1e-5)

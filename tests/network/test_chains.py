@@ -158,7 +158,7 @@ def test_sizes_are_contained_in_larger_ones(made):
     _, _, net = made
     before = None
     for size in SIZES:
-        plan = net.choose(macs=size)
+        plan = net.plan(macs=size)
         ranks = net.selector.as_array(plan.ranks)
         assert before is None or (ranks <= before).all()
         before = ranks
@@ -192,11 +192,11 @@ def test_calibrated_and_saved_it_is_the_same_again_whole_and_in_part(made, tmp_p
             torch.testing.assert_close(again(x), net(x), rtol=0, atol=0)
             part = dn.load(tmp_path / "net.safetensors", model=type(model)(), macs=size)
             torch.testing.assert_close(part(x), net(x), rtol=1e-5, atol=1e-6)
-        state = artifact.size_state_dict(artifact.read(tmp_path / "net.safetensors"), net.plan)
+        state = artifact.size_state_dict(artifact.read(tmp_path / "net.safetensors"), net.plan())
         wanted = net.extract().state_dict()
         assert list(state) == list(wanted)
         assert all(torch.equal(state[key], wanted[key]) for key in wanted)
-        artifact.save_size(net, net.plan, tmp_path / "size.safetensors")
+        artifact.save_size(net, net.plan(), tmp_path / "size.safetensors")
         plain = dn.load(tmp_path / "size.safetensors", model=type(model)())
         with torch.no_grad():
             torch.testing.assert_close(plain.eval()(x), net(x), rtol=0, atol=0)
@@ -302,7 +302,7 @@ def test_tuned_sizes_and_alignment(kind, tmp_path):
     net.save(tmp_path / "net.safetensors")
     again = dn.load(tmp_path / "net.safetensors", model=build())
     for align in (None, "auto", 4):
-        assert again.choose(macs=0.5, align=align) == net.choose(macs=0.5, align=align)
+        assert again.plan(macs=0.5, align=align) == net.plan(macs=0.5, align=align)
     again.resize_(macs=0.4)
     net.resize_(macs=0.4)
     with torch.no_grad():

@@ -80,7 +80,7 @@ def test_what_the_layers_compute_is_decomposed(kind, tmp_path):
 
     net.resize_(macs=0.5)
     net.save(tmp_path / "net.safetensors")
-    save_size(net, net.plan, tmp_path / "size.safetensors")
+    save_size(net, net.plan(), tmp_path / "size.safetensors")
     for made in (build(kind), full):  # computed again, or plain layers
         assert torch.equal(dn.load(tmp_path / "net.safetensors", model=made)(x), net(x))
         assert torch.equal(dn.load(tmp_path / "size.safetensors", model=made)(x), net(x))

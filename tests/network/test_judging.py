@@ -1,6 +1,7 @@
 """Judged by what it did not see: a cut by data that is no better than singular values is not taken."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.distillation import kl_divergence
+from decomposable.core.sums import Moments
+from decomposable.network import descent
 from decomposable.network.goals import LOSS
 from decomposable.network.judging import CutReport, Judge, JudgedSize, prefers_weights
 from decomposable_edge.errors import InvalidArgumentError
@@ -57,7 +60,7 @@ def test_few_images_and_a_wide_last_layer_are_never_worse_than_singular_values(w
     for size in (0.9, 0.75, 0.5):
         assert lost(wide, net, size) <= 1.02 * lost(wide, plain, size), size
     if count < CLASSES:
-        assert net.choose(macs=0.9).ranks["fc"] > count
+        assert net.plan(macs=0.9).ranks["fc"] > count
 
 
 def test_the_report_says_what_was_kept_and_by_whom_it_was_judged(wide, recwarn):
@@ -73,18 +76,44 @@ def test_the_report_says_what_was_kept_and_by_whom_it_was_judged(wide, recwarn):
     assert dn.decompose(wide, inputs(1, 0)).cut_report is None
 
 
-def test_a_metric_that_is_worse_than_the_weights_is_dropped(wide, monkeypatch):
-    """Bases in the wrong order, as a metric would be that data contradict."""
-    from decomposable.network import importance
+CERTAIN, MARGIN = 6, 14.0
 
-    monkeypatch.setattr(importance, "prefers_weights", lambda sizes: True)
-    data = list(inputs(64, seed=1).split(16))
+
+def certain_of_most():
+    """Six classes that the network is in doubt between, and six that it is certain of: their logits stand out by 8."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2 * CERTAIN, 2 * CERTAIN)).eval()
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].weight[:CERTAIN, :CERTAIN] = torch.linalg.qr(torch.randn(CERTAIN, CERTAIN))[0]
+        model[0].weight[CERTAIN:, CERTAIN:] = MARGIN / 4 * torch.eye(CERTAIN)
+        model[0].bias.zero_()
+        model[0].bias[CERTAIN:] = -6.0
+    return model
+
+
+def mostly_clear(count, seed):
+    """Of ten samples three are in doubt."""
+    generator = torch.Generator().manual_seed(seed)
+    in_doubt = torch.rand(count, 1, generator=generator) < 0.3
+    doubts = 2 * torch.randn(count, CERTAIN, generator=generator)
+    clear = 4 * F.one_hot(torch.randint(CERTAIN, (count,), generator=generator), CERTAIN).float()
+    return torch.cat([doubts * in_doubt, clear * ~in_doubt], dim=1)
+
+
+def test_a_metric_that_is_worse_than_the_weights_is_dropped():
+    """Where a network is certain its loss has no gradient: what makes it certain looks free, and is not.
+
+    That is no matter of few samples, and every layer's own metric agrees: only whole networks tell.
+    """
+    model, data = certain_of_most(), list(mostly_clear(1000, seed=1).split(50))
     with pytest.warns(UserWarning, match="a cut by data is no better than one by singular values, which is taken"):
-        net = dn.decompose(wide, data=data)
-    plain = dn.decompose(wide, data[0])
-    assert net.cut_report.kept == "weights"
-    assert all(net.choose(macs=s).ranks == plain.choose(macs=s).ranks for s in (0.9, 0.5, 0.2))
-    x = inputs(4, seed=3)
+        net = dn.decompose(model, data=data)
+    assert (net.cut_report.kept, net.cut_report.layers_by_weights) == ("weights", ())
+    assert all(each.by_data > each.by_weights for each in net.cut_report.sizes)
+    plain = dn.decompose(model, data[0])
+    assert all(net.plan(macs=s).ranks == plain.plan(macs=s).ranks for s in (0.9, 0.5, 0.2))
+    x = mostly_clear(4, seed=3)
     net.resize_(macs=0.5)
     plain.resize_(macs=0.5)
     assert torch.equal(net(x), plain(x))
@@ -93,7 +122,6 @@ def test_a_metric_that_is_worse_than_the_weights_is_dropped(wide, monkeypatch):
 def test_a_layer_whose_metric_is_worse_goes_by_its_weights(wide, monkeypatch):
     """Of one layer the moments are made wrong: the samples that were kept out show it."""
     from decomposable.core import shrinkage
-    from decomposable.network import descent
 
     def wrong(moments):
         found = shrinkage.shrunk(moments)
@@ -124,6 +152,18 @@ def test_who_is_preferred():
     assert prefers_weights(judged((math.nan, 1.0)))
     assert not prefers_weights(judged((1.0, math.inf)))
     assert not prefers_weights(judged((1.0, 1.0)))
+
+
+def test_only_ranks_that_save_something_tell_which_bases_are_better():
+    """A layer of 40 × 40 is cheaper dense from rank 20 on: what its bases lose there is never lost."""
+    eye = torch.eye(40, dtype=torch.float64)
+    good_when_small = descent.InMetric(eye, eye, torch.ones(40))
+    backwards = eye.flip(1)
+    good_when_large = descent.InMetric(backwards, backwards.T, torch.ones(40))
+    used = Moments(torch.diag(torch.cat([torch.full((10,), 4.0), torch.full((30,), 1.0)])))
+    assert descent._is_worse(good_when_large, good_when_small, used)
+    assert not descent._is_worse(good_when_small, good_when_large, used)
+    assert len(descent._relative_loss(good_when_small, used)) == 20
 
 
 def test_a_judge_goes_by_the_batches_own_statistics_and_leaves_the_networks_as_they_are():
@@ -157,6 +197,8 @@ def test_a_report_reads_as_a_table():
         sizes=tuple(judged((0.1, 0.25))),
         kept="data",
     )
+    worse = replace(report, sizes=(*report.sizes, JudgedSize(size=0.12, by_data=6.0, by_weights=5.0)))
+    assert str(worse).splitlines()[-1] == "better by weights at 0.12, but not over all sizes"
     assert str(report).splitlines() == [
         "bases by data, criterion loss: 800 samples measured, 200 others judged",
         "KL divergence to the full network:",

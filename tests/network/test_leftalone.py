@@ -9,6 +9,7 @@ import decomposable as dn
 from decomposable.commands import main as cli
 from decomposable.network import artifact
 from decomposable_edge.errors import BudgetError, InvalidArgumentError
+from decomposable_edge.sizing.plans import SizeRequest
 
 ONLY = "only convolutions and Linear are decomposed"
 
@@ -53,7 +54,7 @@ def test_weights_outside_decomposed_layers_are_in_skipped_with_their_shares(net)
     lstm = f"{7 * WEIGHTS / MACS:.1%} of the MACs, {(WEIGHTS + 256) / PARAMS:.1%} of the parameters"
     embedding = f"0.0% of the MACs, {800 / PARAMS:.1%} of the parameters"
     assert net.skipped == {"embedding": f"Embedding: {ONLY}; {embedding}", "lstm": f"{OWN}; {lstm}"}
-    assert (net.plan.macs, net.plan.params) == (MACS, PARAMS)
+    assert (net.plan().macs, net.plan().params) == (MACS, PARAMS)
 
 
 def test_shares_are_of_parameters_alone_where_macs_are_not_known():
@@ -84,7 +85,7 @@ def test_the_shares_of_all_parts_and_of_the_smallest_size_add_up(kind):
         model, x = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ConvTranspose2d(8, 4, 3)), torch.zeros(1, 4, 8, 8)
     net = dn.decompose(model, x)
     shares = [float(re.search(r"([\d.]+)% of the MACs", reason).group(1)) for reason in net.skipped.values()]
-    assert sum(shares) == pytest.approx(100 * net.selector.fixed_macs / net.plan.full_macs, abs=0.1 * len(shares))
+    assert sum(shares) == pytest.approx(100 * net.selector.fixed_macs / net.plan().full_macs, abs=0.1 * len(shares))
 
 
 def test_a_weight_that_two_parts_share_counts_once():
@@ -135,7 +136,7 @@ def test_after_loading_as_well(net, file):
     for other in (dn.load(file, model=Tagger()), artifact.read(file), artifact.outline(file)):
         assert dict(other.skipped) == net.skipped
         with pytest.raises(BudgetError, match=re.escape(blocked("macs"))):
-            other.selector.choose(macs=0.5)
+            other.plan(macs=0.5)
     with pytest.raises(BudgetError, match=re.escape(blocked("params"))):
         dn.load(file, model=Tagger(), params=0.5)
 
@@ -144,7 +145,7 @@ def test_files_that_do_not_say_what_is_left_alone_are_read(net, tmp_path):
     silent = dataclasses.replace(net.selector, left_alone=())
     dataclasses.replace(net.artifact(), selector=silent).save(tmp_path / "old.safetensors")
     with pytest.raises(BudgetError, match=r"MACs\)$"):
-        artifact.read(tmp_path / "old.safetensors").selector.choose(macs=0.5)
+        artifact.read(tmp_path / "old.safetensors").selector.plan_for(SizeRequest(macs=0.5))
 
 
 def test_at_the_command_line(file, tmp_path, capsys):

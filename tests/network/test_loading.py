@@ -18,14 +18,12 @@ from safetensors import safe_open
 from torch import nn
 
 import decomposable as dn
-from decomposable import decompose, methods, models
-from decomposable.methods import Material
-from decomposable.methods.settings import Settings
+from decomposable import decompose, models
 from decomposable.models import BUILDERS, rebuilt
 from decomposable.models.origin import built_by
 from decomposable.network import artifact
 from decomposable.network.file import container
-from decomposable.recipes import BUILT_IN, cross_entropy, find, make_task
+from decomposable.recipes import BUILT_IN, find, make_task
 from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError, ModelNeededError
 from decomposable_edge.fields import Damaged
 from decomposable_edge.file import header
@@ -110,7 +108,7 @@ def folder(tmp_path_factory):
     make(calibrated=False).to(torch.bfloat16).save(folder / "bfloat16")
     make().to(memory_format=torch.channels_last).save(folder / "channels-last")
     whole = artifact.read(folder / "mixed")
-    artifact.shrink(whole, whole.selector.choose(ratio=0.8)).save(folder / "shrunk")
+    artifact.shrink(whole, whole.selector.plan_for(SizeRequest(ratio=0.8))).save(folder / "shrunk")
     return folder
 
 
@@ -124,7 +122,7 @@ def model_of(file):
 def asked(file, size):
     """The size, unless the network has none so small."""
     try:
-        artifact.outline(file).selector.choose(**size)
+        artifact.outline(file).selector.plan_for(SizeRequest(**size))
     except BudgetError:
         pytest.skip("too small for this network")
     return size
@@ -152,7 +150,7 @@ def test_a_part_of_a_file_is_that_part_of_the_whole(folder, file, size, tmp_path
 def check_network(path, size, model):
     whole, part = dn.load(path, model=model), dn.load(path, model=model, **size)
     x = image().to(next(whole.parameters()).dtype)
-    assert whole.resize_(**size) == part.plan
+    assert whole.resize_(**size) == part.plan()
     assert_same_values(whole.module.state_dict(), part.module.state_dict())
     assert torch.equal(whole(x), part(x))
     assert_same_tensors(whole.extract().state_dict(), part.extract().state_dict())
@@ -167,7 +165,7 @@ def check_contents(path, size, tmp_path):
     whole = artifact.read(path)
     plan = choose_calibrated(whole.selector, whole.statistics, SizeRequest(**size))
     expected, part = artifact.shrink(whole, plan), artifact.read(path, **size)
-    assert part.plan == expected.plan
+    assert part.plan() == expected.plan()
     assert_same_tensors(expected.state, part.state)
     assert aliases(expected.state) == aliases(part.state)
     for name, factors in expected.factors.items():
@@ -229,10 +227,12 @@ def sizes_within(selector, ranks, count, dice):
         align = dice.choice((None, None, 4, 8, 16, 64))
         with contextlib.suppress(BudgetError):
             if dice.random() < 0.2:
-                plans.append(selector.choose(ranks={name: dice.randint(1, most) for name, most in ranks.items()}))
+                plans.append(
+                    selector.plan_for(SizeRequest(ranks={name: dice.randint(1, most) for name, most in ranks.items()}))
+                )
             else:
                 by = dice.choice(("macs", "params", "ratio"))
-                plans.append(selector.choose(**{by: 1 - dice.random()}, align=align))
+                plans.append(selector.plan_for(SizeRequest(**{by: 1 - dice.random()}, align=align)))
     return plans
 
 
@@ -256,7 +256,7 @@ def test_statistics_of_rounded_ranks_beside_others(kind, form, step, tmp_path):
                 continue
             small = dn.load(tmp_path / "net", **size)
             shrunk = artifact.shrink(stored, plan)
-            assert small.plan == plan
+            assert small.plan() == plan
             assert torch.equal(small(x), whole(x))
             assert plan.is_full or len(small._statistics.plans) <= len(whole._statistics.plans)
             for each in sizes_within(small.selector, plan.ranks, 20, dice):
@@ -314,7 +314,7 @@ def test_a_size_that_cannot_be_is_refused_as_by_resize(folder, size, message):
 
 
 def timed(selector, part, milliseconds):
-    plan = selector.choose(macs=part)
+    plan = selector.plan_for(SizeRequest(macs=part))
     return TimedSize(
         macs=plan.macs,
         macs_fraction=plan.macs_fraction,
@@ -359,18 +359,11 @@ def test_a_size_is_given_by_what_was_measured_beside_the_file(size, folder, tmp_
     LatencyProfile.of(selector, entries).save(LatencyProfile.path_beside(path))
     whole, part = dn.load(path, model=Mixed()), dn.load(path, model=Mixed(), **size)
     plan, x = whole.resize_(**size), image()
-    assert part.plan == plan == artifact.read(path, **size).plan
-    assert part.plan.align == plan.align > 1
+    assert part.plan() == plan == artifact.read(path, **size).plan
+    assert part.plan().align == plan.align > 1
     assert not plan.is_full
     assert torch.equal(part(x), whole(x))
     assert part.resize_(**size) == plan  # a part of a network goes by the same times
-
-
-def test_a_method_takes_no_alignment(targets):
-    with pytest.raises(
-        InvalidArgumentError, match=r"align=: .*sized holds the sizes of a method; allowed: macs, params"
-    ):
-        dn.load(targets[0] / "sized", macs=1.0, align=8)
 
 
 def test_without_statistics_a_size_warns_as_resize_does(folder, tmp_path):
@@ -391,7 +384,7 @@ def test_rounded_ranks_without_statistics_of_their_own_warn_as_resize_does(folde
 
 def test_a_file_of_one_size_takes_no_size(folder, tmp_path):
     whole = artifact.read(folder / "mixed")
-    artifact.save_size(whole, whole.selector.choose(ratio=0.5), tmp_path / "size")
+    artifact.save_size(whole, whole.selector.plan_for(SizeRequest(ratio=0.5)), tmp_path / "size")
     with pytest.raises(InvalidArgumentError, match=r"macs=: .*size holds one size only"):
         dn.load(tmp_path / "size", model=Mixed(), macs=0.5)
 
@@ -458,10 +451,10 @@ def test_a_quarter_of_the_macs_takes_at_most_two_fifths_of_the_factors(form, is_
     for name, nbytes in factors.items():
         layer = name.partition("/")[2]
         block, count = description["blocks"][name][0], len(net._factors[layer][0])
-        used = min(count, -(-small.plan.ranks[layer] // block) * block)  # the rest of a block, and no more
+        used = min(count, -(-small.plan().ranks[layer] // block) * block)  # the rest of a block, and no more
         assert read[name] == used * nbytes // count
-    for name in small.plan.ranks:
-        assert (read[f"state/{name}.weight"] > 0) == (name in small.plan.dense)
+    for name in small.plan().ranks:
+        assert (read[f"state/{name}.weight"] > 0) == (name in small.plan().dense)
     counted.clear()
     dn.load(tmp_path / "net")
     read = read_by_tensor(tmp_path / "net", counted)
@@ -566,7 +559,9 @@ def test_listing_sizes_reads_neither_factors_nor_weights(folder, counted):
     assert not [
         name for name in read if read[name] and name.startswith(("first/", "second/", "state/", "statistics/mean"))
     ]
-    assert outline.selector.choose(macs=0.6) == artifact.read(folder / "mixed").selector.choose(macs=0.6)
+    assert outline.selector.plan_for(SizeRequest(macs=0.6)) == artifact.read(folder / "mixed").selector.plan_for(
+        SizeRequest(macs=0.6)
+    )
 
 
 def places(content):
@@ -589,11 +584,11 @@ def test_what_is_not_read_may_be_damaged_and_what_is_read_may_not(folder, tmp_pa
     damaged = 0
     for name, (start, end, rows) in places(content).items():
         kind, _, layer = name.partition("/")
-        is_pair = layer.removesuffix(".weight") not in part.plan.dense
+        is_pair = layer.removesuffix(".weight") not in part.plan().dense
         if kind in ("first", "second") and rows:
             block = description["blocks"][name][0]
-            start += -(-part.plan.ranks[layer] // block) * block * (end - start) // rows
-        elif not (kind == "state" and layer.removesuffix(".weight") in part.plan.ranks and is_pair):
+            start += -(-part.plan().ranks[layer] // block) * block * (end - start) // rows
+        elif not (kind == "state" and layer.removesuffix(".weight") in part.plan().ranks and is_pair):
             continue
         spoilt[start:end] = bytes(255 - byte for byte in spoilt[start:end])
         damaged += max(0, end - start)
@@ -609,7 +604,7 @@ def test_what_is_not_read_may_be_damaged_and_what_is_read_may_not(folder, tmp_pa
 
 def test_every_row_that_is_used_is_verified(folder, tmp_path):
     content = (folder / "mixed").read_bytes()
-    plan = artifact.outline(folder / "mixed").selector.choose(macs=0.6)
+    plan = artifact.outline(folder / "mixed").selector.plan_for(SizeRequest(macs=0.6))
     for name, (start, end, rows) in places(content).items():
         kind, _, layer = name.partition("/")
         used = plan.ranks[layer] if kind in ("first", "second") else rows
@@ -693,8 +688,8 @@ def test_our_models_are_loaded_without_their_code(name, tmp_path):
     net = decompose(model, filter_fn=first_layers)
     net.resize_(ratio=0.5)
     net.save(tmp_path / "net")
-    artifact.save_size(net, net.plan, tmp_path / "size")
-    artifact.shrink(net.artifact(), net.plan).save(tmp_path / "small")
+    artifact.save_size(net, net.plan(), tmp_path / "size")
+    artifact.shrink(net.artifact(), net.plan()).save(tmp_path / "small")
     before = torch.get_rng_state()
     again, size, small = (dn.load(tmp_path / file) for file in ("net", "size", "small"))
     assert torch.equal(torch.get_rng_state(), before)
@@ -793,7 +788,7 @@ def with_other_root():
 def test_a_model_that_was_changed_has_to_be_given(build, message, tmp_path):
     net = decompose(build())
     net.save(tmp_path / "net")
-    artifact.save_size(net, net.selector.choose(ratio=0.5), tmp_path / "size")
+    artifact.save_size(net, net.plan(ratio=0.5), tmp_path / "size")
     for file in ("net", "size"):
         with pytest.raises(ModelNeededError, match=f"model= is needed: .*{file}.*{message}"):
             dn.load(tmp_path / file)
@@ -829,42 +824,6 @@ def test_a_note_that_lies_is_refused(note, folder):
         dn.load(path)
     assert "\n" not in str(caught.value)
     assert path.name in str(caught.value)
-
-
-@pytest.mark.parametrize("method", ["width", "scratch", "tucker", "slimmable", "us-net"])
-def test_the_sizes_of_a_method_are_loaded_without_the_model(method, tmp_path):
-    settings = Settings(sizes=(1.0, 0.5, 0.2), width=0.5, ranks=(2, 9, 6), tuning_epochs=1)
-    made, x = methods.find(method), torch.randn(16, 1, 8, 8)
-    batch = x, torch.randint(0, 10, (16,))
-    model = decaying(models.small_cnn((12, 16)))
-    network = made.network(model, x[:1], settings, is_trained=method == "tucker")
-    net = made.sized(network.eval(), Material(example_input=x[:1], calibration=[batch], loss=cross_entropy), settings)
-    net.eval().save(tmp_path / "net", info={"input_shape": [1, 8, 8]})
-    path = tmp_path / "net"
-    again = dn.load(path)
-    for size in net.sizes:
-        net.set_plan_(size)
-        again.set_plan_(size)
-        assert torch.equal(again(x), net(x))
-    assert dn.load(path, macs=1.0).plan == again.choose(macs=1.0)
-    with pytest.raises(InvalidArgumentError, match=r"ratio=: .* allowed: macs, params"):
-        dn.load(path, ratio=0.5)
-    lying = {"name": "small_cnn", "arguments": {"widths": [2**14] * 64}, "is_changed": False}  # 600 GB
-    path = rewrite(tmp_path / "net", lambda _, description: description.update(built_by=lying))
-    with pytest.raises(ArtifactError, match="lying"):
-        dn.load(path)
-
-
-@pytest.mark.parametrize("change", [with_hook, with_other_forward])
-def test_a_changed_model_has_to_be_given_for_the_sizes_of_a_method(change, tmp_path):
-    settings, x = Settings(sizes=(1.0, 0.5)), torch.randn(4, 1, 8, 8)
-    made = methods.find("us-net")
-    network = made.network(change(), x[:1], settings, is_trained=False).eval()
-    material = Material(example_input=x[:1], calibration=[(x, torch.zeros(4, dtype=torch.long))], loss=cross_entropy)
-    made.sized(network, material, settings).save(tmp_path / "net", info={"input_shape": [1, 8, 8]})
-    with pytest.raises(ModelNeededError, match=r"model= is needed: .*net was built by small_cnn, changed since;"):
-        dn.load(tmp_path / "net")
-    dn.load(tmp_path / "net", model=change())
 
 
 # --- a hostile or careless hand ------------------------------------------------------------------------------------
@@ -983,19 +942,14 @@ def targets(tmp_path_factory):
     net = decompose(SMALL["small"]().eval(), example_input=x)
     net.calibrate_([x], sizes=[0.8, 0.9])
     net.save(folder / "network", info={"a": [1, {"b": "é"}]})
-    artifact.save_size(net, net.selector.choose(ratio=0.5), folder / "size")
-    artifact.shrink(net.artifact(), net.selector.choose(ratio=0.7)).save(folder / "shrunk")
-    method = methods.find("us-net")
-    settings = Settings(sizes=(1.0, 0.5))
-    network = method.network(SMALL["small"](), x[:1], settings, is_trained=False)
-    material = Material(example_input=x[:1], calibration=[(x, torch.zeros(4, dtype=torch.long))], loss=cross_entropy)
-    method.sized(network.eval(), material, settings).save(folder / "sized", info={"input_shape": [1, 6, 6]})
+    artifact.save_size(net, net.plan(ratio=0.5), folder / "size")
+    artifact.shrink(net.artifact(), net.plan(ratio=0.7)).save(folder / "shrunk")
     for kind in KINDS:
         assert dn.load(folder / kind)(x).shape == (4, 10)
     return folder, x
 
 
-KINDS = ("network", "size", "shrunk", "sized")
+KINDS = ("network", "size", "shrunk")
 WAYS = (
     lambda path: dn.load(path),
     lambda path: dn.load(path, model=SMALL["small"]()),
@@ -1035,7 +989,7 @@ def attempt(path, content, way, x, *, must_fail=False, name=""):
         if isinstance(net, dn.DecomposedNet):
             with contextlib.suppress(BudgetError):
                 net.resize_(**{net.selector.measure: max(0.5, net.selector.smallest_size)})
-            net.resize_(ranks=dict.fromkeys(net.plan.ranks, 1))
+            net.resize_(ranks=dict.fromkeys(net.plan().ranks, 1))
             net(x)
             net.save(path)
     return True

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import itertools
 import pickle
 import re
@@ -14,7 +15,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from decomposable import RankPlan, Taylor, decompose, load, models
+from decomposable import DecomposedNet, RankPlan, decompose, load, models
+from decomposable.core.factors import Taylor
 from decomposable.core.standin import StandIn
 from decomposable_edge.errors import ArtifactError, BudgetError, DecomposableError, InvalidArgumentError
 from decomposable_edge.sizing.latency import LatencyProfile, TimedSize, timed_now
@@ -302,12 +304,12 @@ def test_train_works_on_what_decompose_returns():
 def test_it_starts_at_full_size():
     model, x = make("cnn")
     net = decompose(model, x)
-    assert net.plan.is_full
-    assert net.plan.ratio == 1.0
-    assert net.plan.ranks == net.plan.full_ranks == {"0": 9, "4": 30, "7": 7}
-    assert (net.plan.macs, net.plan.params) == (flops_per_sample(model, x) / 2, parameters_of(model))
-    assert net.plan.macs == net.plan.full_macs
-    assert net.plan.params == net.plan.full_params
+    assert net.plan().is_full
+    assert net.plan().ratio == 1.0
+    assert net.plan().ranks == net.plan().full_ranks == {"0": 9, "4": 30, "7": 7}
+    assert (net.plan().macs, net.plan().params) == (flops_per_sample(model, x) / 2, parameters_of(model))
+    assert net.plan().macs == net.plan().full_macs
+    assert net.plan().params == net.plan().full_params
 
 
 def test_the_form_is_spatial_by_default():
@@ -336,12 +338,12 @@ def test_layers_left_alone_are_listed_with_the_reason(kind, skipped):
     net = decompose(model, x)
     assert list(net.skipped) == list(skipped)
     assert all(reason in net.skipped[name] for name, reason in skipped.items())
-    assert not set(net.skipped) & set(net.plan.ranks)
+    assert not set(net.skipped) & set(net.plan().ranks)
 
 
 def test_filter_fn_leaves_layers_alone():
     net = decompose(mlp(), filter_fn=lambda module, name: module.out_features > 5)
-    assert list(net.plan.ranks) == ["0", "2"]
+    assert list(net.plan().ranks) == ["0", "2"]
     assert list(net.skipped) == ["4"]
     assert "filter_fn" in net.skipped["4"]
 
@@ -355,7 +357,7 @@ def test_layers_left_alone_run_as_they_are_at_every_size():
 
 def test_a_shared_weight_is_decomposed_once():
     net = decompose(Shared(), torch.randn(2, 9))
-    assert list(net.plan.ranks) == ["a"]
+    assert list(net.plan().ranks) == ["a"]
     net.resize_(ratio=0.3)
     assert net.module.a[0].weight is net.module.b[0].weight
     assert net.module.a[1].bias is not net.module.b[1].bias
@@ -442,7 +444,7 @@ def test_transformer_encoders_in_eval_and_train_mode(is_training, nested):
 def test_a_compiled_model_is_decomposed_as_the_model_it_compiles():
     model, x = make("cnn")
     net = decompose(torch.compile(model, backend="eager"), x)
-    assert list(net.plan.ranks) == ["0", "4", "7"]
+    assert list(net.plan().ranks) == ["0", "4", "7"]
     torch.testing.assert_close(net(x), model(x), atol=1e-4, rtol=0)
     net.resize_(macs=0.4)
     assert all(type(m).__name__ != "OptimizedModule" for m in net.modules())
@@ -452,7 +454,7 @@ def test_a_compiled_child_is_decomposed_too():
     model, x = make("cnn")
     outer = nn.Sequential(torch.compile(model, backend="eager"), nn.ReLU())
     net = decompose(outer, x)
-    assert list(net.plan.ranks) == ["0.0", "0.4", "0.7"]
+    assert list(net.plan().ranks) == ["0.0", "0.4", "0.7"]
     torch.testing.assert_close(net(x), model(x).relu(), atol=1e-4, rtol=0)
 
 
@@ -476,7 +478,7 @@ def test_a_float64_model_is_decomposed_in_float64(form):
     model, x = model.double(), x.double()
     net = decompose(model, x, form=form)
     net.resize_(ranks={"0": 5, "4": 7, "7": 4})
-    for name, rank in net.plan.ranks.items():
+    for name, rank in net.plan().ranks.items():
         assert_truncated(net, model, name, rank, form, atol=1e-10)
     net.resize_(macs=1.0)
     torch.testing.assert_close(net(x), model(x), atol=1e-10, rtol=0)
@@ -493,7 +495,7 @@ def test_a_model_called_with_keywords_and_several_outputs():
 
     model, x = Two(), torch.randn(3, 6)
     net = decompose(model, (x, 2.0), forward=lambda net, batch: net(batch[0], scale=batch[1]))
-    assert net.plan.macs == 36
+    assert net.plan().macs == 36
     torch.testing.assert_close(net(x, scale=3.0)["y"], model(x, scale=3.0)["y"])
 
 
@@ -533,8 +535,8 @@ def test_the_plan_states_what_the_network_and_its_extract_cost(model, form, batc
     try:
         plan = net.resize_(**dict([size]))
     except BudgetError:
-        plan = net.plan  # still the full one
-    assert net.plan is plan
+        plan = net.plan()  # still the full one
+    assert net.plan() is plan
     small = net.extract()
     assert flops_per_sample(net, x) == flops_per_sample(small, x) == 2 * plan.macs
     assert parameters_of(small) == parameters_of(net) == plan.params
@@ -558,7 +560,7 @@ def test_a_budget_is_respected_and_stated_as_fraction_or_count_alike(measure, fr
     torch.manual_seed(0)
     model, x = make("cnn")
     net = decompose(model, x, form=form)
-    total = getattr(net.plan, measure)
+    total = getattr(net.plan(), measure)
     plan = net.resize_(**{measure: fraction})
     assert getattr(plan, measure) <= fraction * total
     assert net.resize_(**{measure: int(fraction * total)}).ranks == plan.ranks
@@ -745,7 +747,7 @@ def test_a_wrong_size_is_refused_and_the_network_keeps_its_own(size, message):
     plan, module = net.resize_(macs=0.5), net.module
     with pytest.raises(InvalidArgumentError, match=message):
         net.resize_(**size)
-    assert net.plan is plan
+    assert net.plan() is plan
     assert net.module is module
 
 
@@ -784,9 +786,9 @@ def test_without_an_example_macs_are_refused_and_everything_else_works():
     assert net.resize_(params=0.5).params <= 0.5 * parameters_of(model)
     assert net.resize_(ratio=0.5).macs is None
     assert net.resize_(ranks={"4": 3}).ranks["4"] == 3
-    assert "MACs" not in f"{net.plan} {net!r}"
+    assert "MACs" not in f"{net.plan()} {net!r}"
     assert net(x).shape == (2, 7)
-    assert parameters_of(net.extract()) == net.plan.params
+    assert parameters_of(net.extract()) == net.plan().params
 
 
 @pytest.mark.parametrize(
@@ -1023,7 +1025,7 @@ def test_several_threads_may_resize_at_once():
         thread.start()
     for thread in threads:
         thread.join()
-    assert flops_per_sample(net, x) == 2 * net.plan.macs
+    assert flops_per_sample(net, x) == 2 * net.plan().macs
 
 
 # Copies, casts, modes
@@ -1035,7 +1037,7 @@ def test_several_threads_may_resize_at_once():
 def test_a_copy_is_equal_independent_and_can_be_resized(duplicate):
     net, x = reduced()
     twin = duplicate(net)
-    assert twin.plan == net.plan
+    assert twin.plan() == net.plan()
     assert twin.skipped == net.skipped
     assert torch.equal(twin(x), net(x))
     before = net(x)
@@ -1202,22 +1204,22 @@ def test_module_is_the_network_at_the_size_in_force():
     assert net.module is not small
     assert torch.equal(net.module(x), net(x))
     assert [name for name, _ in net.named_children()] == ["module"]
-    assert parameters_of(net) == net.plan.params
+    assert parameters_of(net) == net.plan().params
 
 
 def test_the_repr_is_short_and_tells_the_size():
     net, _ = reduced(macs=0.5)
     text = repr(net)
-    for part in ("DecomposedNet", "3 layers decomposed", "0 left alone", f"{net.plan.macs_fraction:.3f}x MACs"):
+    for part in ("DecomposedNet", "3 layers decomposed", "0 left alone", f"{net.plan().macs_fraction:.3f}x MACs"):
         assert part in text
-    assert f"{net.plan.params_fraction:.3f}x parameters" in text
+    assert f"{net.plan().params_fraction:.3f}x parameters" in text
     assert len(text.splitlines()) <= 6
 
 
 def test_a_criterion_from_data_is_accepted():
     model, x = make("cnn")
     net = decompose(model, x, criterion=Taylor([x], lambda net, batch: net(batch).square().mean()))
-    assert net.resize_(macs=0.5).macs <= 0.5 * net.plan.full_macs
+    assert net.resize_(macs=0.5).macs <= 0.5 * net.plan().full_macs
 
 
 def test_decompose_inside_inference_mode_gives_a_network_that_can_be_trained_after_extract():
@@ -1299,8 +1301,8 @@ def test_ranks_are_rounded_to_multiples(size):
     model, x = make("cnn")
     net = decompose(model, x)
     plan = net.resize_(**size, align=4)
-    assert plan == net.selector.choose(**size, align=4)
-    assert plan != net.selector.choose(**size)
+    assert plan == net.plan(**size, align=4)
+    assert plan != net.plan(**size)
     factored = [name for name in plan.ranks if name not in plan.dense]
     assert factored
     assert all(plan.ranks[name] % 4 == 0 for name in factored)
@@ -1313,22 +1315,92 @@ def test_auto_is_within_nothing_of_unrounded_on_a_resnet20_at_every_size():
     """Its layers are narrow, and keep their ranks: the accuracy is the same because the network is."""
     net = decompose(models.resnet20(num_classes=10).eval(), torch.zeros(1, 3, 32, 32))
     for macs in np.arange(0.05, 1.001, 0.01).clip(max=1.0).tolist():
-        plan = net.selector.choose(macs=macs, align="auto")
-        assert (plan, plan.align) == (net.selector.choose(macs=macs), "auto")
+        plan = net.plan(macs=macs)
+        assert (plan, plan.align) == (net.plan(macs=macs, align=1), "auto")
 
 
-def test_auto_rounds_the_ranks_of_wide_layers_and_resize_does_so_only_when_told_to():
+def test_auto_rounds_the_ranks_of_wide_layers_by_default():
     torch.manual_seed(0)
     x = torch.randn(1, 300)
     net = decompose(nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 20)), x)
-    plain, auto = net.selector.choose(macs=0.6), net.selector.choose(macs=0.6, align="auto")
-    assert net.resize_(macs=0.6) == net.resize_(macs=0.6, align=1) == plain
-    assert net.resize_(macs=0.6, align="auto") == auto
+    plain, auto = net.plan(macs=0.6, align=1), net.plan(macs=0.6, align="auto")
+    assert net.resize_(macs=0.6, align=1) == plain
+    assert net.resize_(macs=0.6) == net.resize_(macs=0.6, align=None) == auto
     assert plain.ranks["0"] % 4 != 0
     assert auto.ranks["0"] % 4 == 0
     assert abs(auto.ranks["0"] - plain.ranks["0"]) <= 0.05 * plain.ranks["0"] + 1  # and one that the budget may cost
     assert auto.macs <= 0.6 * auto.full_macs
     assert flops_per_sample(net, x) == 2 * auto.macs
+
+
+def test_plans_of_smaller_budgets_are_contained_in_those_of_larger_ones_and_a_part_has_those_of_the_whole(tmp_path):
+    """Also where ranks are rounded, which is the default; a part is what was loaded at a size."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 700), nn.ReLU(), nn.Linear(700, 280), nn.ReLU(), nn.Linear(280, 20))
+    net = decompose(model, torch.randn(1, 300))
+    net.save(tmp_path / "net.safetensors")
+    for way in ("macs", "params"):
+        budgets = np.linspace(0.03, 1.0, 60).tolist()
+        plans = [net.plan(**{way: budget}) for budget in budgets]
+        for small, large in itertools.pairwise(plans):
+            assert all(small.ranks[name] <= large.ranks[name] for name in small.ranks)
+        for largest in (20, 35, 50):
+            part = load(tmp_path / "net.safetensors", model=model, **{way: budgets[largest]})
+            assert part.plan() == plans[largest]
+            assert [part.plan(**{way: budget}) for budget in budgets[:largest]] == plans[:largest]
+
+
+def test_telling_a_plan_changes_nothing_and_a_plan_that_was_told_can_be_taken():
+    model, x = make("cnn")
+    net = decompose(model, x)
+    full = net.plan()
+    told, module = net.plan(macs=0.5), net.module
+    assert full.is_full
+    assert (net.plan(), net.module) == (full, module)
+    assert net.resize_(told) == net.plan() == told
+    assert net.resize_(full) == net.plan() == full
+    assert net.plan(align="auto") == full  # no size, and the default
+    for wrong in ({"align": 8}, {"batch": 1}):
+        with pytest.raises(InvalidArgumentError) as caught:
+            net.plan(**wrong)
+        assert (caught.value.option, caught.value.came) == ("size", "none")
+
+
+def test_a_plan_is_given_alone_and_sizes_by_their_names():
+    model, x = make("cnn")
+    net = decompose(model, x)
+    plan = net.plan(macs=0.5)
+    for first, size, came in ((plan, {"macs": 0.5}, "a plan, macs"), (0.5, {}, "float")):
+        with pytest.raises(InvalidArgumentError) as caught:
+            net.resize_(first, **size)
+        assert (caught.value.option, caught.value.came) == ("plan", came)
+        assert caught.value.allowed == "a RankPlan alone, or a size by keywords, such as macs=0.25"
+    with pytest.raises(InvalidArgumentError) as caught:
+        net.resize_()
+    assert (caught.value.option, caught.value.came) == ("size", "none")
+    for function in (net.resize_, net.plan):
+        with pytest.raises(TypeError) as caught:
+            function(mac=0.5)
+        assert (caught.value.option, caught.value.came) == ("mac", 0.5)
+    assert net.plan().is_full
+    for word in ("macs, params:", "ratio:", "ranks:", "latency_ms:", "align:", "batch:"):
+        assert word in DecomposedNet.resize_.__doc__
+
+
+def test_what_is_not_calibrated_is_a_field_of_the_plan_and_is_said_once():
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    net = decompose(model, torch.randn(4, 8))
+    assert net.plan().warning is None  # the original
+    told = net.plan(macs=0.6)  # without a word
+    assert "calibrate_(loader)" in told.warning
+    assert told == dataclasses.replace(told, warning=None)
+    with pytest.warns(UserWarning, match="calibrate_") as caught:
+        taken = net.resize_(told)
+    assert [str(each.message) for each in caught] == [told.warning] == [taken.warning]
+    assert caught[0].filename == __file__
+    assert net.resize_(macs=0.5).warning == told.warning  # warnings are errors here
+    net.calibrate_([torch.randn(32, 8)])
+    assert net.plan().warning is net.plan(macs=0.6).warning is net.resize_(told).warning is None
 
 
 def test_an_aligned_size_holds_the_best_approximation_of_its_ranks():
@@ -1342,20 +1414,20 @@ def test_an_aligned_size_holds_the_best_approximation_of_its_ranks():
 def test_a_time_takes_the_largest_size_that_holds_it():
     net, _ = reduced()
     net.latency = timed_profile(net, {0.4: 2.0, 0.8: 4.0, 1.0: 5.0})
-    low, high = (net.selector.choose(macs=size).macs_fraction for size in (0.4, 0.8))
-    assert net.resize_(latency_ms=3) == net.plan == net.selector.choose(macs=(low + high) / 2)
-    assert net.resize_(latency_ms=2) == net.selector.choose(macs=0.4)
+    low, high = (net.plan(macs=size).macs_fraction for size in (0.4, 0.8))
+    assert net.resize_(latency_ms=3) == net.plan() == net.plan(macs=(low + high) / 2)
+    assert net.resize_(latency_ms=2) == net.plan(macs=0.4)
     assert net.resize_(latency_ms=100).is_full
     with pytest.raises(BudgetError, match="latency_ms=1 is too small"):
         net.resize_(latency_ms=1)
-    assert net.plan.is_full
+    assert net.plan().is_full
 
 
 def test_the_measured_alignment_is_used():
     net, _ = reduced()
     net.latency = timed_profile(net, {0.5: 2.0, 1.0: 5.0}, align=4, trials=[(1, 1.0), (4, 0.9)])
-    assert net.resize_(macs=0.6, align="measured") == net.selector.choose(macs=0.6, align=4)
-    assert net.resize_(latency_ms=2) == net.selector.choose(macs=0.5, align=4)
+    assert net.resize_(macs=0.6, align="measured") == net.plan(macs=0.6, align=4)
+    assert net.resize_(latency_ms=2) == net.plan(macs=0.5, align=4)
 
 
 @pytest.mark.parametrize("size", [{"latency_ms": 5}, {"macs": 0.5, "align": "measured"}])
@@ -1387,17 +1459,17 @@ def test_the_profile_beside_a_file_is_read_when_it_is_needed(tmp_path):
     beside.unlink()
     profile.save(beside)
     assert net.latency == profile
-    assert net.resize_(latency_ms=2) == net.selector.choose(macs=0.5)
+    assert net.resize_(latency_ms=2) == net.plan(macs=0.5)
     net.latency = None
     assert net.latency is None
 
 
 def test_a_size_can_be_extracted_that_is_not_in_force():
     net, x = reduced()
-    in_force, plan = net.module, net.selector.choose(macs=0.6)
+    in_force, plan = net.module, net.plan(macs=0.6)
     apart = net.extract(plan)
     assert net.module is in_force
-    net.set_plan_(plan)
+    net.resize_(plan)
     assert torch.equal(apart(x), net(x))
     mine = {storage(t) for t in apart.state_dict().values()}
     assert not mine & {storage(t) for t in net.state_dict().values()}
@@ -1409,21 +1481,23 @@ def test_a_plan_of_another_network_or_of_more_bases_is_refused(tmp_path):
     net = decompose(models.small_cnn(), example_input=torch.zeros(1, 1, 8, 8))
     net.save(tmp_path / "net.safetensors")
     small = load(tmp_path / "net.safetensors", macs=0.4)
-    before = small.plan
-    for use in (small.set_plan_, small.extract):
-        with pytest.raises(InvalidArgumentError, match=r"plan: layer '.*' has rank .*; allowed: 1 to"):
-            use(net.choose(macs=0.8))
-        for wrong in (decompose(models.small_cnn((8, 8))).plan, decompose(models.small_cnn((12, 8))).plan, "x"):
-            with pytest.raises(InvalidArgumentError, match="plan: it is not of this network"):
+    before = small.plan()
+    for use in (small.resize_, small.extract):
+        with pytest.raises(InvalidArgumentError, match=r"plan: layer '.*' has rank .*; allowed: 1 to") as caught:
+            use(net.plan(macs=0.8))
+        assert caught.value.option == "plan"
+        for wrong in (decompose(models.small_cnn((8, 8))).plan(), decompose(models.small_cnn((12, 8))).plan(), "x"):
+            with pytest.raises(InvalidArgumentError) as caught:
                 use(wrong)
-    assert small.plan is before
+            assert caught.value.option == "plan"
+    assert small.plan() is before
 
 
 def test_what_is_extracted_in_inference_mode_can_be_trained():
     net = decompose(models.small_cnn(), example_input=torch.zeros(1, 1, 8, 8))
     with torch.inference_mode():
         net.resize_(macs=0.5)
-        modules = [net.extract(), net.extract(net.choose(macs=0.4))]
+        modules = [net.extract(), net.extract(net.plan(macs=0.4))]
     for module in modules:
         module.train()(torch.randn(4, 1, 8, 8)).sum().backward()
         assert all(p.grad is not None for p in module.parameters())

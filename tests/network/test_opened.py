@@ -74,7 +74,7 @@ def test_it_is_decomposed_resized_saved_and_loaded(name, tmp_path):
         for size in (1.0, 0.6, net.selector.smallest_size):
             plan = net.resize_(macs=size)
             small = net.extract()
-            assert torch.equal(again.extract(again.choose(macs=size))(X), small(X))
+            assert torch.equal(again.extract(again.plan(macs=size))(X), small(X))
             torch.testing.assert_close(small(X), net(X))
             assert sum(p.numel() for p in small.parameters()) == plan.params
             assert net.macs_for(X) == plan.macs
@@ -298,6 +298,6 @@ def test_recurrent_layers_under_autocast(kind):
 
 @pytest.mark.parametrize("name", ["lstm", "encoder"])
 def test_one_sample_without_a_batch_costs_what_a_batch_of_one_does(name):
-    one = dn.decompose(make(name), X[:1]).plan.macs
-    assert dn.decompose(make(name), X[0]).plan.macs == one
-    assert dn.decompose(make(name), X[0], filter_fn=lambda module, name: name == "head").plan.macs == one
+    one = dn.decompose(make(name), X[:1]).plan().macs
+    assert dn.decompose(make(name), X[0]).plan().macs == one
+    assert dn.decompose(make(name), X[0], filter_fn=lambda module, name: name == "head").plan().macs == one

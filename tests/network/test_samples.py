@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from decomposable.network import samples as module
-from decomposable.network.samples import FEW, dealt
+from decomposable.network.samples import FEW
+from decomposable.network.samples import dealt as dealt_by
 from decomposable_edge.errors import InvalidArgumentError
+
+
+def dealt(loader, run=lambda batch: batch):
+    """Of a network that gives what it gets."""
+    return dealt_by(loader, run)
 
 
 def batches(count, size):
@@ -35,12 +41,10 @@ def test_few_samples_are_two_halves_that_change_places(count, size):
     measure, judge = rows(found.measure), rows(found.judge)
     assert sorted(measure + judge) == list(range(count * size))
     assert min(len(measure), len(judge)) >= 0.3 * found.count
-    swapped = found.swapped()
-    assert (rows(swapped.measure), rows(swapped.judge)) == (judge, measure)
-    assert (swapped.judging, swapped.batches) == (len(measure), len(found.judge))
-    both = found.together()
+    assert [rows(each) for each in found.judges] == [judge, measure]
+    both = found.all_that_measure
     assert rows(both.measure) == list(range(count * size))
-    assert (both.measuring, both.judging) == (found.count, 0)
+    assert (both.measuring, both.judging, both.batches) == (found.count, 0, len(list(both.measure)))
 
 
 def test_what_cannot_be_parted_stays_whole():
@@ -48,6 +52,40 @@ def test_what_cannot_be_parted_stays_whole():
     found = dealt([{"x": torch.zeros(64, 3), "name": "a"}])
     assert len(list(found.measure)) == 1
     assert not found.judge
+
+
+class Steps(torch.nn.Module):
+    """An LSTM whose first axis is time; it may be called with samples first, too."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = torch.nn.LSTM(3, 4)
+
+    def forward(self, x):
+        return self.lstm(x)
+
+
+def test_rows_that_are_no_samples_are_not_parted():
+    """Steps in time: what they give depends on the steps before."""
+    net = Steps()
+    found = dealt([torch.randn(40, 6, 3)], net)
+    assert not found.judge
+    turned = dealt([torch.randn(40, 6, 3)], lambda batch: net(batch.transpose(0, 1)))
+    assert (len(list(turned.measure)), len(turned.judge)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x - x.mean(dim=0),  # samples that depend on each other
+        lambda x: x.sum(),
+        lambda x: x.reshape(64, 3),  # a batch of one size only
+        lambda x: None,
+    ],
+)
+def test_what_gives_something_else_in_parts_stays_whole(run):
+    assert not dealt([torch.randn(64, 3)], run).judge
 
 
 def test_no_piece_has_a_single_row():

@@ -171,7 +171,7 @@ def test_a_file_gives_the_same_network_whole_and_in_part(net, tmp_path):
         )
     assert len(dn.load(path, model=Small(), macs=0.2)._tuned.plans) < len(SIZES)
     again = tmp_path / "again.safetensors"
-    whole.resize_(macs=net.plan.macs)
+    whole.resize_(macs=net.plan().macs)
     whole.save(again)
     assert load_file(path).keys() == load_file(again).keys()
 
@@ -272,7 +272,7 @@ def test_tuning_again_replaces_and_begins_at_the_originals(net):
 def test_a_part_of_a_network_can_be_tuned_and_its_largest_size_keeps_its_vectors(net, tmp_path):
     net.save(tmp_path / "net.safetensors")
     part = dn.load(tmp_path / "net.safetensors", model=Small(), macs=0.5)
-    largest = part.plan
+    largest = part.plan()
     before = dict(part.extract(largest).named_parameters())
     part.tune_(data(), [0.3, 0.2], steps=3, passes=5)
     for name, parameter in part.extract(largest).named_parameters():
@@ -290,10 +290,10 @@ def test_tuning_a_part_of_a_network_leaves_its_largest_size_as_it_is(first, tmp_
         whole.calibrate_(data(), passes=5)
     whole.save(tmp_path / "net.safetensors")
     part = dn.load(tmp_path / "net.safetensors", model=Small(), macs=0.45)
-    largest, x = part.plan, data()[0]
+    largest, x = part.plan(), data()[0]
     before = part(x)
     part.tune_(data(), [0.3, 0.2], steps=3, passes=5)
-    part.set_plan_(largest)
+    part.resize_(largest)
     assert torch.equal(part(x), before)
 
 
@@ -360,7 +360,7 @@ def test_a_bias_that_two_layers_have_stays_one(tmp_path):
     for loaded in (dn.load(tmp_path / "net.safetensors", model=Tied(), **size) for size in ({}, {"macs": 0.85})):
         loaded.resize_(macs=0.85)
         assert torch.equal(loaded(batches[0]), net(batches[0]))
-    state = artifact.size_state_dict(net.artifact(), net.plan)
+    state = artifact.size_state_dict(net.artifact(), net.plan())
     assert all(torch.equal(state[key], value) for key, value in module.state_dict().items())
 
 
@@ -535,9 +535,9 @@ def test_other_threads_run_and_resize_meanwhile():
     def use():
         while not done.is_set():
             try:
-                net.set_plan_(net.selector.full_plan())
+                net.resize_(net.selector.full_plan())
                 assert net(x).shape == full.shape
-                net.set_plan_(net.selector.of_size(0.4))
+                net.resize_(net.selector.of_size(0.4))
             except Exception as error:  # it is looked at below
                 errors.append(error)
                 return
@@ -548,7 +548,7 @@ def test_other_threads_run_and_resize_meanwhile():
     done.set()
     thread.join()
     assert not errors
-    net.set_plan_(net.selector.full_plan())
+    net.resize_(net.selector.full_plan())
     assert torch.equal(net(x), full)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable.core import moments
+from decomposable.core import moments, sums
 
 CUT = """
 import resource
@@ -59,8 +59,8 @@ def test_a_wide_network_is_cut_as_well_in_blocks_as_whole(monkeypatch):
     model = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 96)).eval()
     lost = {}
     for name, widest in (("whole", 4096), ("blocks", 32)):
-        monkeypatch.setattr(moments, "WIDEST", widest)
-        monkeypatch.setattr(moments, "BLOCK", 16)
+        monkeypatch.setattr(sums, "WIDEST", widest)
+        monkeypatch.setattr(sums, "BLOCK", 16)
         net = dn.decompose(model, data=list(x[:400].split(20)), criterion="output")
         assert net.cut_report.kept == "data"
         net.resize_(macs=0.5)

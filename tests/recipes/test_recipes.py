@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from decomposable import recipes
-from decomposable.methods.settings import Settings
 from decomposable.recipes import BUILT_IN, Task, default_settings, find, make_task
+from decomposable.recipes.settings import Settings
 from decomposable_edge.errors import InvalidArgumentError
 
 PROMISED = ["epochs", "seed", "batch_size", "form", "balance", "ratio", "refresh"]
@@ -121,7 +121,7 @@ def test_what_is_no_recipe_is_refused_in_one_line(name, words):
 def test_a_function_of_ones_own_is_found_in_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "my_recipe_module.py").write_text(
         "from torch import nn\n"
-        "from decomposable import Settings, Task\n"
+        "from decomposable.recipes import Settings, Task\n"
         "def mine(data, settings=Settings(epochs=7)):\n"
         "    return Task(build_model=lambda: nn.Linear(2, 2), load_data=lambda: data)\n"
     )

@@ -10,9 +10,9 @@ from decomposable.data import python_text
 from decomposable.data.base import Images, InMemory
 from decomposable.data.digits import unaugmented, unchanged
 from decomposable.data.python_text import Text
-from decomposable.methods.settings import Settings
 from decomposable.models import small_lm, small_vit
 from decomposable.recipes import Task
+from decomposable.recipes.settings import Settings
 from decomposable.recipes.transformers import TEXT, VIT, TextSettings, next_token
 from decomposable.training.evaluation import judged
 from decomposable_edge.errors import DataError, SettingError
@@ -52,7 +52,7 @@ def test_every_method_trains_them(recipe, method, tmp_path):
     else:
         assert "perplexity" not in sizes[1.0]
     net = dn.load(tmp_path / "run" / "network.safetensors")
-    assert net.plan.macs_fraction == 1.0
+    assert net.plan().macs_fraction == 1.0
     assert any(reason.startswith("products of two activations") for reason in net.skipped.values())
 
 

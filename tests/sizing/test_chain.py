@@ -13,9 +13,14 @@ from decomposable_edge.fields import Damaged
 from decomposable_edge.sizing.chain import Chain, check_chain, price, rank_of, ranks_of
 from decomposable_edge.sizing.cost import LayerCost, LayerShape
 from decomposable_edge.sizing.order import rank_limits
+from decomposable_edge.sizing.plans import SizeRequest
 from decomposable_edge.sizing.ranks import RankSelector
 
 TUCKER = ((False, False), (True, True), (False, False))
+
+
+def chosen(selector, **size):
+    return selector.plan_for(SizeRequest(**size))
 
 
 def cost_of(name, shape, stages, positions=None):
@@ -116,7 +121,7 @@ def test_a_budget_buys_the_longest_prefix_whose_exact_cost_is_within_it(seed, me
     assert costs == sorted(costs)
     assert selector._table(1).costs[measure].tolist() == costs
     for budget in np.linspace(costs[0], costs[-1], 17).astype(int).tolist():
-        plan = selector.choose(**{measure: budget})
+        plan = chosen(selector, **{measure: budget})
         assert getattr(plan, measure) <= budget
         ranks = [r for r, cost in prefixes if cost <= budget][-1]
         for name, given_ranks, dense in _by_layer(selector, ranks, plan):
@@ -136,7 +141,7 @@ def test_plans_are_nested(seed, align):
     smallest = selector.smallest_cost("macs", align)
     before = None
     for budget in np.linspace(smallest, selector.full_cost("macs"), 40).astype(int).tolist():
-        plan = selector.choose(macs=budget, align=align)
+        plan = chosen(selector, macs=budget, align=align)
         ranks = selector.as_array(plan.ranks)
         assert plan.macs <= budget
         assert before is None or (ranks >= before).all()
@@ -145,7 +150,7 @@ def test_plans_are_nested(seed, align):
 
 def test_ranks_are_an_int_for_one_cut_and_a_tuple_for_several():
     selector = mixed(0)
-    plan = selector.choose(ranks={"a": (2, 3), "b": 4})
+    plan = chosen(selector, ranks={"a": (2, 3), "b": 4})
     assert plan.ranks == {"a": (2, 3), "b": 4, "c": (8, 3), "d": 4}
     assert plan.full_ranks == {"a": (4, 6), "b": 15, "c": (8, 3), "d": 4}
     assert plan.runs_as("a") == "factors"
@@ -153,8 +158,8 @@ def test_ranks_are_an_int_for_one_cut_and_a_tuple_for_several():
     assert plan.macs == 100 + 2 * 4 * 30 + 2 * 3 * 9 * 9 + 3 * 6 * 9 + 4 * (18 * 20 + 15 * 8) + 8 * 9 * 9 + 20
     assert "three factors" in str(plan)
     assert "2×3" in str(plan)
-    assert selector.choose(ranks={"a": [2, 3]}).ranks["a"] == (2, 3)
-    assert hash(plan.ranks) == hash(selector.choose(ranks={"a": (2, 3), "b": 4}).ranks)
+    assert chosen(selector, ranks={"a": [2, 3]}).ranks["a"] == (2, 3)
+    assert hash(plan.ranks) == hash(chosen(selector, ranks={"a": (2, 3), "b": 4}).ranks)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +174,7 @@ def test_ranks_are_an_int_for_one_cut_and_a_tuple_for_several():
 )
 def test_ranks_of_the_wrong_kind_are_refused(ranks, message):
     with pytest.raises(InvalidArgumentError, match=message):
-        mixed(0).choose(ranks=ranks)
+        chosen(mixed(0), ranks=ranks)
 
 
 def test_limits_hold_for_every_cut_of_a_layer():

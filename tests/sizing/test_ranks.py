@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import dataclasses
 import math
@@ -19,11 +20,15 @@ from decomposable_edge.errors import BudgetError, InvalidArgumentError
 from decomposable_edge.sizing import rounding
 from decomposable_edge.sizing.cost import LayerCost
 from decomposable_edge.sizing.order import prefix_ranks, rank_limits
-from decomposable_edge.sizing.plans import absolute_budget
+from decomposable_edge.sizing.plans import SizeKeywords, SizeRequest, absolute_budget
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.rounding import AUTO_PERCENT, aligned_ranks, auto_ranks, rounded_ranks
 
 some_networks = settings(deadline=None, derandomize=True, max_examples=60)
+
+
+def chosen(selector, **size):
+    return selector.plan_for(SizeRequest(**size))
 
 
 def layer(name: str, rows: int, columns: int, outputs: int = 1, between: int = 1) -> LayerCost:
@@ -113,7 +118,7 @@ def test_plan_is_the_longest_prefix_that_fits(measure, chooser, data):
     prices = [network_price(chooser, ranks, measure) for ranks in prefixes]
     budget = data.draw(st.integers(max(2, min(prices)), max(2, max(prices)) + 3))
     longest = [ranks for ranks, cost in zip(prefixes, prices, strict=True) if cost <= budget][-1]
-    plan = chooser.choose(**{measure: budget})
+    plan = chosen(chooser, **{measure: budget})
     for i, cost in enumerate(chooser.costs):
         is_dense = price(cost, longest[i], measure)[1]
         assert (cost.name in plan.dense) == is_dense
@@ -128,7 +133,7 @@ def test_plans_are_nested(measure, chooser, data):
     smallest, total = chooser.smallest_cost(measure), chooser.full_cost(measure)
     budgets = st.integers(max(2, smallest), max(2, smallest, total))
     small, large = sorted((data.draw(budgets), data.draw(budgets)))
-    inner, outer = chooser.choose(**{measure: small}), chooser.choose(**{measure: large})
+    inner, outer = chosen(chooser, **{measure: small}), chosen(chooser, **{measure: large})
     assert all(inner.ranks[name] <= outer.ranks[name] for name in inner.ranks)
 
 
@@ -137,7 +142,7 @@ def test_plans_are_nested(measure, chooser, data):
 def test_a_fraction_is_of_the_original_network_with_the_layers_left_alone(chooser, fraction):
     total = chooser.fixed_macs + sum(cost.dense_macs for cost in chooser.costs)
     try:
-        plan = chooser.choose(macs=fraction)
+        plan = chosen(chooser, macs=fraction)
     except BudgetError:
         assert chooser.smallest_cost("macs") / total > fraction
     else:
@@ -148,7 +153,7 @@ def test_a_fraction_is_of_the_original_network_with_the_layers_left_alone(choose
 @pytest.mark.parametrize("measure", ["macs", "params"])
 def test_the_whole_budget_is_the_original_network(measure):
     chooser = selector(layer("a", 8, 6), layer("b", 3, 9), fixed_macs=5, fixed_params=7)
-    plan = chooser.choose(**{measure: 1.0})
+    plan = chosen(chooser, **{measure: 1.0})
     assert plan == chooser.full_plan()
     assert plan.is_full
     assert plan.dense == {"a", "b"}
@@ -157,57 +162,60 @@ def test_the_whole_budget_is_the_original_network(measure):
 
 def test_a_layer_whose_factors_would_cost_more_is_dense_with_its_full_rank():
     chooser = selector(layer("a", 10, 10), scores=[np.arange(10, 0, -1)])
-    assert dict(chooser.choose(params=100).ranks) == {"a": 10}  # 6 bases would cost 120
-    plan = chooser.choose(params=99)
+    assert dict(chosen(chooser, params=100).ranks) == {"a": 10}  # 6 bases would cost 120
+    plan = chosen(chooser, params=99)
     assert (dict(plan.ranks), plan.dense, plan.params) == ({"a": 4}, frozenset(), 80)
 
 
 def test_factors_that_cost_exactly_as_much_as_dense_stay_factors():
     chooser = selector(layer("a", 10, 10), scores=[np.arange(10, 0, -1)], limits={"a": (5, 5)})
-    plan = chooser.choose(params=100)
+    plan = chosen(chooser, params=100)
     assert (plan.ranks["a"], plan.dense, plan.params) == (5, frozenset(), 100)
 
 
 def test_dense_is_judged_by_the_measure_of_the_budget():
     """Here the factors of rank 4 have fewer parameters than dense, and more MACs."""
     chooser = selector(layer("a", 10, 10, outputs=1, between=4), limits={"a": (4, 4)})
-    assert chooser.choose(params=1.0).dense == frozenset()
-    assert chooser.choose(macs=1.0).dense == {"a"}
+    assert chosen(chooser, params=1.0).dense == frozenset()
+    assert chosen(chooser, macs=1.0).dense == {"a"}
 
 
 @pytest.mark.parametrize("measure", ["macs", "params"])
 def test_an_impossible_budget_states_the_smallest_possible_one(measure):
     chooser = selector(layer("a", 20, 20), layer("b", 30, 30), fixed_macs=11, fixed_params=11)
-    with pytest.raises(BudgetError, match=f"{measure}=0.001 is too small") as caught:
-        chooser.choose(**{measure: 0.001})
-    assert isinstance(caught.value, ValueError)
-    message = str(caught.value)
-    assert "111 of 1,311" in message  # 11 + 1·40 + 1·60 of 11 + 400 + 900
-    assert getattr(chooser.choose(**{measure: 111}), measure) == 111
+    with pytest.raises(BudgetError) as caught:
+        chosen(chooser, **{measure: 0.001})
+    error = caught.value
+    assert isinstance(error, ValueError)
+    assert (error.option, error.came, error.smallest) == (measure, 0.001, 111 / 1311)
+    assert "111 of 1,311" in error.allowed  # 11 + 1·40 + 1·60 of 11 + 400 + 900
+    assert str(error).startswith(f"{measure}=0.001 is too small: the smallest possible is ")
+    assert getattr(chosen(chooser, **{measure: 111}), measure) == 111
     with pytest.raises(BudgetError):
-        chooser.choose(**{measure: 110})
+        chosen(chooser, **{measure: 110})
 
 
 @pytest.mark.parametrize("fixed", [0, 5, 11, 17, 23])
 def test_the_smallest_fraction_that_an_error_states_is_possible(fixed):
     chooser = selector(layer("a", 20, 20), layer("b", 30, 30), fixed_macs=fixed)
     with pytest.raises(BudgetError) as caught:
-        chooser.choose(macs=0.001)
+        chosen(chooser, macs=0.001)
     stated = float(re.search(r"smallest possible is ([\d.]+)", str(caught.value)).group(1))
-    assert chooser.choose(macs=stated).macs == fixed + 100
+    assert chosen(chooser, macs=stated).macs == fixed + 100
 
 
 def test_layers_left_alone_count_in_the_budget():
     free, fixed = (selector(layer("a", 10, 10), fixed_params=n) for n in (0, 60))
-    assert free.choose(params=80).ranks["a"] == 4
-    assert fixed.choose(params=80).ranks["a"] == 1
+    assert chosen(free, params=80).ranks["a"] == 4
+    assert chosen(fixed, params=80).ranks["a"] == 1
 
 
 def test_macs_without_feature_maps_ask_for_an_example_input():
     chooser = selector(layer("a", 10, 10), fixed_macs=None)
-    with pytest.raises(InvalidArgumentError, match="example_input"):
-        chooser.choose(macs=0.5)
-    plan = chooser.choose(params=0.5)
+    with pytest.raises(InvalidArgumentError, match="example_input") as caught:
+        chosen(chooser, macs=0.5)
+    assert (caught.value.option, caught.value.allowed) == ("macs", "params, ratio, ranks")
+    plan = chosen(chooser, params=0.5)
     assert (plan.macs, plan.full_macs, plan.macs_fraction) == (None, None, None)
 
 
@@ -252,7 +260,7 @@ def test_an_aligned_plan_is_the_longest_prefix_that_fits_when_rounded(measure, c
     prices = [network_price(chooser, ranks, measure) for ranks in prefixes]
     budget = data.draw(st.integers(max(2, min(prices)), max(2, max(prices)) + 3))
     longest = [ranks for ranks, cost in zip(prefixes, prices, strict=True) if cost <= budget][-1]
-    plan = chooser.choose(**{measure: budget}, align=align)
+    plan = chosen(chooser, **{measure: budget}, align=align)
     assert getattr(plan, measure) == network_price(chooser, longest, measure) <= budget
     for i, cost in enumerate(chooser.costs):
         rank, is_dense = plan.ranks[cost.name], price(cost, longest[i], measure)[1]
@@ -269,7 +277,7 @@ def test_aligned_plans_are_nested(measure, chooser, align, data):
     smallest, total = chooser.smallest_cost(measure, align), chooser.full_cost(measure)
     budgets = st.integers(max(2, smallest), max(2, smallest, total))
     small, large = sorted((data.draw(budgets), data.draw(budgets)))
-    inner, outer = (chooser.choose(**{measure: budget}, align=align) for budget in (small, large))
+    inner, outer = (chosen(chooser, **{measure: budget}, align=align) for budget in (small, large))
     assert all(inner.ranks[name] <= outer.ranks[name] for name in inner.ranks)
 
 
@@ -277,7 +285,7 @@ def test_aligned_plans_are_nested(measure, chooser, align, data):
 @given(chooser=networks(), align=st.integers(1, 5), ratio=st.floats(0.01, 1))
 def test_an_aligned_ratio_is_the_rounded_prefix(chooser, align, ratio):
     prefixes = every_aligned_prefix(chooser, align)
-    plan = chooser.choose(ratio=ratio, align=align)
+    plan = chosen(chooser, ratio=ratio, align=align)
     assert list(plan.ranks.values()) == prefixes[round(ratio * (len(prefixes) - 1))]
 
 
@@ -285,71 +293,76 @@ def test_an_aligned_ratio_is_the_rounded_prefix(chooser, align, ratio):
 @given(chooser=networks(), size=st.sampled_from(["macs", "params", "ratio"]), fraction=st.floats(0.05, 1))
 def test_an_alignment_of_1_is_none(chooser, size, fraction):
     try:
-        plan = chooser.choose(**{size: fraction})
+        plan = chosen(chooser, **{size: fraction})
     except BudgetError as error:
         with pytest.raises(BudgetError, match=re.escape(str(error))):
-            chooser.choose(**{size: fraction}, align=1)
+            chosen(chooser, **{size: fraction}, align=1)
     else:
-        assert chooser.choose(**{size: fraction}, align=1) == plan
+        assert chosen(chooser, **{size: fraction}, align=1) == plan
 
 
 @pytest.mark.parametrize("align", [2, 7, 8, 16, 1000])
 def test_the_whole_budget_is_the_original_network_at_any_alignment(align):
     chooser = selector(layer("a", 30, 20), layer("b", 3, 9), fixed_macs=5, fixed_params=7)
-    assert chooser.choose(macs=1.0, align=align) == chooser.choose(ratio=1.0, align=align) == chooser.full_plan()
+    assert chosen(chooser, macs=1.0, align=align) == chosen(chooser, ratio=1.0, align=align) == chooser.full_plan()
 
 
 def test_a_layer_too_thin_for_the_alignment_keeps_its_rank():
     chooser = selector(layer("thin", 3, 100), layer("wide", 100, 100), scores=[[9, 5, 1], np.linspace(10, 1, 100)])
-    plan = chooser.choose(ratio=0.5, align=16)
+    plan = chosen(chooser, ratio=0.5, align=16)
     assert plan.ranks["wide"] % 16 == 0
-    assert plan.ranks["thin"] == chooser.choose(ratio=0.5).ranks["thin"]
+    assert plan.ranks["thin"] == chosen(chooser, ratio=0.5).ranks["thin"]
 
 
 def test_limits_that_are_no_multiples_are_kept():
     chooser = selector(layer("a", 100, 100), limits={"a": (5, 30)})
-    ranks = {chooser.choose(params=params, align=8).ranks["a"] for params in range(1600, 10_001, 100)}
+    ranks = {chosen(chooser, params=params, align=8).ranks["a"] for params in range(1600, 10_001, 100)}
     assert ranks == {8, 16, 24}
 
 
 def test_a_network_that_lost_bases_is_aligned_below_what_is_stored():
     whole = selector(layer("a", 100, 100))
     shrunk = dataclasses.replace(whole, upper=np.array([30]), stored=np.array([30]))
-    assert shrunk.choose(macs=1.0).ranks["a"] == 30
-    assert shrunk.choose(macs=1.0, align=8).ranks["a"] == 24
-    assert shrunk.choose(ratio=1.0, align=8).ranks["a"] == 24
-    assert shrunk.choose(macs=0.2, align=8).ranks["a"] == 8  # 0.2 are 10 bases
+    assert chosen(shrunk, macs=1.0).ranks["a"] == 30
+    assert chosen(shrunk, macs=1.0, align=8).ranks["a"] == 24
+    assert chosen(shrunk, ratio=1.0, align=8).ranks["a"] == 24
+    assert chosen(shrunk, macs=0.2, align=8).ranks["a"] == 8  # 0.2 are 10 bases
 
 
 @pytest.mark.parametrize("measure", ["macs", "params"])
 def test_a_budget_that_is_impossible_when_aligned_only_says_both(measure):
     chooser = selector(layer("a", 20, 20), layer("b", 30, 30), fixed_macs=11, fixed_params=11)
     with pytest.raises(BudgetError, match=f"{measure}=200 is too small with align=4: ") as caught:
-        chooser.choose(**{measure: 200}, align=4)
+        chosen(chooser, **{measure: 200}, align=4)
     aligned, unaligned = re.findall(r"\(([\d,]+) of 1,311", str(caught.value))
     assert (aligned, unaligned) == ("411", "111")
-    assert getattr(chooser.choose(**{measure: 411}, align=4), measure) == 411
+    assert getattr(chosen(chooser, **{measure: 411}, align=4), measure) == 411
     stated = float(re.search(r"smallest possible is ([\d.]+)", str(caught.value)).group(1))
-    assert getattr(chooser.choose(**{measure: stated}, align=4), measure) == 411
-    assert getattr(chooser.choose(**{measure: 200}), measure) <= 200
+    assert getattr(chosen(chooser, **{measure: stated}, align=4), measure) == 411
+    assert getattr(chosen(chooser, **{measure: 200}), measure) <= 200
 
 
 @pytest.mark.parametrize("align", [0, -8, 8.0, True, "8", "measured", "Auto"])
 def test_a_wrong_alignment_is_refused(align):
-    with pytest.raises(InvalidArgumentError, match=r"align=.*; allowed: an int of at least 1.* or 'auto'"):
-        selector(layer("a", 10, 10)).choose(params=0.5, align=align)
+    with pytest.raises(InvalidArgumentError) as caught:
+        chosen(selector(layer("a", 10, 10)), params=0.5, align=align)
+    assert (caught.value.option, caught.value.came) == ("align", align)
+    assert caught.value.allowed == "an int of at least 1, such as 8 or 16, or 'auto'"
 
 
 def test_given_ranks_are_not_rounded():
-    with pytest.raises(InvalidArgumentError, match=r"align=8 and ranks=.*allowed: one of them"):
-        selector(layer("a", 10, 10)).choose(ranks={"a": 3}, align=8)
+    chooser = selector(layer("a", 10, 10))
+    assert chosen(chooser, ranks={"a": 3}, align=1) == chosen(chooser, ranks={"a": 3})
+    with pytest.raises(InvalidArgumentError) as caught:
+        chosen(chooser, ranks={"a": 3}, align=8)
+    assert (caught.value.option, caught.value.came, caught.value.allowed) == ("align", 8, "one of align and ranks")
 
 
 def test_the_table_of_an_alignment_is_made_once(monkeypatch):
     chooser, made = selector(layer("a", 10, 10), layer("b", 20, 20)), []
     monkeypatch.setattr("decomposable_edge.sizing.ranks.rounded_ranks", lambda *a: made.append(a) or rounded_ranks(*a))
     for align in (4, 8, 4, 8, 21, 1000):  # above the largest rank, all are one
-        chooser.choose(params=1.0, align=align)
+        chosen(chooser, params=1.0, align=align)
     assert len(made) == 3 * 2
 
 
@@ -363,10 +376,10 @@ def limits_of(data, full):
 
 def auto(rank: int, low: int, high: int, full: int) -> int:
     """In the words of the promise: the largest of 16, 8 or 4 that moves the rank by only a few percent."""
-    if full < rounding.AUTO_WIDE:
+    if full < rounding.AUTO_WIDE or rank == high:
         return rank
     for multiple in (16, 8, 4):
-        allowed = {low, high, *(r for r in range(low, high + 1) if r % multiple == 0)}
+        allowed = {low, *([full] if high == full else []), *(r for r in range(low, high + 1) if r % multiple == 0)}
         found = min(allowed, key=lambda r: (abs(r - rank), -r))
         if 100 * abs(found - rank) <= AUTO_PERCENT * rank:
             return found
@@ -374,7 +387,15 @@ def auto(rank: int, low: int, high: int, full: int) -> int:
 
 
 wide = {"full": st.integers(1, 600), "data": st.data()}
-narrow_counts_as_wide = mock.patch("decomposable_edge.sizing.rounding.AUTO_WIDE", 20)  # so that small networks will do
+
+
+@contextlib.contextmanager
+def narrow_counts_as_wide():
+    """So that small networks will do."""
+    with mock.patch("decomposable_edge.sizing.rounding.AUTO_WIDE", 20):
+        rounded_ranks.cache_clear()
+        yield
+    rounded_ranks.cache_clear()
 
 
 @given(**wide)
@@ -434,12 +455,12 @@ def drawn_budget(chooser, measure, data):
 @some_networks
 @given(chooser=wide_networks(), data=st.data())
 def test_an_auto_plan_is_the_longest_prefix_that_fits_when_rounded(measure, chooser, data):
-    with narrow_counts_as_wide:
+    with narrow_counts_as_wide():
         budget = drawn_budget(chooser, measure, data)
         limits = list(zip(chooser.lower.tolist(), chooser.upper.tolist(), chooser.full_ranks.tolist(), strict=True))
         prefixes = [[auto(k, *limit) for k, limit in zip(ks, limits, strict=True)] for ks in every_prefix(chooser)]
         longest = [ranks for ranks in prefixes if network_price(chooser, ranks, measure) <= budget][-1]
-        plan = chooser.choose(**{measure: budget}, align="auto")
+        plan = chosen(chooser, **{measure: budget}, align="auto")
         assert plan.align == "auto"
         assert getattr(plan, measure) == network_price(chooser, longest, measure) <= budget
         for i, cost in enumerate(chooser.costs):
@@ -451,42 +472,62 @@ def test_an_auto_plan_is_the_longest_prefix_that_fits_when_rounded(measure, choo
 @some_networks
 @given(chooser=wide_networks(), data=st.data())
 def test_auto_plans_are_nested_and_possible_wherever_unrounded_ones_are(measure, chooser, data):
-    with narrow_counts_as_wide:
+    with narrow_counts_as_wide():
         small, large = sorted(drawn_budget(chooser, measure, data) for _ in range(2))
-        inner, outer = (chooser.choose(**{measure: budget}, align="auto") for budget in (small, large))
+        inner, outer = (chosen(chooser, **{measure: budget}, align="auto") for budget in (small, large))
         assert all(inner.ranks[name] <= outer.ranks[name] for name in inner.ranks)
         assert chooser.smallest_cost(measure, "auto") == chooser.smallest_cost(measure)
         whole = chooser.full_cost(measure)
-        assert chooser.choose(**{measure: whole}, align="auto") == chooser.choose(**{measure: whole})
+        assert chosen(chooser, **{measure: whole}, align="auto") == chooser.plan_for(SizeRequest(**{measure: whole}))
 
 
 @some_networks
 @given(chooser=wide_networks(), ratio=st.floats(0.01, 1))
-def test_a_ratio_with_auto_is_the_prefix_with_each_rank_rounded(chooser, ratio):
-    with narrow_counts_as_wide:
-        exact, rounded = chooser.choose(ratio=ratio).ranks, chooser.choose(ratio=ratio, align="auto").ranks
-        limits = zip(chooser.lower.tolist(), chooser.upper.tolist(), chooser.full_ranks.tolist(), strict=True)
-        expected = [auto(rank, *limit) for rank, limit in zip(exact.values(), limits, strict=True)]
-        assert list(rounded.values()) == expected
+def test_a_ratio_is_taken_literally_unless_a_number_rounds_it(chooser, ratio):
+    with narrow_counts_as_wide():
+        literal = chosen(chooser, ratio=ratio)
+        kept = prefix_ranks(chooser.scores, ratio, chooser.lower, chooser.upper)
+        assert list(literal.ranks.values()) == kept.tolist()
+        for align in (None, "auto", 1):
+            plan = chosen(chooser, ratio=ratio, align=align)
+            assert (plan, plan.align) == (literal, 1)
+        assert chosen(chooser, ratio=ratio, align=4).align == 4
+
+
+@pytest.mark.parametrize("measure", ["macs", "params"])
+@some_networks
+@given(chooser=wide_networks(), data=st.data())
+def test_auto_is_the_default_and_a_part_of_a_network_has_the_plans_of_the_whole(measure, chooser, data):
+    with narrow_counts_as_wide():
+        small, large = sorted(drawn_budget(chooser, measure, data) for _ in range(2))
+        largest = chosen(chooser, **{measure: large})
+        assert largest == chosen(chooser, **{measure: large}, align=None) == chooser.of_size(large, measure, "auto")
+        assert largest.align == "auto"
+        ranks = chooser.as_array(largest.ranks)
+        upper = np.where(ranks < chooser.full_ranks, ranks, chooser.upper)  # as `shrink` makes a part
+        part = dataclasses.replace(chooser, lower=np.minimum(chooser.lower, upper), upper=upper, stored=ranks)
+        inner = chosen(part, **{measure: small})
+        assert inner == chosen(chooser, **{measure: small})
+        assert all(inner.ranks[name] <= largest.ranks[name] for name in inner.ranks)
 
 
 def test_given_ranks_stay_as_they_are_with_auto():
     chooser = selector(layer("a", 300, 300), layer("b", 300, 300))
-    plan = chooser.choose(ranks={"a": 97}, align="auto")
-    assert (plan, plan.align) == (chooser.choose(ranks={"a": 97}), 1)
+    plan = chosen(chooser, ranks={"a": 97}, align="auto")
+    assert (plan, plan.align) == (chosen(chooser, ranks={"a": 97}), 1)
 
 
 def test_the_largest_size_of_a_network_that_lost_bases_stays_what_it_is_with_auto():
     whole = selector(layer("a", 300, 300))
     shrunk = dataclasses.replace(whole, upper=np.array([97]), stored=np.array([97]))
-    assert shrunk.choose(macs=1.0, align="auto") == shrunk.full_plan()
+    assert chosen(shrunk, macs=1.0, align="auto") == shrunk.full_plan()
 
 
 def test_a_plan_says_what_its_ranks_were_rounded_to():
     chooser = selector(layer("a", 300, 300))
-    assert "16, 8 or 4 where that moves them by at most 5%" in str(chooser.choose(macs=0.8, align="auto"))
-    assert "multiples of 8" in str(chooser.choose(macs=0.8, align=8))
-    assert "rounded" not in str(chooser.choose(macs=0.8, align=1))
+    assert "multiples of 8" in str(chosen(chooser, macs=0.8, align=8))
+    for align in (1, "auto", None):  # the default says nothing
+        assert "rounded" not in str(chosen(chooser, macs=0.8, align=align))
 
 
 # Ratios and given ranks are taken literally
@@ -496,44 +537,72 @@ def test_a_plan_says_what_its_ranks_were_rounded_to():
 @given(chooser=networks(), ratio=st.floats(0.01, 1))
 def test_a_ratio_keeps_that_share_of_all_bases(chooser, ratio):
     prefixes = list(every_prefix(chooser))
-    plan = chooser.choose(ratio=ratio)
+    plan = chosen(chooser, ratio=ratio)
     assert list(plan.ranks.values()) == prefixes[round(ratio * (len(prefixes) - 1))]
 
 
 def test_a_ratio_keeps_its_ranks_where_the_layer_is_dense():
     chooser = selector(layer("a", 10, 10), scores=[np.arange(10, 0, -1)])
-    plan = chooser.choose(ratio=0.8)
+    plan = chosen(chooser, ratio=0.8)
     assert (plan.ranks["a"], plan.dense, plan.params, plan.macs) == (8, {"a"}, 100, 100)
     assert plan.ratio == 0.8
 
 
 def test_given_ranks_are_kept_and_the_other_layers_are_full():
     chooser = selector(layer("a", 10, 10), layer("b", 9, 9))
-    plan = chooser.choose(ranks={"a": 3})
+    plan = chosen(chooser, ranks={"a": 3})
     assert dict(plan.ranks) == {"a": 3, "b": 9}
     assert plan.dense == {"b"}
     assert plan.params == 3 * 20 + 81
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"),
+    ("ranks", "came", "allowed"),
     [
-        ({"typo": 1}, "'typo' is not a decomposed layer; allowed: 'a'"),
-        ({"a": 0}, "layer 'a' got 0; allowed: an int"),
-        ({"a": 11}, "1 to 10"),
-        ({"a": 2.0}, "1 to 10"),
-        ({"a": True}, "1 to 10"),
+        ({"typo": 1}, "typo", "'a'"),
+        ({"a": 0}, 0, "an int, 1 to 10"),
+        ({"a": 11}, 11, "an int, 1 to 10"),
+        ({"a": 2.0}, 2.0, "an int, 1 to 10"),
+        ({"a": True}, True, "an int, 1 to 10"),
+        ([3], [3], "ranks by layer name, such as {'a': 1}"),
     ],
 )
-def test_wrong_ranks_are_refused_with_the_layer_and_what_is_allowed(ranks, said):
-    with pytest.raises(InvalidArgumentError, match=re.escape(said)):
-        selector(layer("a", 10, 10)).choose(ranks=ranks)
+def test_wrong_ranks_are_refused_with_the_layer_and_what_is_allowed(ranks, came, allowed):
+    with pytest.raises(InvalidArgumentError) as caught:
+        chosen(selector(layer("a", 10, 10)), ranks=ranks)
+    assert (caught.value.option, caught.value.came, caught.value.allowed) == ("ranks", came, allowed)
+    assert "a" in str(caught.value)  # the layer
 
 
 @pytest.mark.parametrize("sizes", [{}, {"macs": 0.5, "params": 0.5}, {"ratio": 0.5, "ranks": {"a": 1}}])
 def test_a_size_is_given_in_exactly_one_way(sizes):
-    with pytest.raises(InvalidArgumentError, match="exactly one of macs, params, ratio or ranks"):
-        selector(layer("a", 10, 10)).choose(**sizes)
+    with pytest.raises(InvalidArgumentError) as caught:
+        chosen(selector(layer("a", 10, 10)), **sizes)
+    error = caught.value
+    assert (error.option, error.came) == ("size", ", ".join(sizes) or "none")
+    assert error.allowed == "exactly one of macs, params, ratio or ranks"
+
+
+def test_an_unknown_keyword_is_refused_with_those_that_there_are():
+    """As a TypeError too, which is what Python makes of it; with what else the function takes."""
+    with pytest.raises(TypeError) as caught:
+        SizeRequest.of("load", {"mac": 0.5}, "model")
+    error = caught.value
+    assert isinstance(error, InvalidArgumentError)
+    assert (error.option, error.came) == ("mac", 0.5)
+    assert error.allowed == "macs, params, ratio, ranks, latency_ms, align, batch, model"
+    assert "\n" not in str(error)
+    assert pickle.loads(pickle.dumps(error)).allowed == error.allowed
+
+
+def test_the_keywords_are_those_of_the_request():
+    """Both are written out, for type checkers."""
+    assert list(SizeKeywords.__annotations__) == [field.name for field in dataclasses.fields(SizeRequest)]
+
+
+def test_an_option_that_has_its_default_is_as_good_as_not_given():
+    assert SizeRequest(align="auto", macs=None).given() == {}
+    assert SizeRequest(align=1).given() == {"align": 1}
 
 
 # The list of bases
@@ -601,7 +670,7 @@ def test_wrong_min_rank_is_refused(min_rank):
 def test_limits_hold_under_every_budget():
     chooser = selector(layer("a", 10, 10), layer("b", 10, 10), limits={"a": (2, 3)})
     for params in range(chooser.smallest_cost("params"), 200):
-        assert 2 <= chooser.choose(params=params).ranks["a"] <= 3
+        assert 2 <= chosen(chooser, params=params).ranks["a"] <= 3
 
 
 # What a budget may be
@@ -646,7 +715,7 @@ def test_a_ratio_lies_between_0_and_1(value):
 @pytest.fixture
 def plan():
     chooser = selector(layer("stem", 10, 10), layer("block.conv", 12, 9), fixed_macs=5, fixed_params=5)
-    return chooser.choose(params=0.7)
+    return chosen(chooser, params=0.7)
 
 
 def test_a_plan_cannot_be_changed(plan):
@@ -708,7 +777,7 @@ def test_a_plan_prints_as_a_table_with_a_line_for_every_layer(plan):
 
 
 def test_a_plan_without_macs_prints_too():
-    text = str(selector(layer("a", 10, 10), fixed_macs=None).choose(params=0.5))
+    text = str(chosen(selector(layer("a", 10, 10), fixed_macs=None), params=0.5))
     assert "MACs" not in text
     assert "parameters" in text
 

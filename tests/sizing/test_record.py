@@ -8,6 +8,7 @@ import pytest
 from decomposable_edge.fields import Damaged, Fields
 from decomposable_edge.sizing.cost import LayerCost, LayerShape, LeftAlone
 from decomposable_edge.sizing.interpolation import CalibratedSizes, position
+from decomposable_edge.sizing.plans import SizeRequest
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.record import (
     BUNDLE,
@@ -29,6 +30,10 @@ BUFFERS = {"norm.running_mean": (6,), "norm.running_var": (6,), "fc.bias": (5,)}
 both_kinds = pytest.mark.parametrize("layout", [NETWORK_FILE, BUNDLE], ids=["network file", "bundle"])
 
 
+def chosen(selector, **size):
+    return selector.plan_for(SizeRequest(**size))
+
+
 def make_selector():
     costs = tuple(LayerCost.of(layer, dense_macs=900, macs_per_rank=100) for layer in LAYERS)
     full = np.array([cost.full_rank for cost in costs])
@@ -45,7 +50,7 @@ def make_selector():
 
 
 def make_statistics(selector):
-    plans = (selector.choose(macs=0.4), selector.choose(macs=0.7))
+    plans = (chosen(selector, macs=0.4), chosen(selector, macs=0.7))
     random = np.random.default_rng(0)
     return CalibratedSizes(
         names=("norm",),
@@ -87,7 +92,7 @@ def test_what_was_written_is_read_again(layout):
     assert (selector.costs, selector.left_alone) == (whole.costs, whole.left_alone)
     assert (selector.fixed_macs, selector.fixed_params) == (50, 17)
     for size in (0.3, 0.5, 1.0):
-        assert selector.choose(macs=size) == whole.choose(macs=size)
+        assert chosen(selector, macs=size) == chosen(whole, macs=size)
     assert selector.full_plan() == whole.full_plan()
     before = make_statistics(whole)
     for name in ("names", "channels", "feeders", "positions", "plans", "full_plan", "alignments", "grids"):

@@ -11,17 +11,16 @@ import decomposable as dn
 from decomposable.data.augment import PadCropFlip, Standardise
 from decomposable.data.base import Images, InMemory
 from decomposable.recipes import Task
+from decomposable.training.methods.elastic import ElasticSettings
 
-SETTINGS = dn.Settings(
+SETTINGS = dn.recipes.Settings(
     epochs=2,
     batch_size=25,
     learning_rate=0.05,
     sizes=(1.0, 0.5),
     calibrated_sizes=(1.0, 0.5),
     calibration_images=50,
-    elastic_macs=(0.2, 0.6),
-    elastic_start=0.0,
-    elastic_refresh=3,
+    of_methods=(ElasticSettings(elastic_macs=(0.2, 0.6), elastic_start=0.0, elastic_refresh=3),),
 )
 _calls = [0]
 
@@ -70,17 +69,17 @@ def _broken(net: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.T
     return _loss(net, batch)
 
 
-def small(data, settings: dn.Settings = SETTINGS) -> Task:
+def small(data, settings: dn.recipes.Settings = SETTINGS) -> Task:
     return Task(build_model=lambda: _network(0.0), load_data=_data, loss=_loss)
 
 
-def bare(data, settings: dn.Settings = SETTINGS) -> Task:
+def bare(data, settings: dn.recipes.Settings = SETTINGS) -> Task:
     return Task(build_model=lambda: _network(0.0, norm=False), load_data=_data, loss=_loss)
 
 
-def dropped(data, settings: dn.Settings = SETTINGS) -> Task:
+def dropped(data, settings: dn.recipes.Settings = SETTINGS) -> Task:
     return Task(build_model=lambda: _network(0.5), load_data=_data, loss=_loss)
 
 
-def broken(data, settings: dn.Settings = SETTINGS) -> Task:
+def broken(data, settings: dn.recipes.Settings = SETTINGS) -> Task:
     return Task(build_model=lambda: _network(0.0), load_data=_data, loss=_broken)

@@ -21,11 +21,11 @@ from torch.utils.data import Dataset
 import decomposable as dn
 from decomposable import recipes
 from decomposable.data.base import FromDatasets, generator_for
-from decomposable.methods.settings import from_plain
 from decomposable.recipes import small
 from decomposable.training import experiment
 from decomposable.training.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from decomposable.training.evaluation import accuracy
+from decomposable.training.methods.flat import from_plain
 from decomposable.training.metrics import read_metrics
 from decomposable.training.runs import RunError
 from decomposable.training.weights import read_weights
@@ -255,7 +255,9 @@ def test_training_from_the_artifact_of_another_run(tmp_path, whole):
 
 
 def test_from_python_with_a_function_of_ones_own(tmp_path):
-    def mine(settings: dn.Settings = dn.Settings(epochs=1, batch_size=50, calibrated_sizes=(0.5,), sizes=(0.5,))):  # noqa: B008
+    own = dn.recipes.Settings(epochs=1, batch_size=50, calibrated_sizes=(0.5,), sizes=(0.5,))
+
+    def mine(settings: dn.recipes.Settings = own):
         return recipes.find("digits")(small.DigitsSettings(train_images=200))
 
     record = dn.train(mine, out=tmp_path / "run", learning_rate=0.05)
@@ -287,15 +289,15 @@ def network():
     return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 2))
 
 
-NOISY = dn.Settings(epochs=3, batch_size=8, learning_rate=0.05, sizes=(1.0,), refresh=2)
+NOISY = dn.recipes.Settings(epochs=3, batch_size=8, learning_rate=0.05, sizes=(1.0,), refresh=2)
 
 
 def noisy(count=48, build=network, settings=NOISY, **options):
     """A recipe of one's own."""
 
-    def recipe(settings: dn.Settings = settings):
+    def recipe(settings: dn.recipes.Settings = settings):
         data = FromDatasets(classes=2, train=Noisy(count, **options), test=Noisy(16))
-        return dn.Task(build_model=build, load_data=lambda: data)
+        return dn.recipes.Task(build_model=build, load_data=lambda: data)
 
     return recipe
 
@@ -426,9 +428,9 @@ class Slow(Dataset):
         return torch.full((6,), float(index % 2)), index % 2
 
 
-def slow(settings=dn.Settings(epochs=50, batch_size=8)):
+def slow(settings=dn.recipes.Settings(epochs=50, batch_size=8)):
     build = lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-    return dn.Task(build_model=build, load_data=lambda: FromDatasets(classes=2, train=Slow(), test=Slow()))
+    return dn.recipes.Task(build_model=build, load_data=lambda: FromDatasets(classes=2, train=Slow(), test=Slow()))
 """
 
 
@@ -606,7 +608,7 @@ def test_a_label_that_is_no_class_is_named(tmp_path):
 
     def recipe():
         data = FromDatasets(classes=2, train=Wrong(16), test=Noisy(8))
-        return dn.Task(build_model=network, load_data=lambda: data)
+        return dn.recipes.Task(build_model=network, load_data=lambda: data)
 
     with pytest.raises(DataError, match="a label is 7; allowed: 0 to 1"):
         dn.train(recipe, out=tmp_path / "run", batch_size=8)
@@ -638,9 +640,9 @@ def test_channels_last_with_kept_bases_is_resumed_exactly(tmp_path):
             nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 2)
         )
 
-    def recipe(settings: dn.Settings = replace(NOISY, channels_last=True, refresh=3, calibrated_sizes=(0.5,))):  # noqa: B008
+    def recipe(settings: dn.recipes.Settings = replace(NOISY, channels_last=True, refresh=3, calibrated_sizes=(0.5,))):  # noqa: B008
         data = FromDatasets(classes=2, train=Pictures(48), test=Pictures(16))
-        return dn.Task(build_model=build, load_data=lambda: data)
+        return dn.recipes.Task(build_model=build, load_data=lambda: data)
 
     dn.train(recipe, out=tmp_path / "whole")
     with pytest.raises(Killed):
@@ -662,7 +664,7 @@ def test_a_run_that_another_one_overtook_changes_nothing(tmp_path):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnNames(dn.Settings):
+class OwnNames(dn.recipes.Settings):
     train_images: int = 0
     init: str = "zeros"
 
@@ -676,7 +678,7 @@ def test_settings_may_have_the_names_of_other_parts_of_a_run(tmp_path):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithPath(dn.Settings):
+class WithPath(dn.recipes.Settings):
     extra: Path = Path("somewhere")
 
 
@@ -751,7 +753,7 @@ def test_weights_can_be_had_from_a_checkpoint(tmp_path):
 def test_memory_of_tensors_that_are_gone_is_kept():
     program = """
 import resource, sys, torch
-from decomposable.training.devices import keep_freed_memory
+from decomposable_edge.machine import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 def step():

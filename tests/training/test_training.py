@@ -1,5 +1,6 @@
 """The loop by itself: what is logged, when it stops, and that it goes on exactly where it was."""
 
+import json
 import math
 import os
 import random
@@ -16,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from decomposable import methods
 from decomposable.data.base import Images, InMemory, TrainBatches
-from decomposable.methods.settings import Settings
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods
 from decomposable.training.checkpoint import CheckpointError, Checkpoints, position_in
 from decomposable.training.devices import random_state, seed_everything, set_random_state
 from decomposable.training.divergence import DivergedError
@@ -369,13 +370,6 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         other()
 
 
-def test_a_checkpoint_without_a_checksum_is_one_clear_line(tmp_path):
-    """As they were before: a pickle of torch.save."""
-    torch.save({"format": 1}, tmp_path / "checkpoint.pt")
-    with pytest.raises(CheckpointError, match="a checkpoint without a checksum, of an earlier version"):
-        Run(tmp_path)()
-
-
 def test_a_checkpoint_with_parts_missing_is_one_clear_line(tmp_path):
     Checkpoints(tmp_path / "checkpoint.pt", every_seconds=0).write({"run": {}})
     with pytest.raises(CheckpointError, match="is no checkpoint: it has no position"):
@@ -385,7 +379,7 @@ def test_a_checkpoint_with_parts_missing_is_one_clear_line(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut", b"words of text\n", bytes(8), b"\xff" * 99])
 def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, content):
     (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt is (no|a) checkpoint") as caught:
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt is no checkpoint") as caught:
         Run(tmp_path)()
     assert "\n" not in str(caught.value)
     assert (tmp_path / "checkpoint.pt").read_bytes() == content
@@ -463,9 +457,9 @@ CLAIMS = [
     claim("method", {}), claim("method", "generator", torch.zeros(3, dtype=torch.uint8)),
     claim("method", "bases", "age", 10**9), claim("method", "bases", "projected", ["nobody"]),
     claim("method", "bases", "layers", "0", "u", torch.zeros(5, 5)),
-    claim("method", "bases", "layers", {"nobody": {}}), claim("random", {}), claim("random", "torch", torch.zeros(3)),
-    claim("random", "numpy", ("MT19937", torch.zeros(624, dtype=torch.int64), 10**6, 0, 0.0)),
-    claim("random", "python", (3, (0,) * 624 + (10**6,), None)),
+    claim("method", "bases", "layers", {"nobody": {}}), claim("random", {}), claim("random", "torch", "00" * 3),
+    claim("random", "numpy", ["MT19937", "00" * 4 * 624, 10**6, 0, 0.0]),
+    claim("random", "python", [3, "00" * 4 * 624 + "ffffffff", None]),
 ]  # fmt: skip
 
 
@@ -531,7 +525,7 @@ def test_any_value_that_a_state_may_hold_comes_back(tmp_path):
 def test_all_global_generators_are_restored():
     seed_everything(3)
     random.gauss(0, 1)  # leaves a second value behind
-    state = random_state()
+    state = json.loads(json.dumps(random_state()))  # as it goes from process to process, and into a checkpoint
     first = (random.gauss(0, 1), random.random(), np.random.randn(), torch.rand(1).item())  # noqa: NPY002
     seed_everything(4)
     set_random_state(state)

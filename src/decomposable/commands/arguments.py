@@ -26,9 +26,10 @@ def _count(text: str) -> int:
 
 
 ALIGN = (
-    "round ranks to multiples of 8, 16 …; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
-    "measured: {} (default: auto)"
+    "round ranks to multiples of 8, 16 …; 1: not at all; auto, the default: to 16, 8 or 4 where that moves a rank of a "
+    "wide layer little"
 )
+MEASURED = "; measured: what bench found to be best"
 _CHECKPOINTS = "from one checkpoint of a training to the next; 0 writes one after every step (default: 60)"
 _RECIPE = "what it was trained with, where the file does not name a built-in recipe; may be package.module:function"
 _SHARED: dict[str, dict[str, Any]] = {
@@ -68,17 +69,6 @@ def sizes_asked(options: argparse.Namespace) -> dict[str, float]:
 def sizes_listed(options: argparse.Namespace) -> list[float] | None:
     """What --sizes lists; None where it was not given."""
     return None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
-
-
-def seeds(text: str) -> list[int]:
-    """The ints of --seeds."""
-    try:
-        found = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        found = [-1]
-    if any(not 0 <= seed < 2**31 for seed in found):
-        raise InvalidArgumentError(f"--seeds {text}; allowed: ints from 0 to {2**31 - 1}, as in 0,1")
-    return found
 
 
 def checked_out(options: argparse.Namespace, endings: Sequence[str]) -> Path:

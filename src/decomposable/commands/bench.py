@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
+from decomposable.progress import ProgressLine, progress_line
 from decomposable_edge.console import (
     Verb,
     answer,
     as_table,
     batch_size,
-    progress_line,
     seconds,
     showing_warnings,
     threads,
 )
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import ProgressLine
 
 if TYPE_CHECKING:
     from decomposable_edge.sizing.latency import Entry, LatencyProfile
@@ -41,7 +40,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--runtime", metavar="LIST", help="torch, onnxruntime or both, with a comma (default: those that are installed)"
     )
     add("--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure in each runtime (default: 10)")
-    arguments.add(parser, "--align", default="auto", help=arguments.ALIGN.format("try which is best"))
+    arguments.add(parser, "--align", help=f"{arguments.ALIGN}; measured: try which is best")
     add("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
     add("--model", metavar="FUNCTION", help="package.module:function that builds the model")
     arguments.add(parser, "--recipe")
@@ -129,7 +128,7 @@ def _show(options: argparse.Namespace, profile: LatencyProfile, out: Path) -> No
 
 def _draw(options: argparse.Namespace, profile: LatencyProfile, path: Path) -> str:
     """Times over size, beside the profile; what to say about it."""
-    from decomposable.comparison.figure import draw_times
+    from decomposable.commands.figure import draw_times
 
     times = {
         RUNTIMES_IN_WORDS.get(entry.runtime, entry.runtime): [

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, multiple, progress_line, showing_warnings
+from decomposable.progress import Progress, ProgressLine, Report, progress_line
+from decomposable_edge.console import Verb, answer, rounding, showing_warnings
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError, ModelNeededError, SettingError
-from decomposable_edge.progress import Progress, ProgressLine, Report
 from decomposable_edge.text import first_line
 
 if TYPE_CHECKING:
-    from decomposable.methods.settings import Settings
     from decomposable.network.calibration.statistics import CalibrationReport, Statistics
     from decomposable.network.decomposed import DecomposedNet
     from decomposable.recipes import Task
+    from decomposable.recipes.settings import Settings
     from decomposable_edge.sizing.ranks import RankSelector
 
 
@@ -30,7 +30,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
         help="MAC budgets, as in 1,0.5,25%%, added to the sizes that FILE has (default: a grid of all sizes, in place "
         "of those; with --align, added to them)",
     )
-    arguments.add(parser, "--align", type=multiple, help="for ranks rounded to multiples of 8, 16 … (auto needs none)")
+    align = "for ranks rounded to multiples of 8, 16 … (default: auto, which serves for unrounded ranks, too)"
+    arguments.add(parser, "--align", type=rounding, help=align)
     add("--images", metavar="N", type=int, help="training images (default: as many as its training had)")
     add("--passes", metavar="N", type=float, help="of the full network over the images: the most that a grid may cost")
     add("--seed", metavar="N", type=int, help="of which images, and how augmented (default: its own)")
@@ -69,7 +70,7 @@ def _made(options: argparse.Namespace, line: ProgressLine) -> tuple[Path, Decomp
 
 def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
     """The settings of the file's training, with what was asked for besides."""
-    from decomposable.methods.settings import with_overrides
+    from decomposable.training.methods.flat import with_overrides
 
     given = {
         "calibration_images": ("--images", options.images),
@@ -87,8 +88,8 @@ def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
 
 def _opened(file: Path, task: Task) -> DecomposedNet:
     """The network, by the model that its file knows, or else by that of the recipe."""
-    from decomposable.methods.loading import load
     from decomposable.network.calibration.statistics import tracked_batch_norms
+    from decomposable.network.loading import load
 
     try:
         net: DecomposedNet = load(file)
@@ -100,7 +101,7 @@ def _opened(file: Path, task: Task) -> DecomposedNet:
 
 
 def _calibrated(
-    net: DecomposedNet, task: Task, settings: Settings, sizes: list[float] | None, align: int | None, progress: Report
+    net: DecomposedNet, task: Task, settings: Settings, sizes: list[float] | None, align: Any, progress: Report
 ) -> tuple[CalibrationReport, int]:
     """Calibrate with the first images of an epoch, as at the end of a training; also how many those were."""
     from decomposable.training.evaluation import WrongDataError
@@ -145,14 +146,15 @@ def _has_same_statistics(
 def _show(
     options: argparse.Namespace, out: Path, net: DecomposedNet, report: CalibrationReport, images: int, dropped: int
 ) -> None:
-    from decomposable_edge.sizing.rounding import described
+    from decomposable_edge.sizing.rounding import check_align, described
 
+    align = check_align(options.align)
     statistics = net.artifact().statistics
     assert statistics is not None
     content = {
         "file": str(options.file),
         "out": str(out),
-        "align": options.align or 1,
+        "align": align,
         "sizes": report.sizes,
         "batches": report.batches,
         "images": images,
@@ -165,10 +167,11 @@ def _show(
     }
     batches = f"{report.batches} batch{'es' if report.batches > 1 else ''}"
     seen = f"{images:,} images in {batches}, {report.seconds:.1f} s"
-    lines = [f"{report.sizes} sizes calibrated, {described(options.align or 1)}: {seen}"]
+    lines = [f"{report.sizes} sizes calibrated, {described(align)}: {seen}"]
     if not report.is_settled:
         lines.append(f"stopped at {report.passes:.3g} passes: statistics between some sizes are less exact (--passes)")
-    alignments = ", ".join("not rounded" if align == 1 else f"multiples of {align}" for align in statistics.alignments)
+    kinds = ("rounded by auto or not at all" if each == 1 else f"multiples of {each}" for each in statistics.alignments)
+    alignments = ", ".join(kinds)
     lines.append(f"{out}: written; it has statistics for {len(statistics.plans)} sizes; ranks: {alignments}")
     if dropped:
         left_out = f"accuracies left out, because they were measured with other statistics: {dropped}"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, progress_line, showing_warnings
+from decomposable.progress import Progress, progress_line
+from decomposable_edge.console import Verb, answer, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress
 
 if TYPE_CHECKING:
     from decomposable.training.cutting import Cut
@@ -51,9 +51,9 @@ def _run(options: argparse.Namespace) -> None:
     with progress_line(options) as line:
         line(Progress("", "reading the recipe"))  # at once: importing PyTorch takes a while
         from decomposable import recipes
-        from decomposable.methods.settings import from_text, with_overrides
         from decomposable.training.cutting import IMAGES, WAYS, cut
         from decomposable.training.devices import choose_device, make_deterministic
+        from decomposable.training.methods.flat import from_text, with_overrides
 
         out = arguments.checked_out(options, [".safetensors"])
         figure = arguments.checked_file("--figure", options.figure or out.with_suffix(".png"), [".png"], options)

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from decomposable_edge.console import Verb, answer, progress_line
+from decomposable.progress import Progress, progress_line
+from decomposable_edge.console import Verb, answer
 from decomposable_edge.errors import MissingExtraError, how_to_install
 from decomposable_edge.files import write_atomically
-from decomposable_edge.progress import Progress
 
 _LABELS = {"elastic": "elastic", "joint": "joint, the paper's", "plain": "plain"}
 _METHODS = {
@@ -80,7 +80,7 @@ def save(record: dict[str, Any], folder: Path) -> tuple[Path, Path]:
 
 def draw(record: dict[str, Any]) -> bytes:
     """The accuracy of all networks over their size, as a PNG: the mean as a line, the range of the runs as a band."""
-    from decomposable.comparison.figure import Curve, draw_curves
+    from decomposable.commands.figure import Curve, draw_curves
 
     def curve(method: str) -> Curve:
         at_size = list(zip(*([row["accuracy"] for row in run[method]["rows"]] for run in record["runs"]), strict=True))

@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import decomposable as dn
 from decomposable.data import digits
+from decomposable.progress import Progress, Report, Tracker, quiet, within
 from decomposable.training.records import versions
 from decomposable_edge.checks import check_count
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, Report, Tracker, quiet, within
 
 METHODS = ("elastic", "joint", "plain")
 TABLE_SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, parse_sizes, progress_line, rounding, showing_warnings
+from decomposable.progress import Progress, ProgressLine, Tracker, progress_line
+from decomposable_edge.console import Verb, answer, parse_sizes, rounding, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, ProgressLine, Tracker
 
 if TYPE_CHECKING:
     from decomposable.network.file.contents import Artifact
-    from decomposable.network.sized import SizedNet
     from decomposable.training.evaluation import Row
     from decomposable_edge.sizing.plans import RankPlan
     from decomposable_edge.sizing.ranks import Measure
@@ -25,52 +24,48 @@ def _options(parser: argparse.ArgumentParser) -> None:
     usual = ",".join(f"{size:g}" for size in DEFAULT)
     parser.add_argument("--sizes", metavar="LIST", help=f"MAC budgets, as in 1,0.5,25%%,10M (default: {usual})")
     parser.add_argument("--params", metavar="LIST", help="parameter budgets in place of MAC budgets")
-    arguments.add(parser, "--align", type=rounding, help="round ranks to multiples of 8, 16 …; or auto")
+    arguments.add(parser, "--align", type=rounding, help=arguments.ALIGN)
     arguments.add(parser, "--recipe", "--device", "--workers")
 
 
 def _run(options: argparse.Namespace) -> None:
-    from decomposable_edge.sizing.rounding import described
+    from decomposable_edge.sizing.rounding import check_align, described
 
     with showing_warnings("decomposable evaluate"), progress_line(options) as line:
         line(Progress("", "reading the network"))  # at once: importing PyTorch takes a while
         rows, images = _measured(options, line)
     sizes = [{"asked": asked, **row.as_dict()} for asked, row in rows]
-    content = {"file": str(options.file), "test_images": images, "align": options.align, "sizes": sizes}
-    rounded = "" if options.align in (None, 1) else f"; {described(options.align)}"
+    align = check_align(options.align)
+    content = {"file": str(options.file), "test_images": images, "align": align, "sizes": sizes}
+    rounded = "" if align == "auto" else f"; {described(align)}"
     answer(options, content, networks.table(rows), f"\n{images:,} test images, no retraining{rounded}")
 
 
 def _measured(options: argparse.Namespace, line: ProgressLine) -> tuple[list[tuple[str, Row]], int]:
     """What was asked for, and what came out of it, for every size; and how many test images there are."""
-    from decomposable.methods.loading import load
     from decomposable.network import artifact
+    from decomposable.network.loading import load
     from decomposable.training.devices import choose_device
     from decomposable.training.evaluation import Row, judged
 
     device = choose_device(options.device)
-    description, is_sized = networks.description_of(options.file)
-    if not is_sized:
-        plans = _plans(artifact.outline(options.file), options)  # what is impossible is refused before any work
-    task, _ = networks.find_task(networks.info_in(description), options.recipe, options.data)
+    contents = artifact.outline(options.file)
+    plans = _plans(contents, options)  # what is impossible is refused before any work
+    task, _ = networks.find_task(contents.info, options.recipe, options.data)
     net = load(options.file, model=task.build_model()).to(device)
-    if is_sized:
-        plans = _sized_plans(net, options)
     data = task.load_data()
     rows: list[tuple[str, Row]] = []
     tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
     for asked, size, plan in plans:
         tracker.update(len(rows), f"now {asked}")
-        if not is_sized:
-            net.warn_if_not_calibrated(plan, stacklevel=1)
-        net.set_plan_(plan)
+        net.resize_(plan)
         found = judged(net, data, workers=options.workers)
         rows.append((asked, Row.of(size, plan, found.accuracy, perplexity=found.perplexity)))
     return rows, data.test_count
 
 
-def _asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple[str, float]]]:
-    """The measure and the sizes that were typed; none where no size was."""
+def sizes_asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple[str, float]]]:
+    """Return the measure and the sizes that were typed; none where no size was."""
     if options.sizes is not None and options.params is not None:
         raise InvalidArgumentError("--sizes and --params: got both; allowed: one of them")
     if options.params is not None:
@@ -78,21 +73,14 @@ def _asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple[str,
     return None, [] if options.sizes is None else parse_sizes("--sizes", options.sizes)
 
 
-def _sized_plans(net: SizedNet, options: argparse.Namespace) -> list[tuple[str, float, Any]]:
-    """All sizes of a method that does not decompose, or the largest within each budget."""
-    if options.align is not None:
-        raise InvalidArgumentError(f"--align: not for a network of the method {net.method}; allowed: no --align")
-    measure, wanted = _asked(options)
-    if not wanted:
-        return [(size.name, size.macs_fraction, size) for size in net.sizes]
-    return [(asked, size, net.choose(**{measure or "macs": size})) for asked, size in wanted]
-
-
 def _plans(contents: Artifact, options: argparse.Namespace) -> list[tuple[str, float, RankPlan]]:
     """What was asked for, as text and as a number, and its plan."""
-    selector, (measure, wanted) = contents.selector, _asked(options)
+    from decomposable_edge.sizing.rounding import check_align
+
+    selector, (measure, wanted) = contents.selector, sizes_asked(options)
     if not wanted:
-        least = selector.smallest_cost(selector.measure, options.align or 1) / selector.full_cost(selector.measure)
+        align = check_align(options.align)
+        least = selector.smallest_cost(selector.measure, align) / selector.full_cost(selector.measure)
         wanted = [(f"{size:g}", size) for size in DEFAULT if size >= least]
     return [(asked, size, contents.of_size(size, measure or selector.measure, options.align)) for asked, size in wanted]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, progress_line, showing_warnings
+from decomposable.progress import progress_line
+from decomposable_edge.console import Verb, answer, showing_warnings
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from decomposable.export.report import ExportReport
     from decomposable.network.decomposed import DecomposedNet
-    from decomposable_edge.progress import Report
+    from decomposable.progress import Report
     from decomposable_edge.sizing.plans import RankPlan
 
 ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -27,16 +28,10 @@ def _options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     arguments.add(parser, "file", "--macs", "--params", "--ratio")
     add("--latency-ms", metavar="MS", type=float, help="at most this long here, as decomposable bench measured it")
-    arguments.add(parser, "--align", help=arguments.ALIGN.format("what bench found to be best"))
+    arguments.add(parser, "--align", help=arguments.ALIGN + arguments.MEASURED)
     add("--any-size", action="store_true", help="the network file itself, with the graph that decomposable_edge needs")
-    add(
-        "-o",
-        "--out",
-        metavar="OUT",
-        type=Path,
-        required=True,
-        help="the file to write: .onnx or .pt2; .safetensors with --any-size",
-    )
+    what = "the file to write: .onnx or .pt2; .safetensors with --any-size"
+    add("-o", "--out", metavar="OUT", type=Path, required=True, help=what)
     add("--format", metavar="FORMAT", choices=ENDINGS, help="onnx or torch-export (default: OUT's)")
     add("--batch", metavar="N", type=int, help="the one batch size that it takes (default: any)")
     axis = "an axis that varies besides the batch, as in input_ids:1=length; may be given several times"
@@ -76,7 +71,7 @@ def _run(options: argparse.Namespace) -> None:
             line("reading the network")  # at once: importing PyTorch takes a while
             net = networks.open_network(options)
             example = _example(options, net)
-            plan = _rounded(options, kind, net, size)
+            plan = _planned(options, kind, net, size)
             line("exporting" if kind == "any-size" else "exporting and comparing with PyTorch")
             report = _exported(options, kind, net, size, example, line)
         except ExampleNeededError as error:
@@ -97,14 +92,13 @@ def _run(options: argparse.Namespace) -> None:
     answer(options, asdict(report) | about, size_line, str(report), f"run it with: {_how_to_run(report)}", hint)
 
 
-def _rounded(options: argparse.Namespace, kind: str, net: nn.Module, size: dict[str, Any]) -> RankPlan | None:
-    """The plan for a size of a decomposed network, whose ranks are rounded unless `size` says how; None without one."""
+def _planned(options: argparse.Namespace, kind: str, net: nn.Module, size: dict[str, Any]) -> RankPlan | None:
+    """The plan for a size of a decomposed network; None without one."""
     from decomposable.network.decomposed import DecomposedNet
 
     if not size or not isinstance(net, DecomposedNet):
         return None
-    size.setdefault("align", "auto")
-    return net.choose(**size, runtime="onnxruntime" if kind == "onnx" else "torch", batch=options.batch)
+    return net.plan(**size, runtime="onnxruntime" if kind == "onnx" else "torch", batch=options.batch)
 
 
 def _hint(options: argparse.Namespace, net: Any, plan: RankPlan) -> str | None:

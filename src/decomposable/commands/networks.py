@@ -10,49 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 from decomposable_edge.console import as_table
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError, MissingExtraError, ModelNeededError
-from decomposable_edge.notes import measured_rows, recipe_in
+from decomposable_edge.notes import recipe_in
 from decomposable_edge.text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from decomposable.methods.settings import Settings
     from decomposable.network.file.contents import Artifact
     from decomposable.recipes import Task
+    from decomposable.recipes.settings import Settings
     from decomposable.training.evaluation import Row
 
 HEADER = ("size", "MACs", "of all", "parameters", "of all", "ranks")
 
 
-def description_of(file: Path) -> tuple[dict[str, Any], bool]:
-    """What a file says of itself, and whether it holds the sizes of a method which does not decompose."""
+def info_of(file: Path) -> Mapping[str, Any]:
+    """Return what the maker of a network file noted in it."""
     from decomposable.network.file.container import open_container
     from decomposable.network.file.parsing import kind_of
 
     with open_container(file) as container:
-        return container.description, kind_of(file, container.description) == "sized"
+        kind_of(file, container.description)
+        return info_in(container.description)
 
 
 def info_in(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the maker of a file noted in it."""
+    """Return the note of its maker from what a file says of itself."""
     info = description.get("info")
     return info if isinstance(info, Mapping) else {}
-
-
-def sized_rows(path: Path, description: Mapping[str, Any]) -> list[tuple[str, Row]]:
-    """The sizes of a method which does not decompose under their own names, with the accuracies that the file knows."""
-    from decomposable.network.sized import sizes_of
-    from decomposable.training.evaluation import Row
-
-    known = {
-        (row["macs"], row["params"]): accuracy
-        for row, accuracy in measured_rows(description.get("info"))
-        if type(row.get("macs")) is type(row.get("params")) is int
-    }
-    return [
-        (size.name, Row.of(size.macs_fraction, size, known.get((size.macs, size.params))))
-        for size in sizes_of(path, description)
-    ]
 
 
 def first_complaint(contents: Artifact, sizes: Sequence[float]) -> str | None:
@@ -108,7 +93,7 @@ def draw_sizes(
     measured: str = "test accuracy",
 ) -> str:
     """Draw accuracy over size, of a text its perplexity, a line for each of some curves; what to say about it."""
-    from decomposable.comparison.figure import AXES, Curve, draw_curves
+    from decomposable.commands.figure import AXES, Curve, draw_curves
 
     is_text = has_perplexity([row for rows in curves.values() for row in rows])
     how: dict[str, Any] = {"measured": AXES["perplexity"], "unit": ""} if is_text else {"measured": measured}
@@ -132,7 +117,7 @@ def has_perplexity(rows: Sequence[Row]) -> bool:
 def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:
     """The model and the data of a network file, and the settings that it was trained with."""
     from decomposable import recipes
-    from decomposable.methods.settings import from_plain
+    from decomposable.training.methods.flat import from_plain
 
     stored, name = recipe_in(info), recipe or _built_in_recipe(info)
     if name is None:
@@ -169,7 +154,7 @@ def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
 
 def open_network(options: argparse.Namespace) -> nn.Module:
     """What the file holds, with the model's code from wherever it is known: --model, --recipe, or the file itself."""
-    from decomposable.methods.loading import load
+    from decomposable.network.loading import load
 
     if options.model is not None and options.recipe is not None:
         raise InvalidArgumentError("--model and --recipe are two ways to name the model; allowed: one of them")
@@ -189,7 +174,7 @@ def _of_recipe(options: argparse.Namespace) -> nn.Module:
     """The model of a recipe: the one asked for, or else the one that the file names, where that is a built-in one."""
     from decomposable.recipes import BUILT_IN
 
-    info = info_in(description_of(options.file)[0])
+    info = info_of(options.file)
     if options.recipe is None and _built_in_recipe(info) is None:
         raise InvalidArgumentError(
             f"--model or --recipe is needed: {options.file} holds weights but not the code that uses them; allowed: "

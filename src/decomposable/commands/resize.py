@@ -18,7 +18,7 @@ KINDS = ("state-dict", "artifact")
 
 def _options(parser: argparse.ArgumentParser) -> None:
     arguments.add(parser, "file", "--macs", "--params", "--ratio")
-    arguments.add(parser, "--align", help="round ranks to multiples: 8, 16 …; auto or measured")
+    arguments.add(parser, "--align", help=arguments.ALIGN + arguments.MEASURED)
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write (.safetensors)")
     kinds = "state-dict: this size, as plain layers; artifact: this size and all smaller ones (default: state-dict)"
     parser.add_argument("--as", dest="kind", metavar="KIND", choices=KINDS, default=KINDS[0], help=kinds)

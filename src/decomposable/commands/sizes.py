@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, progress_line
+from decomposable.progress import Tracker, progress_line
+from decomposable_edge.console import Verb, answer
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.notes import measured_sizes, recipe_in
-from decomposable_edge.progress import Tracker
 from decomposable_edge.text import one_line
 
 if TYPE_CHECKING:
@@ -50,10 +50,6 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidArgumentError(
             "--data and --recipe are for --accuracy-drop; to measure sizes: decomposable evaluate"
         )
-    description, is_sized = networks.description_of(options.file)
-    if is_sized:
-        _show_sized(options, description)
-        return
     contents = artifact.outline(options.file)
     rows = _rows(contents, measured_sizes(contents.info))
     networks.warn_of("sizes", networks.first_complaint(contents, [row.size for row in rows]))
@@ -62,22 +58,6 @@ def _run(options: argparse.Namespace) -> None:
     content = {"file": str(options.file), "sizes": [row.as_dict() for row in rows]}
     table = networks.table([(f"{row.size:g}", row) for row in rows])
     answer(options, content, table, _closing(contents) if drop is None else None)
-
-
-def _show_sized(options: argparse.Namespace, description: Mapping[str, Any]) -> None:
-    """The sizes of a method that does not decompose: those that it has, and no others."""
-    from decomposable.training.evaluation import smallest_within
-
-    named, method = networks.sized_rows(options.file, description), one_line(description.get("method"), 80)
-    drop = options.accuracy_drop
-    if drop is not None:
-        found = smallest_within([row for _, row in named], drop)
-        if found is None:
-            raise NotMeasuredError(f"{options.file} has no accuracies; measure them with: decomposable evaluate")
-        named = [(name, row) for name, row in named if row == found]
-    sizes = [{"name": name, **row.as_dict()} for name, row in named]
-    closing = f"\nThese are all its sizes: it was trained by the method {method}." if drop is None else None
-    answer(options, {"file": str(options.file), "method": method, "sizes": sizes}, networks.table(named), closing)
 
 
 def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
@@ -97,7 +77,7 @@ def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
 
 def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) -> Row:
     """The smallest size within the drop: of those measured or, with data, of any."""
-    from decomposable.methods.loading import load
+    from decomposable.network.loading import load
     from decomposable.training.devices import choose_device
     from decomposable.training.evaluation import Row, accuracy, smallest_within
 
@@ -115,8 +95,8 @@ def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) 
 
         def measure(size: float) -> Row:
             tracker.update(next(numbers), f"now {size:.4g}")
-            plan = net.set_plan_(contents.of_size(size))
-            return Row.of(size, plan, accuracy(net, data, workers=options.workers))
+            plan = contents.of_size(size)
+            return Row.of(size, plan, accuracy(net.extract(plan), data, workers=options.workers))
 
         return search(measure, contents.selector.smallest_size, options.accuracy_drop)
 

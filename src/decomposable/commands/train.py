@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
-from decomposable_edge.console import Verb, answer, is_first_process, progress_line
+from decomposable.progress import Progress, ProgressLine, progress_line
+from decomposable_edge.console import Verb, answer, is_first_process
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
-    from decomposable.methods.settings import Settings
+    from decomposable.recipes.settings import Settings
     from decomposable.training.evaluation import Row
     from decomposable.training.runs import Job
 
@@ -31,6 +31,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on where the run in RUN was cut off, or start it")
     arguments.add(parser, "--device", "--checkpoint-seconds")
     parser.add_argument("--dry-run", action="store_true", help="show the settings, and train nothing")
+    parser.set_defaults(default_settings=None)  # an extension may give a recipe others
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -58,16 +59,18 @@ def _train(options: argparse.Namespace, line: ProgressLine) -> None:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    from decomposable import methods, recipes
-    from decomposable.methods.settings import from_text
+    from decomposable import recipes
+    from decomposable.training import methods
+    from decomposable.training.methods.flat import from_text
 
-    settings = from_text(recipes.default_settings(recipes.find(options.recipe)), options.set)
+    default_settings = options.default_settings or recipes.default_settings
+    settings = from_text(default_settings(recipes.find(options.recipe)), options.set)
     methods.find(settings.method)  # an unknown one is refused before a dry run, too
     return settings
 
 
 def _show(options: argparse.Namespace) -> None:
-    from decomposable.methods.settings import flat
+    from decomposable.training.methods.flat import flat
 
     values = flat(_settings(options))
     answer(options, values, *(f"{name}={_as_typed(value)}" for name, value in values.items()))
@@ -89,23 +92,25 @@ def _tell(options: argparse.Namespace, job: Job, record: Mapping[str, Any]) -> N
     rows = [Row(**row) for row in record["sizes"]]
     table = networks.table([(f"{row.size:g}", row) for row in rows])
     figure = _draw(job, rows)
-    where = f"\nEvery size is in one file; see: decomposable sizes {job.folder.network}"
+    program = options.command.split()[0]  # of an extension it is another one
+    where = f"\nEvery size is in one file; see: {program} sizes {job.folder.network}"
     answer(options, record, table, where, figure)
 
 
 def _draw(job: Job, rows: Sequence[Row]) -> str:
     """Accuracy (of a text perplexity) over size beside the record, where it is not there yet; what to say about it."""
-    from decomposable.comparison.captions import label_of
+    from decomposable.training import methods
 
     path = job.folder.path / "curve.png"
     if path.exists() and path.stat().st_mtime_ns >= job.folder.record.stat().st_mtime_ns:
         return f"The figure is {path}"
     method, epochs = job.settings.method, job.settings.epochs
+    label = methods.find(method).label or method
     names = dict.fromkeys(row.curve for row in rows)
-    curves = {label_of(name or method): [row for row in rows if row.curve == name] for name in names}
+    curves = {name or label: [row for row in rows if row.curve == name] for name in names}
     start = "from trained weights" if job.init else "from scratch"
     trained = f"{epochs} epoch{'' if epochs == 1 else 's'} {start}, seed {job.settings.seed}"
-    message = f"{label_of(method)}: {trained}; no size is retrained"
+    message = f"{label}: {trained}; no size is retrained"
     measured = "perplexity" if networks.has_perplexity(rows) else "accuracy"
     title = f"{job.recipe}: {measured} over size"
     return networks.draw_sizes(path, curves, title=title, message=message, again=" with --resume")

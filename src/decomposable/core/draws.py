@@ -88,7 +88,10 @@ class DrawBudget:
         return low * (high / low) ** ((place - self.smallest) / (1 - self.smallest))
 
     def choose(self, scores: Scores, drawn: float) -> Size:
-        """As `resize_` does; a layer that is cheaper dense is the layer itself."""
+        """The very plan that `resize_` takes, its ranks rounded as there.
+
+        A layer that is cheaper dense is the layer itself.
+        """
         selector = replace(self.selector, scores=tuple(scores))
         # Rounded up, so that the smallest possible budget stays possible.
         plan = selector.of_size(max(2, math.ceil(drawn)), self.measure)

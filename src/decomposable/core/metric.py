@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decomposable.core.moments import Moments, blocks_of
+from decomposable.core.sums import Moments, blocks_of
 from decomposable.core.svd import svd
 
 DAMPING = 1e-3

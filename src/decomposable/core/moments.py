@@ -12,13 +12,9 @@ above, at and below it. In both Σ x gᵀ over positions is ∂L/∂W. Those of 
 
 Only layers with one cut have such a matrix.
 
-A side of more than `WIDEST` entries, such as the outputs of a language model, has a moment of blocks along its
-diagonal: what is outside of them is left out, so that memory and time grow with the width, not with its square.
+How they are summed up, and how far they can be believed, is in `sums.py` and `shrinkage.py`.
 
-Each moment comes with its expected error, which the batches tell by how much they differ: `shrinkage.py` says how far a
-moment can be believed.
-
-Shape suffixes: B images; P positions; O, I, M, N as in `forms`; X the axes of the kernel; D blocks, of W entries each.
+Shape suffixes: B images; P positions; O, I, M, N as in `forms`; X the axes of the kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,6 +32,7 @@ from torch import Tensor, nn
 from decomposable.core.forms import matrix_shape
 from decomposable.core.layers import Convolution, Layer, Transposed
 from decomposable.core.spreading import gradient_taps, input_pixels
+from decomposable.core.sums import Moments, Sum, blocks_of
 from decomposable.core.tracing import Forward, first_entry
 from decomposable.core.tree import evaluating
 from decomposable_edge.errors import InvalidArgumentError
@@ -44,12 +40,6 @@ from decomposable_edge.sizing.chain import Axes
 
 MOST_MOMENTS = 1 << 30
 """Bytes of second moments that are held at a time: 1 GiB. What does not fit is measured in a pass of its own."""
-
-WIDEST = 4096
-"""Entries of a side whose moment is kept whole."""
-
-BLOCK = 512
-"""Entries of a block, where a side is wider than that."""
 
 MOST_POSITIONS = 196
 """Positions of an image that a moment is taken from, those of a map of 14 × 14; of a larger map, so many by chance.
@@ -65,21 +55,6 @@ class NoGradientError(InvalidArgumentError):
     """A network, or a layer of it, runs where no gradient can be had."""
 
 
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """A (M × M), and G (N × N) where a loss was given, of one layer's matrix; float32. Of a wide side, its blocks
-    (D × W × W), the last one filled up with zeros.
-
-    The errors are the expected squared Frobenius distances to the moments of endless data; infinite where one batch
-    says nothing about that.
-    """
-
-    inputs: Tensor
-    gradients: Tensor | None = None
-    inputs_error: float = 0.0
-    gradients_error: float = 0.0
-
-
 def second_moments(
     model: nn.Module,
     layers: Sequence[Layer],
@@ -89,6 +64,7 @@ def second_moments(
     *,
     centred: Collection[str] = (),
     memory: int = MOST_MOMENTS,
+    first: int = 0,
     seen: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Moments]]:
     """A, and with a loss G, of every layer, from as few passes over the batches as the memory allows: those of a pass
@@ -96,8 +72,9 @@ def second_moments(
 
     The model runs in eval mode and is as before afterwards. The loss is a sum, so that what reaches a layer for one
     image is that image's own gradient. Of the `centred` layers A is the covariance inside the batches: batch
-    normalisation behind them takes the mean away. `seen` is called after every batch. A layer that no batch reaches has
-    moments of zero.
+    normalisation behind them takes the mean away. `first` is the number of the first batch, by which the loss draws:
+    two parts of the data that judge each other must not have the same draws. `seen` is called after every batch. A
+    layer that no batch reaches has moments of zero.
     """
     for group in passes(layers, with_gradients=loss is not None, memory=memory):
         sums = {
@@ -106,7 +83,7 @@ def second_moments(
         }
         images = 0
         with evaluating(model), _frozen(model), _watched(sums.values()):
-            for number, batch in enumerate(batches):
+            for number, batch in enumerate(batches, first):
                 count = samples_in(batch)
                 images += count
                 with torch.set_grad_enabled(loss is not None):
@@ -161,15 +138,10 @@ def passes(layers: Sequence[Layer], *, with_gradients: bool, memory: int = MOST_
     return groups
 
 
-def moments_bytes(layers: Sequence[Layer], *, with_gradients: bool) -> int:
+def moments_bytes(layers: Sequence[Layer], *, with_gradients: bool, memory: int = MOST_MOMENTS) -> int:
     """What the moments take that are held at a time."""
-    return max(
-        (
-            sum(_size(layer, with_gradients) for layer in group)
-            for group in passes(layers, with_gradients=with_gradients)
-        ),
-        default=0,
-    )
+    groups = passes(layers, with_gradients=with_gradients, memory=memory)
+    return max((sum(_size(layer, with_gradients) for layer in group) for group in groups), default=0)
 
 
 def _size(layer: Layer, with_gradients: bool) -> int:
@@ -181,15 +153,6 @@ def _bytes_of(width: int) -> int:
     """What the moment of a side takes while it is measured: the sum, and that of the batch under way."""
     count, block = blocks_of(width)
     return 2 * 4 * count * block**2
-
-
-def blocks_of(width: int) -> tuple[int, int]:
-    """How many blocks the moment of a side has, and how wide they are.
-
-    >>> blocks_of(1000), blocks_of(50_000)
-    ((1, 1000), (98, 512))
-    """
-    return (1, width) if width <= WIDEST else (-(-width // BLOCK), BLOCK)
 
 
 def samples_in(batch: Any) -> int:
@@ -221,63 +184,6 @@ def _watched(all_sums: Iterable[_Sums]) -> Iterator[None]:
         yield
 
 
-class _Sum:
-    """Σ x xᵀ of one side of a layer, and how much its batches differ."""
-
-    def __init__(self, width: int, device: torch.device, *, is_centred: bool = False) -> None:
-        self.width = width
-        count, block = blocks_of(width)
-        self.total = torch.zeros(count, block, block, device=device)
-        self.part = torch.zeros_like(self.total)  # of the batch under way
-        self.mean = torch.zeros(count * block, device=device) if is_centred else None  # the sum of its x
-        self.weight, self.part_weight = 0.0, 0.0
-        self.squares, self.squared_weights = 0.0, 0.0
-
-    def add(self, x_BMP: Tensor, positions: int) -> None:
-        """Add what some images have: columns that stand for so many positions of each of them."""
-        share = positions / x_BMP.shape[2]
-        self.part_weight += x_BMP.shape[0] * positions
-        if self.mean is not None:
-            self.mean[: self.width] += share * x_BMP.sum(dim=(0, 2))
-        x_BMP = x_BMP * share**0.5 if share != 1 else x_BMP
-        count, block = blocks_of(self.width)
-        if count == 1:
-            self.part[0].addbmm_(x_BMP, x_BMP.mT)
-            return
-        x_DWP = F.pad(x_BMP, (0, 0, 0, count * block - self.width)).movedim(1, 0).reshape(count, block, -1)
-        self.part.baddbmm_(x_DWP, x_DWP.mT)
-
-    def end_batch(self, weight: float | None = None) -> None:
-        """The batch under way is over; it weighs as much as it has positions, or this."""
-        weight = self.part_weight if weight is None else weight
-        if self.mean is not None and self.part_weight:
-            mean_DW = self.mean.view(self.part.shape[:2])
-            self.part.baddbmm_(mean_DW[:, :, None], mean_DW[:, None, :], alpha=-1 / self.part_weight)
-            self.mean.zero_()
-        self.squares += _squared(self.part)
-        self.total += self.part
-        self.part.zero_()
-        self.weight, self.squared_weights = self.weight + weight, self.squared_weights + weight**2
-        self.part_weight = 0.0
-
-    def mean_and_error(self) -> tuple[Tensor, float]:
-        """The moment, a matrix where it is whole, and its expected squared distance to that of endless data.
-
-        With batches of weight w_c, Σ w_c = 1, and moments S_c, that is Σ w_c² ‖S_c − S‖² / (1 − Σ w_c²): by how much
-        batches differ, over how many there are.
-        """
-        mean = self.total.div_(max(1.0, self.weight))
-        shares = self.squared_weights / max(1.0, self.weight) ** 2
-        spread = self.squares / max(1.0, self.weight) ** 2 - shares * _squared(mean)
-        error = max(0.0, spread) / (1 - shares) if shares < 1 - 1e-9 else math.inf
-        return (mean[0] if len(mean) == 1 else mean), error
-
-
-def _squared(blocks: Tensor) -> float:
-    """‖S‖²."""
-    return float(torch.linalg.vector_norm(blocks, dtype=torch.float64 if blocks.device.type != "mps" else None)) ** 2
-
-
 class _Sums:
     """Σ x xᵀ and Σ g gᵀ of one layer, over all its calls."""
 
@@ -285,8 +191,8 @@ class _Sums:
         self.layer = layer
         rows, columns = matrix_shape(layer.shape, layer.form)
         device = layer.weight.device
-        self.inputs = _Sum(rows, device, is_centred=is_centred)
-        self.gradients = _Sum(columns, device) if with_gradients else None
+        self.inputs = Sum(rows, device, is_centred=is_centred)
+        self.gradients = Sum(columns, device) if with_gradients else None
         self.is_blind = False  # whether it ran where no gradient can be had
         self._generator = torch.Generator().manual_seed(0)
 
@@ -298,11 +204,10 @@ class _Sums:
 
     def means(self) -> Moments:
         """Both moments, with their errors."""
-        inputs, inputs_error = self.inputs.mean_and_error()
+        inputs, inputs_spread = self.inputs.mean()
         if self.gradients is None:
-            return Moments(inputs, None, inputs_error)
-        gradients, gradients_error = self.gradients.mean_and_error()
-        return Moments(inputs, gradients, inputs_error, gradients_error)
+            return Moments.of(inputs, inputs_spread)
+        return Moments.of(inputs, inputs_spread, *self.gradients.mean())
 
     def see(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         """A forward hook."""

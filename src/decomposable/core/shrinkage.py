@@ -7,7 +7,7 @@ layer is cut as its singular values say. The mixture
     (1 − ρ) S + ρ μ 1        ρ = E‖S − Σ‖² / E‖S − μ1‖²
 
 is the nearest one to the moment Σ of endless data (Ledoit and Wolf, 2004). The numerator is what the batches tell by
-how much they differ (`moments.py`): positions of one image are not independent, batches are.
+how much they differ (`sums.py`): positions of one image are not independent, batches are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from decomposable.core.moments import Moments
+from decomposable.core.sums import Moments
 
 
 def shrunk(moments: Moments) -> Moments:

@@ -17,6 +17,7 @@ from decomposable.core.layers import CONVOLUTIONS, Layer
 from decomposable.core.opening import Opened
 from decomposable.core.products import Products
 from decomposable.core.tree import evaluating, plain_name
+from decomposable.core.uses import Uses
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Chain
 from decomposable_edge.sizing.cost import LayerCost, LayerShape, per_rank
@@ -97,7 +98,8 @@ def map_entries(function: Callable[[Any, Entry], Any], batch: Any, entry: Entry 
 class Trace:
     """What a pass showed: the positions over all calls of every layer's output map; the extents of its input and output
     maps, with the number of such maps; by module the MACs of other weights, and those of products of two activations;
-    and for every normalisation layer the layer whose output goes straight into it.
+    for every normalisation layer the layer whose output goes straight into it; and the layers whose outputs go nowhere
+    else.
     """
 
     outputs: Counter[nn.Module] = field(default_factory=Counter)
@@ -105,6 +107,7 @@ class Trace:
     other_macs: Counter[nn.Module] = field(default_factory=Counter)
     products: Counter[nn.Module] = field(default_factory=Counter)
     feeders: dict[nn.Module, nn.Module] = field(default_factory=dict)
+    only_normalised: set[nn.Module] = field(default_factory=set)
     samples: int = 1
     has_unbatched: bool = False
 
@@ -130,7 +133,7 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
     first = first_entry(example_input)
     seen = Trace(samples=max(1, len(first)) if isinstance(first, Tensor) and first.dim() > 1 else 1)
     outputs: list[tuple[nn.Module, Any, int]] = []  # held, so that no two of them can share an address
-    products = Products(model)
+    products, uses = Products(model), Uses()
     with ExitStack() as hooks, evaluating(model):
         for module in model.modules():
             for hook in _noting(products, module):
@@ -141,11 +144,15 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
                 hooks.callback(hook.remove)
                 hook = module.register_forward_hook(lambda m, a, y: outputs.append((m, y, _version(y))))
                 hooks.callback(hook.remove)
+                hooks.callback(module.register_forward_hook(lambda m, a, y: uses.made(m, y)).remove)
             elif isinstance(module, _BatchNorm):
                 hook = module.register_forward_pre_hook(lambda m, a: _see_norm(seen, m, a, outputs))
                 hooks.callback(hook.remove)
-        with products:
-            forward(model, example_input)
+                hooks.callback(module.register_forward_pre_hook(lambda *_: uses.enter()).remove)
+                hooks.callback(module.register_forward_hook(lambda *_: uses.leave(), always_call=True).remove)
+        with products, uses:
+            returned = forward(model, example_input)
+    seen.only_normalised = uses.only_normalised(returned)
     seen.products += products.macs
     if seen.has_unbatched:
         seen.samples = 1

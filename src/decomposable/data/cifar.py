@@ -1,8 +1,7 @@
-"""CIFAR-10 and CIFAR-100 from their original files, in the binary layout or the python (pickle) one.
+"""CIFAR-10 and CIFAR-100 from their original files, in the binary layout.
 
-A binary file is a sequence of records: one label byte (CIFAR-100: a coarse one, then a fine one), then 3 × 32 × 32
-bytes of pixels. A pickle is a dict with the pixels as an array, one row per image, and the labels as a list. Files may
-hold fewer images than the originals, so that a subset is a data set too, but never more.
+A file is a sequence of records: one label byte (CIFAR-100: a coarse one, then a fine one), then 3 × 32 × 32 bytes of
+pixels. It may hold fewer images than the original, so that a subset is a data set too, but never more.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch
 from decomposable.data import folders
 from decomposable.data.augment import PadCropFlip, PerChannel, Standardise
 from decomposable.data.base import Images, InMemory
-from decomposable.data.pickles import load_plain
 from decomposable_edge.errors import DataError
 
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -26,87 +24,83 @@ SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 
 
-class _Files(NamedTuple):
-    """How a layout names its files."""
-
-    folder: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-
-
 class _Cifar(NamedTuple):
     """What tells the two sets apart."""
 
     name: str
     classes: int
-    label_bytes: int  # at the head of a binary record; the last of them is the label
-    label_key: str  # in a pickled dict
+    label_bytes: int  # at the head of a record; the last of them is the label
     largest: int  # images in the largest file
-    binary: _Files
-    pickled: _Files
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    pickled: str  # a file of the python version, which is not read
 
     @property
     def description(self) -> str:
-        return (
-            f"{self.name} ({self.binary.train[0]} … of {self.binary.folder}, "
-            f"or {self.pickled.train[0]} … of {self.pickled.folder})"
-        )
+        return f"the binary version of {self.name} ({self.train[0]} … of {self.folder})"
 
 
 _CIFAR10 = _Cifar(
     name="CIFAR-10",
     classes=10,
     label_bytes=1,
-    label_key="labels",
     largest=10_000,
-    binary=_Files("cifar-10-batches-bin", tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",)),
-    pickled=_Files("cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",)),
+    folder="cifar-10-batches-bin",
+    train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+    test=("test_batch.bin",),
+    pickled="cifar-10-batches-py/data_batch_1",
 )
 _CIFAR100 = _Cifar(
     name="CIFAR-100",
     classes=100,
     label_bytes=2,
-    label_key="fine_labels",
     largest=50_000,
-    binary=_Files("cifar-100-binary", ("train.bin",), ("test.bin",)),
-    pickled=_Files("cifar-100-python", ("train",), ("test",)),
+    folder="cifar-100-binary",
+    train=("train.bin",),
+    test=("test.bin",),
+    pickled="cifar-100-python/train",
 )
 
 
 def load_cifar10(
     folder: Path | str | None, *, mean: PerChannel = CIFAR10_MEAN, std: PerChannel = CIFAR10_STD
 ) -> InMemory:
-    """CIFAR-10 from a folder with its files, or with the folder `cifar-10-batches-bin` or `cifar-10-batches-py`."""
+    """Load CIFAR-10 from a folder with its binary files, or with the folder `cifar-10-batches-bin`."""
     return _load(_CIFAR10, folder, Standardise.of(mean, std, channels=3))
 
 
 def load_cifar100(
     folder: Path | str | None, *, mean: PerChannel = CIFAR100_MEAN, std: PerChannel = CIFAR100_STD
 ) -> InMemory:
-    """CIFAR-100 (fine labels) from a folder with its files, or with `cifar-100-binary` or `cifar-100-python` in it."""
+    """Load CIFAR-100 (fine labels) from a folder with its binary files, or with the folder `cifar-100-binary`."""
     return _load(_CIFAR100, folder, Standardise.of(mean, std, channels=3))
 
 
 def _load(cifar: _Cifar, folder: Path | str | None, standardise: Standardise) -> InMemory:
-    place, files = _find(cifar, folders.given(folder, cifar.description, SOURCE))
-    folders.all_there(place, files.train + files.test, SOURCE)
-    read = _read_binary if files is cifar.binary else _read_pickle
-    train, test = (_join([read(cifar, place / name) for name in part]) for part in (files.train, files.test))
+    place = _find(cifar, folders.given(folder, cifar.description, SOURCE))
+    folders.all_there(place, cifar.train + cifar.test, SOURCE)
+    train, test = (_join([_read(cifar, place / name) for name in part]) for part in (cifar.train, cifar.test))
     return InMemory(
         classes=cifar.classes, train=train, test=test, augment=PadCropFlip(standardise), prepare=standardise
     )
 
 
-def _find(cifar: _Cifar, folder: Path) -> tuple[Path, _Files]:
-    """Where the files are, and in which layout; the binary one where there are both, as it needs no unpickling."""
-    for files in (cifar.binary, cifar.pickled):
-        for place in (folder, folder / files.folder):
-            if any((place / name).is_file() for name in files.train + files.test):
-                return place, files
+def _find(cifar: _Cifar, folder: Path) -> Path:
+    """Return where the files are."""
+    for place in (folder, folder / cifar.folder):
+        if any((place / name).is_file() for name in cifar.train + cifar.test):
+            return place
+    pickled = Path(cifar.pickled)
+    if (folder / pickled).is_file() or (folder / pickled.name).is_file():
+        raise DataError(
+            f"--data {folder}: holds the python version of {cifar.name}, whose files are pickles and could run code; "
+            f"allowed: {cifar.description}, to be had from {SOURCE}"
+        )
     raise folders.none_there(folder, cifar.name, cifar.description, SOURCE)
 
 
-def _read_binary(cifar: _Cifar, file: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read(cifar: _Cifar, file: Path) -> tuple[np.ndarray, np.ndarray]:
     record = cifar.label_bytes + PIXELS
     content = folders.read_bytes(file, cifar.largest * record)
     if not content or len(content) % record:
@@ -117,30 +111,6 @@ def _read_binary(cifar: _Cifar, file: Path) -> tuple[np.ndarray, np.ndarray]:
     labels = rows[:, cifar.label_bytes - 1].astype(np.int64)
     folders.check_labels(file, labels, cifar.classes)
     return rows[:, cifar.label_bytes :], labels
-
-
-def _read_pickle(cifar: _Cifar, file: Path) -> tuple[np.ndarray, np.ndarray]:
-    # Beside the pixels, an image takes about 32 bytes (the originals have the names of the photographs too).
-    content = load_plain(file, limit=cifar.largest * (PIXELS + 128))
-    missing = [key for key in ("data", cifar.label_key) if key not in content]
-    if missing:
-        raise DataError(f"{file}: no {missing[0]!r} in it; allowed: a file of {cifar.name}")
-    rows, labels = content["data"], content[cifar.label_key]
-    if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != PIXELS:
-        came = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else type(rows).__name__
-        raise DataError(f"{file}: 'data' is {came}; allowed: an array of bytes, images × {PIXELS:,}")
-    if isinstance(labels, np.ndarray):
-        labels = labels.tolist()
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise DataError(f"{file}: {cifar.label_key!r} is not a list of ints")
-    if not 1 <= len(rows) <= cifar.largest or len(labels) != len(rows):
-        raise DataError(
-            f"{file}: {len(rows):,} images and {len(labels):,} labels; "
-            f"allowed: from 1 to {cifar.largest:,}, as many of one as of the other"
-        )
-    # As Python ints: one that no int64 holds must get the same clear line.
-    folders.check_labels(file, np.array(labels, dtype=object), cifar.classes)
-    return rows, np.array(labels, dtype=np.int64)
 
 
 def _join(parts: list[tuple[np.ndarray, np.ndarray]]) -> Images:

@@ -45,12 +45,12 @@ from decomposable.export.subject import known_of, same_shapes, taken_by
 from decomposable.network.calls import INPUT, Call
 from decomposable.network.capture import Captured
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.progress import Report, shown
 from decomposable_edge.device_graph import DeviceGraph
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable_edge.files import replacing
-from decomposable_edge.progress import Report, shown
 from decomposable_edge.sizing.interpolation import position
-from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.plans import RankPlan, SizeRequest
 from decomposable_edge.sizing.ranks import RankSelector
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def export_any_size(
     tolerance = check_tolerance(tolerance)
     found, interface = _prepared(net, example_input, forward, dynamic)
     if net._statistics is None:
-        net.warn_if_not_calibrated(net.selector.smallest_plan(), stacklevel=5)  # the line that called for the export
+        net._warn_once(net._with_warning(net.selector.smallest_plan()), stacklevel=5)  # the line that called for it
     return _written(net, target, None, found.rows, interface, tolerance, progress)
 
 
@@ -265,8 +265,8 @@ def _difference(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever exports is told of statistics by the network
-        session.set_plan(plan)
-    net.set_plan_(plan)
+        session.resize(plan)
+        net.resize_(plan)
     return largest_difference(torch_runner(net, interface.call), candidate, batches)
 
 
@@ -282,7 +282,7 @@ def _tried_at(plan: RankPlan, plans: Sequence[RankPlan], trials: Trials) -> tupl
 
 def _plans(selector: RankSelector) -> list[RankPlan]:
     """The sizes to compare: the ends, some in between, and one that has truncated layers run densely."""
-    plans = [selector.full_plan(), selector.choose(ratio=_TRUNCATED)]
+    plans = [selector.full_plan(), selector.plan_for(SizeRequest(ratio=_TRUNCATED))]
     plans += [selector.of_size(size) for size in _CHECKED if size >= selector.smallest_size]
     plans.append(selector.smallest_plan())
     return list({plan.ranks: plan for plan in plans}.values())

@@ -16,8 +16,8 @@ from decomposable.export.program import ExportError, output_names, ready, symbol
 from decomposable.export.quiet import quiet, refusing
 from decomposable.export.recurrent import kept_whole, put_in_place, translations
 from decomposable.export.stages import TRACING, TRANSLATING
+from decomposable.progress import quiet as ignored
 from decomposable_edge.errors import MissingExtraError
-from decomposable_edge.progress import quiet as ignored
 
 if TYPE_CHECKING:
     import onnx

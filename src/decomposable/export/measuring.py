@@ -17,6 +17,7 @@ from decomposable.network.decomposed import DecomposedNet
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.sizing.latency import Entry
 from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.rounding import DEFAULT_ALIGN
 from decomposable_edge.sizing.sweep import Runs, sweep
 
 
@@ -28,7 +29,7 @@ def measure(
     batch: int = 1,
     threads: int | None = None,
     seconds: float = 10.0,
-    align: int | Literal["auto", "measured"] | None = None,
+    align: int | Literal["auto", "measured"] = DEFAULT_ALIGN,
     input: InputSpec | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Entry:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -35,25 +35,23 @@ from decomposable.export.report import ExportReport
 from decomposable.export.subject import Subject, subject_of
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.files import replacing, write_atomically
-from decomposable_edge.sizing.chain import Rank
-from decomposable_edge.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_OTHERS = ("example_input", "forward", "dynamic", "tolerance")  # the keywords besides those of a size
 
 
 def export_onnx(
     net: nn.Module,
     path: str | os.PathLike[str],
     *,
-    macs: float | None = None,
-    params: float | None = None,
-    ratio: float | None = None,
-    ranks: Mapping[str, Rank] | None = None,
-    latency_ms: float | None = None,
-    align: int | Literal["auto", "measured"] | None = None,
-    batch: int | None = None,
     example_input: Any = None,
     forward: Forward | None = None,
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     tolerance: float = 1e-4,
+    **size: Unpack[SizeKeywords],
 ) -> ExportReport:
     """Write one size of a network as an ONNX file, after ONNX Runtime has given the same numbers as PyTorch.
 
@@ -68,13 +66,13 @@ def export_onnx(
     Args:
         net: a network of `decompose` or `load`, which stays at its size, or any module.
         path: the file, .onnx; replaced at once, or left as it was where anything fails.
-        macs, params, ratio, ranks, latency_ms, align: the size, as in ``net.resize_``; by default the one in force.
-        batch: the only batch size, where the model or the device needs a fixed one; by default it takes any.
         example_input: a batch, where the network does not know what it takes. It is also what the file is tried with.
         forward: ``forward(net, batch)``, how a batch like the example input is used; by default as in `decompose`.
         dynamic: axes that vary besides the batch, as in ``{"input_ids": {1: "length"}}``; those of one name are of one
             length.
         tolerance: the largest difference from PyTorch that is allowed, as a part of the largest output (at least 1).
+        macs, params, ratio, ranks, latency_ms, align: the size, as in ``net.resize_``; by default the current one.
+        batch: the only batch size, where the model or the device needs a fixed one; by default it takes any.
 
     Example:
         >>> import decomposable as dn, tempfile, torch
@@ -85,11 +83,9 @@ def export_onnx(
         (True, True, ('output',))
     """
     target = check_ending(path, ".onnx")
-    tolerance, batch = check_tolerance(tolerance), check_batch(batch)
+    request = SizeRequest.of("export_onnx", size, *_OTHERS)
+    tolerance, batch = check_tolerance(tolerance), check_batch(request.batch)
     require_onnx()
-    request = SizeRequest(
-        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-    )
     subject = subject_of(net, request, example_input, forward, runtime="onnxruntime")
     interface = interface_of(subject.call, dynamic, batch)
     model, interface = to_onnx(subject.module, interface, optimize=True, rows=subject.rows)
@@ -115,17 +111,11 @@ def export_torch(
     net: nn.Module,
     path: str | os.PathLike[str],
     *,
-    macs: float | None = None,
-    params: float | None = None,
-    ratio: float | None = None,
-    ranks: Mapping[str, Rank] | None = None,
-    latency_ms: float | None = None,
-    align: int | Literal["auto", "measured"] | None = None,
-    batch: int | None = None,
     example_input: Any = None,
     forward: Forward | None = None,
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     tolerance: float = 1e-4,
+    **size: Unpack[SizeKeywords],
 ) -> ExportReport:
     """Write one size of a network as a `.pt2` file, which ``torch.export.load(path).module()`` runs without its code.
 
@@ -134,10 +124,8 @@ def export_torch(
     are given by name, as in ``module(input_ids=ids, attention_mask=mask)``.
     """
     target = check_ending(path, ".pt2")
-    tolerance, batch = check_tolerance(tolerance), check_batch(batch)
-    request = SizeRequest(
-        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-    )
+    request = SizeRequest.of("export_torch", size, *_OTHERS)
+    tolerance, batch = check_tolerance(tolerance), check_batch(request.batch)
     subject = subject_of(net, request, example_input, forward, runtime="torch")
     interface = interface_of(subject.call, dynamic, batch)
     outputs = output_names(subject.module, interface, interface.rows(subject.rows, batch or 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decomposable_edge.progress import Report, Tracker
+from decomposable.progress import Report, Tracker
 
 TRACING, TRANSLATING, SIMPLIFYING, COMPARING = (
     "tracing the network",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,15 +14,12 @@ from decomposable.core.tracing import Forward, call_with_first, on_device_of, ot
 from decomposable.export.interface import Feeds, Interface
 from decomposable.export.program import ExportError, ready
 from decomposable.export.quiet import refusing
-from decomposable.network.calls import Call, InputSpec
+from decomposable.network.calls import Call
 from decomposable.network.capture import Captured, Watch, first_captured
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.sized import Size, SizedNet
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
 from decomposable_edge.sizing.chain import Rank
 from decomposable_edge.sizing.plans import RankPlan, SizeRequest
-
-_OF_SIZED = ("macs", "params")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,22 +45,17 @@ def subject_of(
     `runtime` that the export is for. `forward` says how a batch like the example input is used.
     """
     asked = {name: value for name, value in request.given().items() if name != "batch"}
-    if not isinstance(net, DecomposedNet | SizedNet):
+    if not isinstance(net, DecomposedNet):
         if asked:
             raise InvalidArgumentError(
                 f"{next(iter(asked))}: got it for a {type(net).__name__}, which has one size; allowed: a network of "
                 "decompose() or load() that has several"
             )
         return _plain(net, example_input, forward)
-    if isinstance(net, SizedNet):
-        other = next((name for name in asked if name not in _OF_SIZED), None)
-        if other is not None:
-            raise InvalidArgumentError(f"{other}: not for a network of the method {net.method}; allowed: macs, params")
     known = known_of(net)
-    plan, module = (net.plan, net.extract()) if not asked else _resized(net, request, runtime)
+    plan, module = (net.plan(), net.extract()) if not asked else _resized(net, request, runtime)
     module = ready(module)
-    usual = net._forward if isinstance(net, DecomposedNet) else call_with_first
-    found = taken_by(module, known, example_input, forward, usual)
+    found = taken_by(module, known, example_input, forward, net._forward)
     assert found.call is not None
     is_counted = known.call is None or same_shapes(known.call, found.call)  # MACs are those at the shapes then
     return Subject(
@@ -73,20 +64,16 @@ def subject_of(
         params=plan.params,
         full_macs=plan.full_macs if is_counted else None,
         full_params=plan.full_params,
-        ranks=getattr(plan, "ranks", None),
+        ranks=plan.ranks,
         call=found.call,
         rows=found.rows,
     )
 
 
-def _resized(net: DecomposedNet | SizedNet, request: SizeRequest, runtime: str) -> tuple[RankPlan | Size, nn.Module]:
+def _resized(net: DecomposedNet, request: SizeRequest, runtime: str) -> tuple[RankPlan, nn.Module]:
     """The size that a request asks for, and the network of it; that which is in force stays."""
-    if isinstance(net, SizedNet):
-        twin = copy.copy(net)  # shares everything but the size in force
-        twin.__dict__["_modules"] = dict(net._modules)
-        return twin.resize_(macs=request.macs, params=request.params), twin.extract()
-    plan = net.plan_for(request, runtime)
-    net.warn_if_not_calibrated(plan, stacklevel=5)  # the line that called for the export
+    plan = net.plan(**request.given(), runtime=runtime)
+    net._warn_once(plan, stacklevel=5)  # the line that called for the export
     return plan, net.extract(plan)
 
 
@@ -145,13 +132,6 @@ def same_shapes(call: Call, other: Call) -> bool:
     return {k: v.shape for k, v in call.inputs.items()} == {k: v.shape for k, v in other.inputs.items()}
 
 
-def known_of(net: DecomposedNet | SizedNet) -> Captured:
+def known_of(net: DecomposedNet) -> Captured:
     """What a network knows of its inputs."""
-    if isinstance(net, DecomposedNet):
-        return Captured(call=net.call, rows=net._rows, unclear=net.unclear)
-    places = (net.structure, net.info)  # where a method notes what images it was trained with
-    shape = next((place["input_shape"] for place in places if "input_shape" in place), None)
-    tensor = next(net.parameters(), None)
-    if not isinstance(shape, list | tuple) or not shape or tensor is None:
-        return Captured()
-    return Captured(call=Call.with_first(InputSpec(shape=tuple(shape), dtype=str(tensor.dtype).removeprefix("torch."))))
+    return Captured(call=net.call, rows=net._rows, unclear=net.unclear)

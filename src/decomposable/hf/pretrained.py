@@ -16,9 +16,9 @@ from typing import Any
 import transformers
 from torch import nn
 
-from decomposable.methods.loading import load
 from decomposable.network.artifact import save_size
 from decomposable.network.decomposed import DecomposedNet
+from decomposable.network.loading import load
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 from decomposable_edge.files import replacing
 from decomposable_edge.sizing.plans import RankPlan
@@ -39,7 +39,7 @@ def save_pretrained(net: DecomposedNet, folder: str | os.PathLike[str], plan: Ra
             f"save_pretrained: got a {came}; allowed: a network that decompose() made of a model of transformers (not "
             "what its extract() returns), at the size in force or with plan="
         )
-    taken = net.plan if plan is None else plan
+    taken = net.plan() if plan is None else plan
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     (target / WEIGHTS).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ Both `load` and `read` take a size: then they read that part of the file alone, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,31 +25,24 @@ from decomposable.network.file.shrinking import bases_of, read_network, shrink, 
 from decomposable.network.file.skeleton import chain_around, join
 from decomposable_edge.errors import ArtifactError
 from decomposable_edge.realising import realised
-from decomposable_edge.sizing.chain import Rank
-from decomposable_edge.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Artifact", "outline", "read", "save_size", "shrink", "size_state_dict"]
 
 
 def read(
     path: FilePath,
-    *,
-    macs: float | None = None,
-    params: float | None = None,
-    ratio: float | None = None,
-    ranks: Mapping[str, Rank] | None = None,
-    latency_ms: float | None = None,
-    align: int | Literal["auto", "measured"] | None = None,
-    batch: int | None = None,
+    **size: Unpack[SizeKeywords],
 ) -> Artifact:
     """What a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it.
 
     With a size, given as to `resize_`, that size and all smaller ones, which is what `shrink` makes of the whole: only
     that part of the file is read.
     """
-    request = SizeRequest(
-        macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-    )
+    request = SizeRequest.of("read", size)
     with open_container(path) as container, naming(path):
         _require_network(path, container)
         return read_network(container, request if request.given() else None)
@@ -65,14 +58,7 @@ def outline(path: FilePath) -> Artifact:
 
 
 def _require_network(path: FilePath, container: Container) -> None:
-    kind = kind_of(path, container.description)
-    if kind == "sized":
-        method = container.description.get("method")
-        raise ArtifactError(
-            f"{path}: holds the sizes of the method {method!r:.40}, which are not decomposed; in "
-            "Python: net = decomposable.load(path, model=...); net.resize_(macs=...); net.extract()"
-        )
-    if kind != "network":
+    if kind_of(path, container.description) != "network":
         raise ArtifactError(
             f"{path}: holds one size only: decomposable.load(path, model=...) takes it in Python; here it takes "
             "the network file that it was made from"
@@ -86,8 +72,7 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
     >>> import decomposable as dn
     >>> from torch import nn
     >>> net = dn.decompose(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)))
-    >>> artifact = net.artifact()
-    >>> list(size_state_dict(artifact, artifact.selector.choose(ranks={"0": 3})))
+    >>> list(size_state_dict(net.artifact(), net.plan(ranks={"0": 3})))
     ['0.0.weight', '0.1.weight', '0.1.bias', '2.weight', '2.bias']
     """
     artifact.selector.check_plan(plan)

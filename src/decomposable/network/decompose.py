@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 from warnings import warn
@@ -42,8 +43,8 @@ from decomposable.network.judging import CutReport
 from decomposable.network.parts import Parts
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
 from decomposable.network.samples import dealt
+from decomposable.progress import Progress, Report, shown
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Progress, Report, shown
 from decomposable_edge.sizing.cost import LeftAlone
 from decomposable_edge.sizing.order import Limits
 from decomposable_edge.sizing.ranks import RankSelector
@@ -127,8 +128,9 @@ def decompose(
         parts = _parts(chosen, factors, scores, bounds, seen, captured)
         if data is not None:
             assert criterion is None or isinstance(criterion, str)
+            centred = _centred(parts, chosen.layers, seen)
             with undisturbed(base):
-                parts, report = _ordered_by_data(parts, base, chosen.layers, batches, call, criterion, line)
+                parts, report = _ordered_by_data(parts, base, chosen.layers, batches, call, criterion, centred, line)
     net = DecomposedNet(base=base, layers=chosen.layers, parts=parts, forward=call)
     net.cut_report = report
     net._rows = captured.kept()
@@ -157,6 +159,7 @@ def _ordered_by_data(
     batches: Iterable[Any],
     forward: Forward,
     criterion: str | None,
+    centred: set[str],
     report: Report,
 ) -> tuple[Parts, CutReport | None]:
     """The same network with the bases, and the order of them, that lose the least on data; and how they were judged."""
@@ -164,8 +167,8 @@ def _ordered_by_data(
     def run(net: nn.Module, batch: Any) -> Any:
         return forward(net, on_device_of(net, batch))
 
-    samples = dealt(batches)
     with torch.no_grad():
+        samples = dealt(batches, partial(run, base))
         goal = goal_of(criterion, (run(base, batch) for batch in islice(samples.measure, LOOKED_AT)))
     order = order_by_data(
         base,
@@ -174,11 +177,19 @@ def _ordered_by_data(
         samples,
         run,
         goal=goal,
-        centred=set(parts.feeders.values()),
+        centred=centred,
         report=report,
     )
     factors = {name: _laid_out_like(parts.factors[name], found) for name, found in order.factors.items()}
     return replace(parts, factors=factors, selector=order.selector), order.report
+
+
+def _centred(parts: Parts, layers: Sequence[Layer], seen: Trace | None) -> set[str]:
+    """The layers whose mean output nobody sees: it goes into batch normalisation with running statistics, and nowhere
+    else.
+    """
+    alone = set() if seen is None else seen.only_normalised
+    return {layer.name for layer in layers if alone.issuperset(layer.modules)} & set(parts.feeders.values())
 
 
 def _laid_out_like(before: Factors, after: Factors) -> Factors:

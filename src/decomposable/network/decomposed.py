@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from warnings import warn
 
 import torch
@@ -48,15 +48,18 @@ from decomposable.network.tuning import (
     tuned,
     with_calibration,
 )
+from decomposable.progress import Report, shown
 from decomposable_edge.device_graph import DeviceGraph
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.locks import ForkLock
-from decomposable_edge.progress import Report, shown
-from decomposable_edge.sizing.chain import Rank
-from decomposable_edge.sizing.interpolation import NOT_CALIBRATED
+from decomposable_edge.sizing.interpolation import with_warning
 from decomposable_edge.sizing.latency import LatencyProfile
-from decomposable_edge.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest, plan_or_request
 from decomposable_edge.sizing.ranks import RankSelector
+from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align, check_align
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _OF_TRANSFORMERS = frozenset({"save_pretrained", "push_to_hub"})
 """What Hugging Face's models write themselves with: tensors that their classes have no place for."""
@@ -132,11 +135,6 @@ class DecomposedNet(nn.Module):
         self._install(parts.alone())
 
     @property
-    def plan(self) -> RankPlan:
-        """The size in force."""
-        return self._in_force.parts.plan
-
-    @property
     def layers(self) -> tuple[Layer, ...]:
         """The layers that are decomposed: the name, the form and the original's weight of each."""
         return self._original.layers
@@ -177,64 +175,61 @@ class DecomposedNet(nn.Module):
         """Run the network at the size in force."""
         return self._in_force.module(*args, **kwargs)
 
-    def resize_(
-        self,
-        *,
-        macs: float | None = None,
-        params: float | None = None,
-        ratio: float | None = None,
-        ranks: Mapping[str, Rank] | None = None,
-        latency_ms: float | None = None,
-        align: int | Literal["auto", "measured"] | None = None,
-        batch: int | None = None,
-    ) -> RankPlan:
-        """Change the size, in place, in milliseconds and without data; up and down as often as you like.
+    def plan(self, *, runtime: str = "torch", **size: Unpack[SizeKeywords]) -> RankPlan:
+        """Return the plan that `resize_` would take for a size; without a size, the current plan. Nothing changes.
 
-        Give one of: `macs` or `params`, a budget for the whole network (a float is a fraction of the original's, an
-        int above 1 a count); `ratio`, the part Z of all bases to keep; `ranks`, a rank by layer name, for a layer with
-        several cuts a tuple (others stay full); `latency_ms`, the time that a pass may take on this machine, where
-        `latency` knows that. Returns the plan, which prints as a table.
-
-        `align` rounds ranks to multiples that the hardware likes, such as 8 or 16, within the budget; "auto" rounds
-        those of wide layers to 16, 8 or 4 where that moves them by a few percent at most; "measured" takes what was
-        found to be the fastest here. `batch` says which of several measured batches counts; by default the smallest.
+        The keywords are those of `resize_`. A time, and ``align="measured"``, are what was measured in `runtime`,
+        "torch" or "onnxruntime".
         """
-        plan = self.choose(
-            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-        )
-        self.warn_if_not_calibrated(plan, stacklevel=3)
-        return self.set_plan_(plan)
+        return self._plan_for(SizeRequest.of("plan", size, "runtime"), runtime)
 
-    def choose(
-        self,
-        *,
-        macs: float | None = None,
-        params: float | None = None,
-        ratio: float | None = None,
-        ranks: Mapping[str, Rank] | None = None,
-        latency_ms: float | None = None,
-        align: int | Literal["auto", "measured"] | None = None,
-        batch: int | None = None,
-        runtime: str = "torch",
-    ) -> RankPlan:
-        """The plan that `resize_` would take; what was measured is that in `runtime`, "torch" or "onnxruntime"."""
-        request = SizeRequest(
-            macs=macs, params=params, ratio=ratio, ranks=ranks, latency_ms=latency_ms, align=align, batch=batch
-        )
-        return self.plan_for(request, runtime)
+    def resize_(self, plan: RankPlan | None = None, /, **size: Unpack[SizeKeywords]) -> RankPlan:
+        """Change the size, in place, in milliseconds and without data, and return the plan, which prints as a table.
 
-    def plan_for(self, request: SizeRequest, runtime: str = "torch") -> RankPlan:
-        """The same for the arguments as one value."""
-        return self._in_force.parts.plan_for(request, lambda: self.latency, runtime)
+        It goes up and down as often as you like. Give a plan of this network, or exactly one of:
 
-    def warn_if_not_calibrated(self, plan: RankPlan, stacklevel: int) -> None:
-        """Say once, where `plan` is used, that its batch normalisation has statistics of other sizes."""
-        if not self._original.norms or plan.is_full or self._has_warned:
-            return
-        text = NOT_CALIBRATED if self._statistics is None else self._statistics.complaint(plan)
-        if text is not None:
+        Args:
+            macs, params: a budget for the whole network: a float is a fraction of the original's, an int above 1 a
+                count.
+            ratio: the part Z of all bases to keep; taken literally.
+            ranks: a rank by layer name, for a layer with several cuts a tuple; others stay full. Taken literally.
+            latency_ms: the time that a pass may take on this machine, where `latency` knows that.
+
+        and, where a default is not right:
+
+        Args:
+            align: what ranks are rounded to, within the budget: "auto" (the default) rounds those of wide layers to
+                16, 8 or 4 where that moves them by a few percent at most; a number such as 8 rounds all to its
+                multiples; 1 rounds none; "measured" takes what was found to be the fastest here.
+            batch: which of several measured batches counts; by default the smallest.
+
+        Where batch normalisation has no statistics of the size, `warning` of the plan says so; it is warned of once.
+        """
+        asked = plan_or_request("resize_", plan, size)
+        if isinstance(asked, RankPlan):
+            self.selector.check_plan(asked)
+            chosen = self._with_warning(asked)
+        else:
+            chosen = self._plan_for(asked)
+        self._warn_once(chosen, stacklevel=3)
+        with self._lock:
+            self.selector.check_plan(chosen)
+            self._install(replace(self._in_force.parts, plan=chosen))
+        return chosen
+
+    def _plan_for(self, request: SizeRequest, runtime: str = "torch") -> RankPlan:
+        parts = self._in_force.parts
+        is_asked = bool(request.given())
+        return self._with_warning(parts.plan_for(request, lambda: self.latency, runtime) if is_asked else parts.plan)
+
+    def _with_warning(self, plan: RankPlan) -> RankPlan:
+        return with_warning(plan, self._statistics, has_norms=bool(self._original.norms))
+
+    def _warn_once(self, plan: RankPlan, stacklevel: int) -> None:
+        """Say what a plan warns of, where a plan is used; nothing where something was said before."""
+        if plan.warning is not None and not self._has_warned:
             self._has_warned = True
-            warn(text, stacklevel=stacklevel)
+            warn(plan.warning, stacklevel=stacklevel)
 
     def macs_for(self, batch: Any, forward: Forward | None = None) -> int:
         """The MACs of one sample at the size in force for inputs such as these, of another length for instance.
@@ -247,13 +242,6 @@ class DecomposedNet(nn.Module):
         with undisturbed(twin):
             seen = trace(twin, on_device_of(twin, batch), call)
         return other_macs((), seen)
-
-    def set_plan_(self, plan: RankPlan) -> RankPlan:
-        """Take a size that was chosen before, such as one that `net.plan` was; `resize_` chooses and takes."""
-        with self._lock:
-            self.selector.check_plan(plan)
-            self._install(replace(self._in_force.parts, plan=plan))
-        return plan
 
     @torch.inference_mode(False)  # weights made in that mode could not be trained
     def extract(self, plan: RankPlan | None = None) -> nn.Module:
@@ -292,7 +280,7 @@ class DecomposedNet(nn.Module):
         loader: Iterable[Any],
         sizes: Sequence[float] | None = None,
         *,
-        align: int | None = None,
+        align: Align = DEFAULT_ALIGN,
         passes: float = PASSES,
         exact: bool = False,
         forward: Forward | None = None,
@@ -306,23 +294,24 @@ class DecomposedNet(nn.Module):
             sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known), added to those stored.
                 By default a grid from the smallest size to the full one, as dense as this network needs; the full size
                 itself then keeps the original's statistics, unless 1.0 is asked for here.
-            align: as in ``resize_(macs=..., align=...)``: sizes with rounded ranks, added to those stored. They lie too
-                far from the unrounded ones to do with statistics of those; "auto" does not, and is refused here.
+            align: as in ``resize_(macs=..., align=...)``. A grid of "auto" serves for unrounded ranks,
+                too: they lie near enough. Sizes with ranks rounded to a number do not, and are added to those stored.
             passes: the most that a grid may cost, in forward passes of the full network over the loader.
             exact: for chosen `sizes`, the authors' way: layer by layer, a pass over the data for each. Slow.
             forward: ``forward(net, batch)``; by default that of `decompose`.
             progress: called with a line about how far it is, such as `print`; by default a terminal shows one.
         """
+        align = check_align(align)
         plans = checked_plans(self.selector, sizes, align=align, passes=passes, exact=exact)
         if not self._original.norms:
             return CalibrationReport(sizes=0, batches=0, seconds=0.0, bytes=0, passes=0.0)
         subject = self._subject(self._in_force.parts, forward or self._forward)
         with shown(progress) as line:
             statistics, report = calibrated(
-                subject, self.selector, plans, loader, align=align or 1, passes=passes, exact=exact, report=line
+                subject, self.selector, plans, loader, align=align, passes=passes, exact=exact, report=line
             )
         with self._lock:
-            if self._statistics is not None and (sizes is not None or align is not None):
+            if self._statistics is not None and (sizes is not None or align != DEFAULT_ALIGN):
                 statistics = self._statistics.merged(statistics)
             self._take(statistics=statistics)
         return replace(report, bytes=statistics.bytes)
@@ -361,7 +350,7 @@ class DecomposedNet(nn.Module):
         """
         check_training(steps, learning_rate, distance)
         plans = checked_sizes(self.selector, sizes)
-        checked_plans(self.selector, None, align=None, passes=passes, exact=False)
+        checked_plans(self.selector, None, align=DEFAULT_ALIGN, passes=passes, exact=False)
         parts, original, forward = self._in_force.parts, self._original, forward or self._forward
         vectors, feeders = original.vectors(parts.feeders)
         if not vectors:
@@ -455,7 +444,7 @@ class DecomposedNet(nn.Module):
 
     def extra_repr(self) -> str:
         """What is decomposed, and the size in force."""
-        plan = self.plan
+        plan = self._in_force.parts.plan
         size = f"{plan.params_fraction:.3f}x parameters"
         if plan.macs_fraction is not None:
             size = f"{plan.macs_fraction:.3f}x MACs, {size}"

@@ -22,9 +22,10 @@ from decomposable.core.forms import MATRIX_FORMS
 from decomposable.core.layers import Layer
 from decomposable.core.tracing import Forward
 from decomposable.network.calibration.statistics import tracked_batch_norms
-from decomposable.network.descent import Choose, Descent, Found, replayed, searched
+from decomposable.network.descent import Descent, Found, searched
 from decomposable.network.goals import LOSS, OUTPUT, Goal, is_certain, logits_in
 from decomposable.network.judging import (
+    COMPARED_WITH,
     SEARCHED_WITH,
     CutReport,
     Judge,
@@ -34,8 +35,8 @@ from decomposable.network.judging import (
 )
 from decomposable.network.samples import Samples
 from decomposable.network.work import Work
+from decomposable.progress import Report
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Report
 from decomposable_edge.sizing.ranks import RankSelector
 
 ONE_BATCH = (
@@ -88,14 +89,11 @@ def order_by_data(
     descent = Descent(base, layers, selector, by_weights.factors, forward, goal, frozenset(centred), work)
     with _restored(base, layers):
         judged = _judged(descent, samples, judged_at)
-        found = judged.found
-        if prefers_weights(judged.sizes):
-            warnings.warn(NO_BETTER.format(judged.samples), stacklevel=5)
-            return replace(by_weights, report=_report(goal, samples, judged, "weights"))
-        if samples.are_halves:  # what both halves say together, shared out as they found it
-            found = descent.run(samples.together(), replayed(found.ways), by_weights=found.by_weights)
-    factors = {layer.name: found.bases[layer.name].factors(layer) for layer in layers}
-    return Order(factors, found.selector, _report(goal, samples, judged, "data"))
+    if prefers_weights(judged.sizes):
+        warnings.warn(NO_BETTER.format(judged.samples), stacklevel=5)
+        return replace(by_weights, report=_report(goal, samples, judged, "weights"))
+    factors = {layer.name: judged.found.bases[layer.name].factors(layer) for layer in layers}
+    return Order(factors, judged.found.selector, _report(goal, samples, judged, "data"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,28 +111,26 @@ def _is_certain_of_all(base: nn.Module, samples: Samples, forward: Forward) -> b
 
 
 def _judged(descent: Descent, samples: Samples, sizes: Sequence[float]) -> _Judged:
-    """What was found, judged.
-
-    Of few samples each half is measured and judged by the other; what the first half found comes back, with the layers
-    that either of them says are better cut by their weights.
+    """What was found, judged. Of few samples each half judges what the other has found, and the mean of both is told of
+    what they find together.
     """
-    judge = Judge.of(descent.base, samples.judge, descent.forward, descent.goal)
-    one = _judged_by(judge, descent, samples, searched(judge.first(SEARCHED_WITH), descent.work), sizes)
-    if not samples.are_halves:
-        return one
-    judge = Judge.of(descent.base, samples.swapped().judge, descent.forward, descent.goal)
-    other = _judged_by(judge, descent, samples.swapped(), replayed(one.found.ways), sizes)
-    both = [
-        JudgedSize(size=a.size, by_data=(a.by_data + b.by_data) / 2, by_weights=(a.by_weights + b.by_weights) / 2)
-        for a, b in zip(one.sizes, other.sizes, strict=True)
+    judges = [Judge.of(descent.base, tuple(each), descent.forward, descent.goal) for each in samples.judges]
+    found = descent.run(samples, searched(judges[0].first(SEARCHED_WITH), descent.work))
+    judges = [judge.first(COMPARED_WITH // len(judges)) for judge in judges]
+    compared = [
+        _mean([descent.compared(one, judge, size) for one, judge in zip(found, judges, strict=False)]) for size in sizes
     ]
-    found = replace(one.found, by_weights=one.found.by_weights | other.found.by_weights)
-    return _Judged(found, both, one.samples + other.samples)
+    return _Judged(found[-1], compared, sum(judge.samples for judge in judges))
 
 
-def _judged_by(judge: Judge, descent: Descent, samples: Samples, choose: Choose, sizes: Sequence[float]) -> _Judged:
-    found = descent.run(samples, choose, judged_by=judge.batches)
-    return _Judged(found, [descent.compared(found, judge, size) for size in sizes], judge.samples)
+def _mean(judged: Sequence[JudgedSize]) -> JudgedSize:
+    """What several judges say of a size."""
+    count = len(judged)
+    return JudgedSize(
+        size=judged[0].size,
+        by_data=sum(each.by_data for each in judged) / count,
+        by_weights=sum(each.by_weights for each in judged) / count,
+    )
 
 
 def _report(goal: Goal, samples: Samples, judged: _Judged | None, kept: str) -> CutReport:

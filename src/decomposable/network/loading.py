@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,46 +24,62 @@ from decomposable.network.file.shrinking import read_network
 from decomposable.network.file.skeleton import Skeleton, TensorSlot, join, slots_of
 from decomposable_edge.errors import InvalidArgumentError, ModelNeededError
 from decomposable_edge.fields import Damaged, Fields
-from decomposable_edge.sizing.plans import SizeRequest
+from decomposable_edge.sizing.plans import SizeKeywords, SizeRequest
 from decomposable_edge.text import one_line
 
-
-@dataclass(frozen=True, eq=False)
-class Unbuilt:
-    """A file of another maker than `decompose`: what it holds, and the model that is to be filled."""
-
-    description: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-    model: nn.Module
-    is_from_file: bool  # the model was built because the file says so
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-def load_network(path: FilePath, model: nn.Module | None, size: SizeRequest | None) -> nn.Module | Unbuilt:
-    """The decomposed network or the plain module of a file; what else it may hold is for others to build."""
+@torch.inference_mode(False)  # weights made in that mode could not be trained
+def load(path: FilePath, model: nn.Module | None = None, **size: Unpack[SizeKeywords]) -> Any:
+    """Return the network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``.
+
+    The decomposed network is as it was saved, with the same size in force, mode, types and statistics; nothing is
+    decomposed again. The plain module is what ``extract()`` returned for that size, to be run or trained on.
+
+    Args:
+        path: the file.
+        model: gives the architecture, and the buffers that a state dict leaves out. It stays as it is; its weights do
+            not matter, but the network is made where they are (on a CPU if they are on the meta device). Networks of
+            `decomposable.models` do without it: the file knows how they are built.
+        macs, params, ratio, ranks, latency_ms, align, batch: a size, given as to ``resize_``; what was measured lies
+            beside the file. The network has that size and smaller ones, gives the very same results as after
+            ``resize_``, and only that part of the file is read.
+
+    Example:
+        >>> import tempfile, pathlib, decomposable as dn
+        >>> build = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder) / "net.safetensors"
+        ...     dn.decompose(build()).save(path, info={"accuracy": 0.9})
+        ...     net = load(path, model=build())
+        ...     small = load(path, model=build(), ratio=0.5)
+        >>> net.plan().is_full, net.info, small.plan() == net.resize_(ratio=0.5)
+        (True, {'accuracy': 0.9}, True)
+    """
+    request = SizeRequest.of("load", size, "model")
+    asked = request if request.given() else None
     with open_container(path) as container, naming(path):
         kind = kind_of(path, container.description)
         top = Fields({"built_by": None, "opened": [], **container.description}, "the file")
-        note = read_built_by(top)
         if model is not None:
             own = deep_copy(rewire(unwrap(model), {}))
             filling = _Filling(path, _opened(path, own, read_opened(top)))
         else:
-            filling = _Filling(path, *_built(path, note))
-        if kind == "sized":
-            filling.refuse_changed(note)
-            return Unbuilt(container.description, container.read_all(), filling.base, filling.origin is not None)
+            filling = _Filling(path, *built_model(path, read_built_by(top)))
         if kind == "network":
-            return filling.network(read_network(container, size).to(filling.device), size)
-        if size is not None:
+            return filling.network(read_network(container, asked).to(filling.device), asked)
+        if asked is not None:
             raise InvalidArgumentError(
-                f"{next(iter(size.given()))}=: {path} holds one size only; allowed: no size, or the network file it "
+                f"{next(iter(asked.given()))}=: {path} holds one size only; allowed: no size, or the network file it "
                 "was made from"
             )
         return filling.plain_module(size_from(container.description, container.read_all()))
 
 
-def _built(path: FilePath, note: Mapping[str, Any] | None) -> tuple[nn.Module, str]:
-    """The model that the file says, and who built it."""
+def built_model(path: FilePath, note: Mapping[str, Any] | None) -> tuple[nn.Module, str]:
+    """Return the model that the file says, on the meta device, and who built it."""
     if note is None:
         raise ModelNeededError(
             f"model= is needed: {path} holds weights but not the code that uses them; "
@@ -118,7 +134,7 @@ class _Filling:
         net = DecomposedNet(base=self.base, layers=layers, parts=artifact, forward=forward)
         net.latency_beside = Path(self.path).absolute()
         if size is not None:
-            net.warn_if_not_calibrated(net.plan, stacklevel=6)  # the caller of load
+            net._warn_once(net.plan(), stacklevel=6)  # the caller of load
         return net
 
     def plain_module(self, size: Size) -> nn.Module:
@@ -146,7 +162,7 @@ class _Filling:
             raise self._changed(f": {one_line(self._other_model(misfit))}")
         if misfit is not None:
             raise InvalidArgumentError(one_line(f"model: {self._other_model(misfit)}"))
-        self.refuse_changed(skeleton.built_by)
+        self._refuse_changed(skeleton.built_by)
         first_keys: dict[int, str] = {}
         for key, tensor in state.items():
             if tensor is None:
@@ -175,7 +191,7 @@ class _Filling:
     def _other_model(self, misfit: str) -> str:
         return f"it is not the one of {self.path}: {misfit}"
 
-    def refuse_changed(self, note: Mapping[str, Any] | None) -> None:
+    def _refuse_changed(self, note: Mapping[str, Any] | None) -> None:
         """The file says itself that its model is not any more what was built here."""
         if note is not None and self.origin is not None and note["is_changed"]:
             raise self._changed()

@@ -7,7 +7,7 @@ say too little: then there are two halves, of which each judges what the other h
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, islice, pairwise
@@ -32,6 +32,10 @@ JUDGED_WITH = 512
 
 _FEWEST_BATCHES, _FEWEST_OF_FEW = 10, 4  # so many can be dealt out, and tell by how much they differ
 
+_CLOSE = 1e-3  # of the largest output
+
+Run = Callable[[Any], Any]
+
 CHANGES = (
     "data: the loader gives other batches in every pass, so that some of the images that judge the cut have been seen "
     "by it; a loader in a fixed order (shuffle=False), or of at most 512 MiB, keeps them apart"
@@ -40,7 +44,7 @@ CHANGES = (
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What measures and what judges. Where `are_halves`, the two change places: there is too little to keep out."""
+    """What measures and what judges. Where `are_halves`, each of the two does both: there is too little to keep out."""
 
     measure: Iterable[Any]
     judge: Sequence[Any]
@@ -54,6 +58,19 @@ class Samples:
         """Samples in all."""
         return self.measuring + self.judging
 
+    @property
+    def all_that_measure(self) -> Samples:
+        """The same with all batches that bases and statistics come from in the place of those that measure."""
+        if not self.are_halves:
+            return self
+        batches = [*self.measure, *self.judge]
+        return replace(self, measure=batches, measuring=self.count, judge=(), judging=0, batches=len(batches))
+
+    @property
+    def judges(self) -> tuple[Iterable[Any], ...]:
+        """The batches that judge what the first part has measured, and of halves the second."""
+        return (self.judge, self.measure) if self.are_halves else (self.judge,)
+
     def first(self, most: int) -> Samples:
         """The same with so many samples to measure with, or a few more, in whole batches."""
         if self.measuring <= most:
@@ -62,20 +79,12 @@ class Samples:
         measuring = round(batches * self.measuring / self.batches)
         return replace(self, measure=_First(self.measure, batches), measuring=measuring, batches=batches)
 
-    def swapped(self) -> Samples:
-        """The two halves in each other's place."""
-        assert isinstance(self.measure, Sequence)
-        return Samples(self.judge, self.measure, self.judging, self.measuring, len(self.judge), are_halves=True)
 
-    def together(self) -> Samples:
-        """Both halves measure, and nothing judges."""
-        assert isinstance(self.measure, Sequence)
-        both = [*self.measure, *self.judge]
-        return Samples(both, (), self.count, 0, len(both), are_halves=True)
+def dealt(loader: Iterable[Any], run: Run) -> Samples:
+    """The batches of a loader, dealt out; where they take at most `MOST_KEPT` bytes they are kept, and read once.
 
-
-def dealt(loader: Iterable[Any]) -> Samples:
-    """The batches of a loader, dealt out; where they take at most `MOST_KEPT` bytes they are kept, and read once."""
+    `run(batch)` gives the outputs of the network, which tell whether a part of a batch is one of its samples.
+    """
     kept, apart, counts = _read(loader)
     if not counts:
         raise InvalidArgumentError("data: it yielded no batch; allowed: a loader that can be gone through again")
@@ -83,7 +92,7 @@ def dealt(loader: Iterable[Any]) -> Samples:
         judging = sum(map(samples_in, apart))
         return Samples(_Others(loader, apart), apart, sum(counts) - judging, judging, len(counts) - len(apart))
     few = sum(counts) < FEW
-    pieces = _pieces(kept, _FEWEST_OF_FEW if few else _FEWEST_BATCHES)
+    pieces = _pieces(kept, _FEWEST_OF_FEW if few else _FEWEST_BATCHES, run)
     every = 2 if few else EVERY
     places = range(every - 1, len(pieces), every)
     judge = [pieces[place] for place in (places if few else _enough(pieces, places))]
@@ -150,16 +159,17 @@ def _are_equal(one: Any, other: Any) -> bool:
     return not isinstance(first, Tensor) or (isinstance(second, Tensor) and torch.equal(first, second))
 
 
-def _pieces(batches: Sequence[Any], wanted: int) -> list[Any]:
+def _pieces(batches: Sequence[Any], wanted: int, run: Run) -> list[Any]:
     """The batches, each in parts where there are fewer than wanted; those that cannot be parted stay whole."""
     parts = -(-wanted // len(batches))
-    return list(batches) if parts == 1 else [piece for batch in batches for piece in _parted(batch, parts)]
+    return list(batches) if parts == 1 else [piece for batch in batches for piece in _parted(batch, parts, run)]
 
 
-def _parted(batch: Any, parts: int) -> list[Any]:
-    """A batch in so many parts of two samples or more; itself where it holds what has no rows.
+def _parted(batch: Any, parts: int, run: Run) -> list[Any]:
+    """A batch in so many parts of two samples or more; itself where it holds what has no rows, or rows that are no
+    samples.
 
-    >>> [len(piece[0]) for piece in _parted((torch.zeros(5, 3), torch.zeros(5)), 2)]
+    >>> [len(piece[0]) for piece in _parted((torch.zeros(5, 3), torch.zeros(5)), 2, lambda batch: batch)]
     [2, 3]
     """
     count = samples_in(batch)
@@ -168,7 +178,35 @@ def _parted(batch: Any, parts: int) -> list[Any]:
     if parts < 2 or not has_rows:
         return [batch]
     ends = [i * count // parts for i in range(parts + 1)]
-    return [map_entries(partial(_rows, start, end), batch) for start, end in pairwise(ends)]
+    pieces = [map_entries(partial(_rows, start, end), batch) for start, end in pairwise(ends)]
+    return pieces if _runs_alone(pieces[-1], batch, run) else [batch]
+
+
+def _runs_alone(part: Any, batch: Any, run: Run) -> bool:
+    """Whether the last part of a batch gives what the whole batch gives for it."""
+    whole = list(tensors_in(run(batch)))
+    try:
+        found = list(tensors_in(run(part)))
+    except Exception:  # a model that takes batches of one size only
+        return False
+    return 0 < len(found) == len(whole) and all(map(_is_last_of, found, whole))
+
+
+def _is_last_of(part: Tensor, whole: Tensor) -> bool:
+    """Whether an output has the last rows of another, along the one axis in which they differ, but for the order of
+    sums. Cut along an axis of time it has not: what comes later depends on what came before.
+
+    >>> _is_last_of(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0]))
+    True
+    """
+    if part.dim() != whole.dim():
+        return False
+    axes = [i for i, (one, other) in enumerate(zip(part.shape, whole.shape, strict=True)) if one != other]
+    if len(axes) != 1 or part.shape[axes[0]] > whole.shape[axes[0]]:
+        return False
+    last = whole.narrow(axes[0], whole.shape[axes[0]] - part.shape[axes[0]], part.shape[axes[0]])
+    one, other = part.double().nan_to_num(), last.double().nan_to_num()  # NaN is found out later
+    return not one.numel() or bool((one - other).abs().max() <= _CLOSE * other.abs().max())
 
 
 def _rows(start: int, end: int, value: Any, _: Any) -> Any:

@@ -26,9 +26,9 @@ from decomposable.core.tree import put_parameters_
 from decomposable.network.calibration.batches import endless, seen_by
 from decomposable.network.calibration.statistics import Build, CalibrationReport, run_normalising
 from decomposable.network.tuned import Tuned
+from decomposable.progress import Report, Tracker
 from decomposable_edge.checks import check_count, is_number
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Report, Tracker
 from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.ranks import RankSelector

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from decomposable.core.layers import Layer
-from decomposable.core.moments import moments_bytes, passes
-from decomposable.network.judging import SEARCHED_WITH
+from decomposable.core.moments import MOST_MOMENTS, moments_bytes, passes
+from decomposable.network.judging import COMPARED_WITH, SEARCHED_WITH
 from decomposable.network.samples import Samples
-from decomposable_edge.progress import Progress, Report, Tracker
+from decomposable.progress import Progress, Report, Tracker
 from decomposable_edge.sizing.ranks import RankSelector
 
 SIZES = (0.5, 0.25, 0.12)
@@ -24,6 +24,10 @@ FIRST_STEPS = (0.9, 0.71)
 
 MEASURED_AGAIN_WITH = 512
 """Samples, in whole batches, that a cut network is measured with: what its bases may become has narrowed by then."""
+
+MEMORY = MOST_MOMENTS * 2 // 3
+"""Bytes of moments that are measured at a time: half as much again is held of what measures, while what judges is
+measured."""
 
 MEASURING = 6.0  # forward passes that one with gradients and moments takes about
 TRIED = 4.0  # ways that a search tries about
@@ -50,10 +54,8 @@ def on_the_way(goal: float | None, goals: Sequence[float], smallest: float) -> t
 class Work:
     """Counts the work of a cut by data, and tells how far it is."""
 
-    def __init__(
-        self, report: Report, *, samples: int, groups: int, searching: int, judging: int, total: float
-    ) -> None:
-        self._samples, self._groups, self._searching, self._judging = samples, groups, searching, judging
+    def __init__(self, report: Report, *, samples: int, groups: int, searching: int, total: float) -> None:
+        self._samples, self._groups, self._searching = samples, groups, searching
         self._where = "the full network"
         self._tracker = Tracker(report, "measuring", total=total, unit="passes")
         self._done, self._detail = 0.0, ""
@@ -69,36 +71,25 @@ class Work:
     ) -> Work:
         """That of all steps; says what is ahead before it begins."""
         goals = goal_sizes(selector)
-        judging, searching = samples.judging, min(samples.judging, SEARCHED_WITH)
+        searching = min(samples.judging, SEARCHED_WITH)
         searches = sum(len(on_the_way(goal, goals, selector.smallest_size)) for goal in (*goals, None))
-        groups = len(passes(layers, with_gradients=True))
-
-        def measuring(count: int) -> float:
-            again = len(goals) * min(count, MEASURED_AGAIN_WITH)
-            return MEASURING * groups * (count + again) + again
-
-        compared = 2 * judging * len(judged_at) + MEASURING * groups * judging
-        total = measuring(samples.measuring) + compared + TRIED * searching * searches
-        if samples.are_halves:
-            swapped = 2 * samples.measuring * len(judged_at) + MEASURING * groups * samples.measuring
-            total += measuring(samples.judging) + swapped + measuring(samples.count)
-        memory = moments_bytes(layers, with_gradients=True) >> 20
+        groups = len(passes(layers, with_gradients=True, memory=MEMORY))
+        again = len(goals) * min(samples.all_that_measure.measuring, MEASURED_AGAIN_WITH)
+        compared = min(samples.count if samples.are_halves else samples.judging, COMPARED_WITH)
+        total = MEASURING * groups * (samples.count + again) + again
+        total += 2 * compared * len(judged_at) + TRIED * searching * searches
+        memory = moments_bytes(layers, with_gradients=True, memory=MEMORY) * 3 // 2 >> 20
         ahead = f"about {total / samples.count:.0f} passes, up to {memory:,} MiB of moments"
         report(Progress(f"measuring {samples.count} samples, {ahead}"))  # a task of its own, which a log shows whole
-        return cls(
-            report,
-            samples=samples.count,
-            groups=groups,
-            searching=searching,
-            judging=judging,
-            total=round(total / samples.count, 1),
-        )
+        total = round(total / samples.count, 1)
+        return cls(report, samples=samples.count, groups=groups, searching=searching, total=total)
 
     @contextmanager
-    def measuring(self, samples: Samples) -> Iterator[Callable[[], None]]:
-        """Moments of the network; what comes back is called after every batch."""
-        units, parts = MEASURING * self._groups * samples.measuring, self._groups * samples.batches
-        with self._step(units, parts, self._where) as seen:
+    def measuring(self, samples: Samples, *, with_judges: bool) -> Iterator[Callable[[], None]]:
+        """Moments of the network, by what measures or by all; what comes back is called after every batch."""
+        count = samples.count if with_judges else samples.measuring
+        batches = samples.batches + (len(samples.judge) if with_judges else 0)
+        with self._step(MEASURING * self._groups * count, self._groups * batches, self._where) as seen:
             yield seen
 
     @contextmanager
@@ -115,15 +106,10 @@ class Work:
             yield tried
 
     @contextmanager
-    def comparing(self, size: float) -> Iterator[None]:
-        """Two networks of a size on images that were kept out."""
-        with self._step(2 * self._judging, 1, f"judging a cut to {size:g}x"):
+    def comparing(self, size: float, samples: int) -> Iterator[None]:
+        """Two networks of a size on so many images that were kept out."""
+        with self._step(2 * samples, 1, f"judging a cut to {size:g}x"):
             yield
-
-    def judged(self, samples: int) -> None:
-        """So many samples of those that judge the layers have been measured."""
-        self._done += MEASURING * samples / self._samples
-        self._tell()
 
     @contextmanager
     def _step(self, units: float, parts: int, detail: str) -> Iterator[Callable[[], None]]:

@@ -21,8 +21,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.data.base import Batch, Data
-from decomposable.methods.settings import Settings
+from decomposable.recipes.settings import Settings
 from decomposable_edge.errors import InvalidArgumentError
+
+__all__ = [
+    "BUILT_IN",
+    "Recipe",
+    "Settings",
+    "Task",
+    "cross_entropy",
+    "default_settings",
+    "find",
+    "imported",
+    "make_task",
+    "needs_data",
+    "resolved",
+]
 
 Recipe = Callable[..., "Task"]
 

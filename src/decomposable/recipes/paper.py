@@ -7,8 +7,8 @@ from pathlib import Path
 
 from decomposable import models
 from decomposable.data import cifar, imagenet
-from decomposable.methods.settings import Settings
 from decomposable.recipes import Task
+from decomposable.recipes.settings import Settings
 
 CIFAR10 = Settings(ratio=(0.01, 0.25), mean=cifar.CIFAR10_MEAN, std=cifar.CIFAR10_STD, channels_last=True)
 CIFAR100 = Settings(ratio=(0.01, 0.5), mean=cifar.CIFAR100_MEAN, std=cifar.CIFAR100_STD, channels_last=True)
@@ -32,14 +32,6 @@ IMAGENET = ImageNetSettings(
     std=imagenet.STD,
     channels_last=True,
     workers=8,
-    of_methods={
-        "width_loss": "sum",
-        "compare_energies": (0.999995, 0.999999),
-        "compare_strengths": (1e-4, 3e-4, 5e-4),
-        "tuning_rates": (0.01,),  # the best of appendix D's grid
-        "tuning_weight_decays": (1e-4,),
-        "tuning_schedules": ("steps:0.2",),
-    },
 )
 
 

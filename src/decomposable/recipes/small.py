@@ -10,8 +10,8 @@ from torch import nn
 from decomposable import models
 from decomposable.data import cifar, fashion_mnist
 from decomposable.data import digits as digits_data
-from decomposable.methods.settings import Settings
 from decomposable.recipes import Task
+from decomposable.recipes.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,6 @@ DIGITS = DigitsSettings(
     schedule="cosine",
     warmup_epochs=2.0,
     channels_last=True,
-    # A part of the sweeps, so that all methods together take minutes: energies that cut something off at this size.
-    of_methods={"compare_energies": (0.95, 0.99), "compare_strengths": (3e-4,), "tuning_epochs": 5},
 )
 FASHION_MNIST = Settings(
     epochs=8,
@@ -39,8 +37,6 @@ FASHION_MNIST = Settings(
     mean=fashion_mnist.MEAN,
     std=fashion_mnist.STD,
     channels_last=True,
-    # A part of the sweeps, so that all methods together take hours and not days on a CPU.
-    of_methods={"compare_energies": (0.95, 0.99), "compare_strengths": (3e-4,), "tuning_epochs": 4},
 )
 CIFAR10_RESNET20 = Settings(
     epochs=40,

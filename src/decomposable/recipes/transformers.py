@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from decomposable import models
 from decomposable.data import cifar, python_text
 from decomposable.data.base import Batch
-from decomposable.methods.settings import Settings
-from decomposable.methods.values import Check
 from decomposable.recipes import Task
+from decomposable.recipes.settings import Settings
+from decomposable.recipes.values import Check
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.data.base import TrainBatches
-from decomposable.methods.base import Step
 from decomposable.network.file.container import DTYPE_NAMES, open_container, write_container
 from decomposable.training.devices import random_state, set_random_state
+from decomposable.training.methods.base import Step
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable_edge.fields import Damaged, Fields, require
 from decomposable_edge.text import first_line
 
 VERSION = 2
-"""The version of what is in a checkpoint. (Version 1, a pickle without a checksum, was never released.)"""
+"""The version of what is in a checkpoint."""
 _ENTRIES = ("random", "run", "position", "model", "optimizer", "method", "bits_depend_on")
 _KIND = "checkpoint"
 _MEANS: dict[type, dict[str, str]] = {  # what an optimiser keeps for every parameter, and what it is
@@ -80,12 +80,6 @@ def is_checkpoint(path: Path) -> bool:
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """What a checkpoint holds, all of it verified."""
-    with path.open("rb") as file:
-        if file.read(2) == b"PK":
-            raise CheckpointError(
-                f"{path} is a checkpoint without a checksum, of an earlier version, or none; allowed: another folder "
-                "(with --init one can go on from the weights of this file)"
-            )
     try:
         with open_container(path) as container:
             kind, version = map(container.description.get, ("kind", "version"))
@@ -212,8 +206,7 @@ def position_in(saved: Mapping[str, Any], path: Path, batches: TrainBatches) -> 
         require(_is_finite(seconds) and seconds >= 0, f"'seconds' of the position is {seconds!r:.40}")
         require(all(map(_is_finite, sums.values())) and bool(sums) <= bool(count), "the sums are none")
         require(len(commits) <= _MOST_COMMITS, f"it has {len(commits):,} commits")
-        # Before there were counts, every step had all the values.
-        counts = record.mapping("counts") if record.has("counts") else dict.fromkeys(sums, count)
+        counts = record.mapping("counts")
         are_right = counts.keys() == sums.keys() and all(type(n) is int and 1 <= n <= count for n in counts.values())
         require(are_right, "the counts are not those of the sums")
         return Position(step=step, seconds=seconds, sums=dict(sums), counts=dict(counts), count=count, commits=commits)

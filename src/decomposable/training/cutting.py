@@ -11,19 +11,19 @@ from torch import nn
 
 from decomposable.core.criteria import CRITERIA
 from decomposable.data.base import Data, TrainBatches
-from decomposable.methods import decomposing
-from decomposable.methods.settings import Settings
 from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.goals import BY_DATA
+from decomposable.progress import Progress, Report, Steps
 from decomposable.recipes import Task
+from decomposable.recipes.settings import Settings
 from decomposable.training import records
 from decomposable.training.evaluation import Row, answers, are_labelled, measure
 from decomposable.training.experiment import first_pass
 from decomposable.training.finishing import described, material_for
+from decomposable.training.methods import decomposing
 from decomposable.training.runs import plain_settings
 from decomposable.training.weights import load_weights_, sha256
-from decomposable_edge.progress import Progress, Report, Steps
 
 WAYS = (*BY_DATA, *CRITERIA)
 """Criteria of a cut: by data, the best one first, or by the weights alone."""
@@ -84,7 +84,7 @@ def cut(
     if is_by_data:
         steps.next()
     for size in asked:
-        net.choose(macs=size)  # what cannot be is refused before the long work
+        net.plan(macs=size)  # what cannot be is refused before the long work
     if is_calibrated:
         decomposing.calibrate_(net, material, settings)
         steps.next()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
 import random
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -39,24 +35,6 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_LARGEST_KEPT = 32 << 20  # bytes: the largest threshold that glibc takes
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep the memory of tensors that are gone, up to 32 MiB each, for the next ones.
-
-    By default glibc gives such blocks back at once, and the kernel fills every page of the next one with zeros: a fifth
-    of a small network's step on a CPU (benchmarks/memory.py). Other C libraries are left alone.
-    """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
-        mallopt(_M_TRIM_THRESHOLD, -1)  # taken as unsigned, the largest: never
-
-
 def bits_depend_on(device: str, processes: int = 1) -> dict[str, Any]:
     """What may change the last bits of a computation."""
     on_gpu = torch.device(device).type == "cuda"
@@ -69,54 +47,34 @@ def bits_depend_on(device: str, processes: int = 1) -> dict[str, Any]:
 
 
 def random_state() -> dict[str, Any]:
-    """The state of every global generator that a model, a loss or a transform may draw from."""
+    """Return the state of every global generator that a model, a loss or a transform may draw from, as JSON has it."""
+    version, words, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [state.numpy().tobytes().hex() for state in cuda],
+        "python": [version, np.array(words, dtype="<u4").tobytes().hex(), gauss],
+        "numpy": [kind, np.asarray(keys, dtype="<u4").tobytes().hex(), *rest],
     }
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Put all of them back."""
-    kind, keys, place, *rest = state["numpy"]
-    is_keys = isinstance(keys, Tensor) and keys.shape == (624,) and keys.dtype == torch.int64
-    if kind != "MT19937" or not is_keys or type(place) is not int or not 0 <= place <= 624:
+
+    def array(digits: str, dtype: str) -> np.ndarray:
+        return np.frombuffer(bytearray.fromhex(digits), dtype=dtype)
+
+    kind, digits, place, *rest = state["numpy"]
+    keys = array(digits, "<u4")
+    if kind != "MT19937" or keys.shape != (624,) or type(place) is not int or not 0 <= place <= 624:
         raise ValueError("the state of numpy's generator is not one")  # it takes any place, and then reads there
-    torch.set_rng_state(state["torch"])
+    torch.set_rng_state(torch.from_numpy(array(state["torch"], "u1")))
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), place, *rest))  # noqa: NPY002
-
-
-def random_as_bytes() -> bytes:
-    """The same as text, for another process."""
-    state = random_state()
-    (kind, keys, *rest), (version, internal, gauss) = state["numpy"], state["python"]
-    return json.dumps(
-        {
-            "torch": state["torch"].tolist(),
-            "cuda": [one.tolist() for one in state["cuda"]],
-            "python": [version, list(internal), gauss],
-            "numpy": [kind, keys.tolist(), *rest],
-        }
-    ).encode()
-
-
-def random_from_bytes(content: bytes) -> dict[str, Any]:
-    """The state that `random_as_bytes` told."""
-    told = json.loads(content)
-    kind, keys, *rest = told["numpy"]
-    return {
-        "torch": torch.tensor(told["torch"], dtype=torch.uint8),
-        "cuda": [torch.tensor(one, dtype=torch.uint8) for one in told["cuda"]],
-        "python": tuple(told["python"]),
-        "numpy": (kind, torch.tensor(keys, dtype=torch.int64), *rest),
-    }
+        torch.cuda.set_rng_state_all([torch.from_numpy(array(each, "u1")) for each in state["cuda"]])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(array(words, "<u4").tolist()), gauss))
+    np.random.set_state((kind, keys, place, *rest))  # noqa: NPY002
 
 
 def seed_everything(seed: int) -> None:

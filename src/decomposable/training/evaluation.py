@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from decomposable.core.processes import ALONE, Processes, same_buffers_
 from decomposable.data.base import Data, TestBatches, has_labels
-from decomposable.methods.base import Sized
-from decomposable.methods.settings import Settings
-from decomposable.network.sized import Size, SizedNet
+from decomposable.network.decomposed import DecomposedNet
+from decomposable.progress import Report, Tracker
+from decomposable.recipes.settings import Settings
+from decomposable.training.methods.base import HasOwnSizes
 from decomposable_edge.errors import DecomposableError
-from decomposable_edge.progress import Report, Tracker
 from decomposable_edge.sizing.chain import flat_ranks
 from decomposable_edge.sizing.plans import RankPlan
 
@@ -44,12 +44,12 @@ class Row:
     def of(
         cls,
         size: float,
-        plan: RankPlan | Size,
+        plan: Any,
         accuracy: float | None,
         curve: str = "",
         perplexity: float | None = None,
     ) -> Row:
-        """The row of a plan."""
+        """Return the row of a plan, or of another size with the same four costs."""
         ranks = flat_ranks(plan.ranks) if isinstance(plan, RankPlan) else ()
         extremes = (min(ranks), max(ranks)) if ranks else None
         costs = {name: getattr(plan, name) for name in ("macs", "params", "macs_fraction", "params_fraction")}
@@ -137,7 +137,7 @@ def check_outputs(outputs: Any, classes: int) -> None:
 
 
 def measure(
-    net: Sized,
+    net: Any,
     data: Data,
     settings: Settings,
     *,
@@ -152,25 +152,33 @@ def measure(
             return Judged(judge(net), None)
         return judged(net, data, batch_size=settings.batch_size, workers=settings.workers)
 
-    before: Any = net.plan
+    before: Any = net.plan()
     rows = []
     wanted = _offered(net, settings.sizes)
     tracker = Tracker(report, "measuring", total=len(wanted), unit="sizes")
     for i, (size, plan) in enumerate(wanted):
         tracker.update(i, f"now {size:.4g}")
-        net.set_plan_(plan)
-        found = judge_of(net)
+        found = judge_of(_at(net, plan))
         rows.append(Row.of(size, plan, found.accuracy, curve, found.perplexity))
-    net.set_plan_(before)
+    if not isinstance(net, DecomposedNet):
+        net.resize_(before)
     return rows
 
 
-def _offered(net: Sized, sizes: Iterable[float]) -> list[tuple[float, Any]]:
-    """Of a decomposed network these sizes, as far as it can be so small; of any other all that it has."""
-    if isinstance(net, SizedNet):
-        return [(round(size.macs_fraction, 4), size) for size in net.sizes]
+def _at(net: DecomposedNet | HasOwnSizes, plan: Any) -> nn.Module:
+    """Return the network at one of its sizes; of a decomposed one a copy, which does not warn at every size."""
+    if isinstance(net, DecomposedNet):
+        return net.extract(plan)
+    net.resize_(plan)
+    return cast(nn.Module, net)
+
+
+def _offered(net: DecomposedNet | HasOwnSizes, sizes: Iterable[float]) -> list[tuple[float, Any]]:
+    """Return these sizes of a decomposed network, as far as it can be so small; of any other all that it has."""
+    if not isinstance(net, DecomposedNet):
+        return net.offered()
     selector = net.selector
-    return [(size, net.choose(**{selector.measure: size})) for size in sizes if size >= selector.smallest_size]  # type: ignore[arg-type]
+    return [(size, net.plan(**{selector.measure: size})) for size in sizes if size >= selector.smallest_size]  # type: ignore[arg-type]
 
 
 def smallest_within(rows: Sequence[Row], drop: float) -> Row | None:

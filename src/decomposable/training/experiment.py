@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from decomposable import methods, recipes
+from decomposable import recipes
 from decomposable.core.processes import ALONE, Processes
 from decomposable.data.base import Data, TrainBatches, has_labels
-from decomposable.methods.base import Looking
-from decomposable.methods.settings import Settings
-from decomposable.training import finishing, records
+from decomposable.progress import Report, quiet, shown
+from decomposable.recipes.settings import Settings
+from decomposable.training import finishing, methods, records
 from decomposable.training import loop as training
 from decomposable.training.checkpoint import Checkpoints, position_in, read_checkpoint
 from decomposable.training.company import (
@@ -28,15 +28,15 @@ from decomposable.training.company import (
     leave_the_others_,
     seed_own_,
 )
-from decomposable.training.devices import bits_depend_on, keep_freed_memory, make_deterministic, seed_everything
+from decomposable.training.devices import bits_depend_on, make_deterministic, seed_everything
 from decomposable.training.evaluation import WrongDataError, accuracy, check_outputs
 from decomposable.training.loop import Say, Watchers
+from decomposable.training.methods.base import Looking
 from decomposable.training.metrics import MetricsLog, NoMetrics
 from decomposable.training.runs import Job, check_same_job, finished, prepare
 from decomposable.training.weights import load_weights_
 from decomposable_edge.interrupts import stop_signals
-from decomposable_edge.machine import timestamp
-from decomposable_edge.progress import Report, quiet, shown
+from decomposable_edge.machine import keep_freed_memory, timestamp
 from decomposable_edge.text import first_line, one_line
 
 
@@ -64,7 +64,7 @@ def train(
         device: "auto", "cpu", "cuda" …
         checkpoint_seconds: from one checkpoint to the next.
         progress: called with a `Progress`, which is text, about the step under way; by default it is shown on a
-            terminal. `decomposable_edge.progress.quiet` shows nothing.
+            terminal. `decomposable.progress.quiet` shows nothing.
         say: called with a line for every epoch.
         **settings: of the recipe, to be replaced, such as ``epochs=10``.
     """

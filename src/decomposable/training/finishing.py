@@ -13,25 +13,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from decomposable import methods
 from decomposable.data.base import Batch, Data, TrainBatches
-from decomposable.methods import decomposing
-from decomposable.methods.loading import load
-from decomposable.methods.settings import Settings, from_plain, with_overrides
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.training import records
+from decomposable.network.loading import load
+from decomposable.progress import InTurn, Progress, Report
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods, records
 from decomposable.training.checkpoint import Position
 from decomposable.training.devices import make_deterministic
 from decomposable.training.divergence import Loss
 from decomposable.training.evaluation import Row, measure
 from decomposable.training.loop import Say
+from decomposable.training.methods import decomposing
+from decomposable.training.methods.flat import from_plain, with_overrides
 from decomposable.training.metrics import MetricsLog, read_metrics
 from decomposable.training.runs import OF_THE_CALIBRATION, OF_THE_SIZES, Job, RunFolder, check_same_run, plain_settings
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.interrupts import Interrupted, stop_signals
 from decomposable_edge.machine import timestamp
-from decomposable_edge.progress import InTurn, Progress, Report
 
 
 def at_its_sizes(
@@ -168,12 +168,12 @@ def calibrate_anew(
     """A finished run with other statistics: its network is calibrated and measured again, and trained no further."""
     make_deterministic()
     settings, started, code = job.settings, timestamp(), records.commit()
-    net = load(job.folder.network, model=job.task.build_model())
-    if not isinstance(net, DecomposedNet) or len(job.variants) > 1:
+    if not methods.find(settings.method).decomposes or len(job.variants) > 1:
         raise InvalidArgumentError(
             f"{job.folder.record}: the run is complete, and with method={settings.method} its sizes cannot be "
             f"calibrated anew with {changed[0]}; allowed: the same, or another folder"
         )
+    net = load(job.folder.network, model=job.task.build_model())
     data = job.task.load_data()
     check_same_run(job.folder.record, record["identity"].get("data") or {}, counts(data))
     before = from_plain(settings, record["settings"])

@@ -10,6 +10,7 @@ the gradient, and the first of them writes. What they draw for themselves, dropo
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
@@ -24,15 +25,15 @@ from torch.nn.modules.conv import _ConvNd
 
 from decomposable.core.processes import ALONE, Processes
 from decomposable.data.base import Batch, TrainBatches
-from decomposable.methods.base import Averaging, Paced, Steady, Step
-from decomposable.methods.settings import Settings
+from decomposable.progress import Progress, Report, as_duration, quiet
+from decomposable.recipes.settings import Settings
 from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
 from decomposable.training.company import average_gradients_, mean_values
-from decomposable.training.devices import bits_depend_on, random_as_bytes, random_from_bytes
+from decomposable.training.devices import bits_depend_on, random_state
 from decomposable.training.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
+from decomposable.training.methods.base import Averaging, Paced, Steady, Step
 from decomposable.training.metrics import MetricsLog
 from decomposable_edge.interrupts import Interrupted
-from decomposable_edge.progress import Progress, Report, as_duration, quiet
 
 Say = Callable[[str], None]  # told a line that stays
 STEPS_PER_LINE = 50  # how often a step gets a line of its own in the metrics
@@ -79,7 +80,8 @@ def train(
 
     def checkpoint() -> None:
         check_weights(model, position.step, checkpoints.path)  # the last one must be good
-        others = [] if processes.is_alone else list(map(random_from_bytes, processes.gathered(random_as_bytes())))[1:]
+        told = [] if processes.is_alone else processes.gathered(json.dumps(random_state()).encode())
+        others = [json.loads(one) for one in told[1:]]
         if not processes.is_first:
             return
         checkpoints.write(

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decomposable import methods, recipes
-from decomposable.methods.registry import of_other_methods
-from decomposable.methods.settings import Settings, flat, with_overrides
+from decomposable import recipes
+from decomposable.recipes.settings import Settings
+from decomposable.training import methods
 from decomposable.training.devices import choose_device
+from decomposable.training.methods.flat import flat, with_overrides
+from decomposable.training.methods.registry import of_other_methods
 from decomposable.training.weights import sha256
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.files import sweep
-from decomposable_edge.locks import lock_file, unlock_file
+from decomposable_edge.locks import holding
 
 OF_THE_CALIBRATION = ("calibrated_sizes", "calibrated_alignments", "calibration_images", "calibration_passes")
 """Settings of the statistics: where they have changed, a finished run is calibrated anew, and not trained."""
@@ -31,6 +33,8 @@ OF_THE_SIZES = ("sizes", *OF_THE_CALIBRATION)
 """Settings that change what is measured at the end, and nothing of the training."""
 WITHOUT_EFFECT = ("workers", "evaluate_every", *OF_THE_SIZES)
 """Settings that do not change the weights, so that a run may be resumed with others."""
+LOCK = ".lock"
+"""The file of a folder that whoever runs in it holds."""
 _OF_COMPARISONS = ("compare_", "tuning_")  # how settings begin that say which trainings there are, and nothing of one
 
 
@@ -109,19 +113,14 @@ class RunFolder:
 
 
 @contextmanager
-def held(folder: Path, *, with_others: bool = False) -> Iterator[None]:
-    """Keep others that do the same out of a folder, which must exist; where there are no locks, nothing does.
-
-    Those who hold it `with_others` keep out only who wants it alone.
-    """
-    try:
-        handle = lock_file(folder, wait=False, with_others=with_others)
-    except BlockingIOError as error:
-        raise RunError(f"--out {folder}: another process is running in it") from error
-    try:
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes that do the same out of a folder, which must exist."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(holding(folder / LOCK, wait=False))
+        except BlockingIOError as error:
+            raise RunError(f"--out {folder}: another process is running in it") from error
         yield
-    finally:
-        unlock_file(handle)
 
 
 def check_same_run(where: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import warnings
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from decomposable.network import artifact
 from decomposable.training.checkpoint import is_checkpoint, read_checkpoint
-from decomposable.training.torch_files import Claim, open_torch_file, read_tensors
 from decomposable_edge.errors import DecomposableError
 from decomposable_edge.fields import Damaged
 from decomposable_edge.file.header import parse_header, read_header
@@ -31,8 +33,8 @@ class WeightsError(DecomposableError):
 def load_weights_(model: nn.Module, path: Path) -> None:
     """Put the weights of a file into the model, all of them or none.
 
-    The file is a `.safetensors` state dict, a network of ours (its full size), or what `torch.save` wrote, read
-    without unpickling it; keys may start with the ``module.`` of data parallelism.
+    The file is a `.safetensors` state dict, a network of ours (its full size), or what `torch.save` wrote, of
+    which only tensors and plain values are read; keys may start with the ``module.`` of data parallelism.
     """
     ours = model.state_dict()
     state = _without_prefixes(read_weights(path), ours)
@@ -81,24 +83,35 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
+    with path.open("rb") as file:
+        is_zip = file.read(2) == b"PK"  # files from before PyTorch 1.6 are none, and cannot be mapped into memory
     try:
-        with open_torch_file(path) as file:
-            return read_tensors(file, _state_in(path, file.content))
-    except ValueError as error:
-        raise WeightsError(f"{path} holds no weights: {error}") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is said of TorchScript is said again as an error
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Exception as error:  # on noise, it fails in any way there is
+        name = re.search(r"GLOBAL (\S+)", str(error))  # torch's own words go on to tell how to run it all the same
+        reason = f"it names {name[1]:.100}" if name else f"it is damaged, or not of torch.save ({type(error).__name__})"
+        raise WeightsError(f"{path} holds no weights: {reason}; allowed: tensors and plain values") from error
+    return _state_in(path, content)
 
 
-def _state_in(path: Path, content: Any) -> dict[str, Claim]:
-    """The state dict among the things that people save."""
+def _state_in(path: Path, content: Any) -> dict[str, Tensor]:
+    """Return the state dict among the things that people save."""
     for wrapper in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
             break
     is_state = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
-    if not is_state or not content or not all(isinstance(value, Claim) for value in content.values()):
+    if not is_state or not content or not all(map(_is_plain, content.values())):
         came = "a dict of other things" if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise WeightsError(f"{path} holds {came}; allowed: a state dict, which maps names to tensors")
     return dict(content)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is a tensor with its numbers here, one for each entry."""
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.is_cpu and not value.is_quantized
 
 
 def _check(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:

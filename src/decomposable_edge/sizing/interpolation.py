@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from decomposable_edge.sizing.chain import ranks_of
 from decomposable_edge.sizing.plans import RankPlan, SizeRequest, absolute_budget
 from decomposable_edge.sizing.ranks import Measure, RankSelector
-from decomposable_edge.sizing.rounding import AUTO_PERCENT, AUTO_WIDE
+from decomposable_edge.sizing.rounding import AUTO_PERCENT, AUTO_WIDE, calibrated_as
 
 _ROUNDING = 1e-9  # distances that are closer to each other than this may be the same
 
@@ -150,7 +150,7 @@ class CalibratedSizes(KnownSizes):
     has_explicit_full: bool
     mean_SC: Any
     var_SC: Any
-    alignments: tuple[int, ...] = (1,)  # what the ranks of the sizes were rounded to
+    alignments: tuple[int, ...] = (1,)  # what the ranks of the sizes were rounded to; 1 stands for "auto" as well
     grids: tuple[int, ...] = ()  # of these alignments the sizes are a grid, as dense as the network needs
 
     def between(self, plan: RankPlan) -> Between | None:
@@ -158,15 +158,12 @@ class CalibratedSizes(KnownSizes):
         return self._neighbours(plan) if plan.is_full and self.has_explicit_full else super().between(plan)
 
     def is_made_for(self, plan: RankPlan) -> bool:
-        """Whether sizes with ranks rounded as in this plan were calibrated, or the plan itself was.
-
-        "auto" moves ranks by so little that statistics of unrounded sizes serve.
-        """
-        return _rounding(plan) in self.alignments or self._has(plan)
+        """Return whether sizes with ranks rounded as in this plan were calibrated, or the plan itself was."""
+        return calibrated_as(plan.align) in self.alignments or self._has(plan)
 
     def is_near(self, plan: RankPlan) -> bool:
         """Whether statistics of this size can be interpolated: it lies in a grid, or near enough to calibrated ones."""
-        if _rounding(plan) in self.grids or self._has(plan):
+        if calibrated_as(plan.align) in self.grids or self._has(plan):
             return True
         found = self.between(plan)
         if found is None:  # the original
@@ -186,22 +183,22 @@ class CalibratedSizes(KnownSizes):
 
     def stepped_down(self, plan: RankPlan, selector: RankSelector, measure: Measure, budget: int) -> RankPlan:
         """Of a plan that is not near, the nearest calibrated one below, where that keeps most of the budget."""
-        unrounded = selector.of_size(budget, measure) if plan.align == "auto" else plan
+        unrounded = selector.of_size(budget, measure, align=1) if plan.align == "auto" else plan
         if self.is_near(plan) or self.is_near(unrounded):
             return plan
         for row in reversed(self.plans):
             cost = getattr(row, measure)
             if not KEPT * budget <= cost <= budget:
                 continue
-            for align in dict.fromkeys((plan.align, _rounding(plan))):
-                smaller = selector.choose(**{measure: cost}, align=align)
+            for align in dict.fromkeys((plan.align, calibrated_as(plan.align))):
+                smaller = selector.of_size(cost, measure, align=align)
                 if smaller.ranks == row.ranks:
                     return replace(smaller, instead_of=position(plan))
         return plan
 
     def complaint(self, plan: RankPlan) -> str | None:
         """What to say where the statistics of this size may be far from its own; None where they are not."""
-        is_made_for, align = self.is_made_for(plan), _rounding(plan)
+        is_made_for, align = self.is_made_for(plan), calibrated_as(plan.align)
         if plan.is_full or (is_made_for and self.is_near(plan)):
             return None
         option, flag = ("", "") if align == 1 else (f", align={align}", f" --align {align}")
@@ -261,5 +258,12 @@ def choose_calibrated(selector: RankSelector, calibrated: CalibratedSizes | None
     return calibrated.stepped_down(plan, selector, measure, absolute_budget(way, value, selector.full_cost(measure)))
 
 
-def _rounding(plan: RankPlan) -> int:
-    return 1 if plan.align == "auto" else plan.align
+def with_warning(plan: RankPlan, calibrated: CalibratedSizes | None, *, has_norms: bool) -> RankPlan:
+    """Return the plan with what is to be said of its statistics in `warning`.
+
+    `has_norms` says whether the network has batch normalisation, for which there must be some.
+    """
+    text = None
+    if has_norms and not plan.is_full:
+        text = NOT_CALIBRATED if calibrated is None else calibrated.complaint(plan)
+    return plan if plan.warning == text else replace(plan, warning=text)

@@ -18,7 +18,7 @@ from pathlib import Path
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
 from decomposable_edge.fields import Damaged
 from decomposable_edge.files import write_atomically
-from decomposable_edge.locks import changing
+from decomposable_edge.locks import holding
 from decomposable_edge.machine import Machine
 from decomposable_edge.sizing.interpolation import CalibratedSizes, choose_calibrated
 from decomposable_edge.sizing.plans import RankPlan, SizeRequest
@@ -151,7 +151,8 @@ class LatencyProfile:
         """
         file = Path(path)
         self.check_place(file)
-        with changing(file):  # what another process writes between reading and writing would be lost
+        # What another process writes between reading and writing would be lost.
+        with holding(file.with_name(f".{file.name}.lock")):
             found, damage = _found(file)
             older = found or Stored(self.network, {})
             content = older.with_newer(self.network, self.machine, self.entries).to_json()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypedDict, TypeVar
 
-from decomposable_edge.checks import is_integer, is_number, only_one
-from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.checks import is_integer, is_number
+from decomposable_edge.errors import InvalidArgumentError, UnknownOptionError
 from decomposable_edge.sizing.chain import Rank, Ranks, flat_ranks, in_words, ranks_of
-from decomposable_edge.sizing.rounding import Align, described
+from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align, described
 from decomposable_edge.text import printable
 
 RunsAs = Literal["full", "dense", "factors"]
@@ -21,11 +21,36 @@ Value = TypeVar("Value")
 _BUDGETS = ("macs", "params", "ratio", "ranks")
 
 
+class SizeKeywords(TypedDict, total=False):
+    """The keywords that a size is asked for with, wherever one is. None is as good as not given.
+
+    Exactly one of the first five is given:
+
+    macs, params: a budget for the whole network: a float is a fraction of the original's, an int above 1 a count.
+    ratio: the part Z of all bases to keep; taken literally, not rounded unless `align` is a number.
+    ranks: a rank by layer name, for a layer with several cuts a tuple; others stay full. Never rounded.
+    latency_ms: the time that a pass may take on this machine, where it was measured.
+
+    The other two say how it is met:
+
+    align: what ranks are rounded to within the budget: "auto" (the default) rounds those of wide layers to 16, 8 or 4
+        where that moves them by a few percent at most; a number rounds all to its multiples; 1 rounds none; "measured"
+        is what was found to be the fastest here.
+    batch: which of several measured batches counts; by default the smallest.
+    """
+
+    macs: float | None
+    params: float | None
+    ratio: float | None
+    ranks: Mapping[str, Rank] | None
+    latency_ms: float | None
+    align: int | Literal["auto", "measured"] | None
+    batch: int | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SizeRequest:
-    """One of a budget (`macs` or `params`), a rank ratio Z, given ranks, or a time; and how it is to be met.
-
-    `align` is what ranks are rounded to; `batch` says which of several measured batches counts.
+    """What `SizeKeywords` ask for, as one value.
 
     >>> SizeRequest(macs=0.25, align=8).way()
     ('macs', 0.25)
@@ -36,22 +61,44 @@ class SizeRequest:
     ratio: float | None = None
     ranks: Mapping[str, Rank] | None = None
     latency_ms: float | None = None
-    align: int | str | None = None  # checked where it is used
+    align: int | str | None = None  # None is "auto"; checked where it is used
     batch: int | None = None
 
+    @classmethod
+    def of(cls, asker: str, keywords: SizeKeywords, *others: str) -> SizeRequest:
+        """Return the request of a function's keywords; refuse one that it does not have.
+
+        `others` are the keywords that the function has besides, to be named in the message.
+
+        >>> SizeRequest.of("resize_", {"mac": 0.5})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        decomposable_edge.errors.UnknownOptionError: resize_: got mac=; allowed: macs, params, ratio, ranks, ...
+        """
+        names = [each.name for each in fields(cls)]
+        for name, value in keywords.items():
+            if name not in names:
+                allowed = ", ".join([*names, *others])
+                text = f"{asker}: got {printable(name)}=; allowed: {allowed}"
+                raise UnknownOptionError.about(name, value, allowed, text)
+        return cls(**keywords)
+
     def given(self) -> dict[str, Any]:
-        """What was asked for, by the name of the argument."""
+        """Return what was asked for, by the name of the argument; nothing where it was not given, or is the default."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        usual = {"align": DEFAULT_ALIGN}
+        return {name: value for name, value in values.items() if value is not None and value != usual.get(name)}
 
     def way(self) -> tuple[str, Any]:
         """By which argument the size is given, and its value; refused where that is not exactly one."""
         names = _BUDGETS if self.latency_ms is None else (*_BUDGETS, "latency_ms")
         ways = {name: value for name, value in self.given().items() if name in names}
+        if len(ways) == 1:
+            return next(iter(ways.items()))
         got = ", ".join(name for name in ways if name in _BUDGETS) or "none"
         time = "" if self.latency_ms is None else " and latency_ms"
         either = f"{', '.join(names[:-1])} or {names[-1]}"
-        return only_one(ways, f"a size is given by exactly one of {either}; got {got}{time}")
+        text = f"a size is given by exactly one of {either}; got {got}{time}"
+        raise InvalidArgumentError.about("size", f"{got}{time}", f"exactly one of {either}", text)
 
 
 def absolute_budget(option: str, value: float, total: int) -> int:
@@ -65,9 +112,8 @@ def absolute_budget(option: str, value: float, total: int) -> int:
     if is_number(value) and 0 < value <= 1:
         nearest = round(float(value) * total)  # so that the fraction c / total gives the count c back
         return nearest if nearest / total <= value else nearest - 1
-    raise InvalidArgumentError(
-        f"{option}={value!r}; allowed: a fraction in (0, 1] as a float, or an absolute count as an int"
-    )
+    allowed = "a fraction in (0, 1] as a float, or an absolute count as an int"
+    raise InvalidArgumentError.about(option, value, allowed)
 
 
 class FrozenDict(dict[str, Value]):
@@ -95,7 +141,8 @@ class RankPlan:
     `macs` and `params` count the whole network, layers left alone included; `macs` is None where the network was
     decomposed without an example input. `dense` names the layers that run as one dense layer. `align` is what the ranks
     were rounded to, and `instead_of` the part of the original that it would have been where the nearest calibrated size
-    below took its place; plans with the same ranks are equal, however they came about.
+    below took its place. `warning` says in one line where batch normalisation has no statistics of this size, and None
+    where it has. Plans with the same ranks are equal, however they came about.
     """
 
     ranks: Mapping[str, Rank]
@@ -108,6 +155,7 @@ class RankPlan:
     full_params: int
     align: Align = field(default=1, compare=False)
     instead_of: float | None = field(default=None, compare=False)
+    warning: str | None = field(default=None, compare=False)
 
     @property
     def flat_ranks(self) -> Ranks:
@@ -149,8 +197,21 @@ class RankPlan:
         totals = [f"{self.ratio:.1%} of the bases", f"{self.params:,} parameters ({self.params_fraction:.3f}x)"]
         if self.macs is not None:
             totals.append(f"{self.macs:,} MACs ({self.macs_fraction or 0:.3f}x)")
-        if self.align != 1:
+        if self.align not in (1, "auto"):
             totals.append(described(self.align))
         if self.instead_of is not None:
             totals.append(f"the nearest calibrated size below {self.instead_of:.3f}x, which was not calibrated")
         return "\n".join([*lines, "", ", ".join(totals)])
+
+
+def plan_or_request(asker: str, plan: RankPlan | None, keywords: SizeKeywords) -> RankPlan | SizeRequest:
+    """Return what a function that takes a plan or the keywords of a size was given; refuse both, and neither."""
+    request = SizeRequest.of(asker, keywords)
+    if plan is None:
+        request.way()
+        return request
+    allowed = "a RankPlan alone, or a size by keywords, such as macs=0.25"
+    came = type(plan).__name__ if not isinstance(plan, RankPlan) else ", ".join(["a plan", *request.given()])
+    if came != "a plan":
+        raise InvalidArgumentError.about("plan", came, allowed, f"{asker}: got {came}; allowed: {allowed}")
+    return plan

@@ -27,7 +27,7 @@ from decomposable_edge.sizing.chain import Rank, Ranks, allowed_ranks, given_ran
 from decomposable_edge.sizing.cost import LayerCost, LeftAlone
 from decomposable_edge.sizing.order import best_first, path
 from decomposable_edge.sizing.plans import FrozenDict, RankPlan, SizeRequest, absolute_budget
-from decomposable_edge.sizing.rounding import Align, Ints, check_align, rounded_ranks
+from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align, Ints, any_is_wide, check_align, rounded_ranks
 
 Measure = Literal["macs", "params"]
 
@@ -43,7 +43,7 @@ class _Table(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankSelector:
-    """Everything that a choice of size depends on; `choose` makes the plan.
+    """Everything that a choice of size depends on; `plan_for` makes the plan.
 
     `scores` holds, for each cut of each layer of `costs`, its bases' scores in descending order; `params_scores`
     others, where parameter budgets have an order of their own. `fixed_macs` and `fixed_params` are what the network
@@ -138,6 +138,8 @@ class RankSelector:
     def _table(self, align: Align) -> _Table:
         """What every prefix of the list comes to with this alignment; alignments above all ranks are one."""
         align = self.effective_align(align)
+        if align == "auto" and not any_is_wide(self.full_ranks):  # it rounds nothing
+            align = 1
         if align not in self._tables:
             limits = zip(self.lower.tolist(), self.upper.tolist(), self.full_ranks.tolist(), strict=True)
             ranks = tuple(rounded_ranks(low, high, full, align) for low, high, full in limits)
@@ -169,7 +171,7 @@ class RankSelector:
 
     def prepare(self) -> None:
         """Make the tables now, so that the first choice is as fast as the others."""
-        self._table(1)
+        self._table(DEFAULT_ALIGN)
         self._cuts_of, self._full, self._most  # noqa: B018
 
     def _fixed(self, measure: str) -> int:
@@ -189,11 +191,11 @@ class RankSelector:
         """The original network's MACs or parameters."""
         return self._fixed(measure) + sum(cost.dense(measure) for cost in self.costs)
 
-    def smallest_cost(self, measure: Measure, align: Align = 1) -> int:
+    def smallest_cost(self, measure: Measure, align: Align = DEFAULT_ALIGN) -> int:
         """The cost of the smallest size: every layer at its smallest rank."""
         return int(self._table(align).costs[measure][0])
 
-    def all_costs(self, align: int = 1, measure: Measure | None = None) -> Ints:
+    def all_costs(self, align: Align = DEFAULT_ALIGN, measure: Measure | None = None) -> Ints:
         """What every size that there is costs by a measure, from the smallest to the largest."""
         return np.unique(self._table(align).costs[measure or self.measure])
 
@@ -202,40 +204,29 @@ class RankSelector:
         """The measures whose budgets have an order of bases each: one, or where there are two orders, both."""
         return (self.measure,) if self.params_scores is None or self.measure == "params" else ("macs", "params")
 
-    def choose(
-        self,
-        *,
-        macs: float | None = None,
-        params: float | None = None,
-        ratio: float | None = None,
-        ranks: Mapping[str, Rank] | None = None,
-        align: Align | None = None,
-    ) -> RankPlan:
-        """The plan for exactly one of a MAC budget, a parameter budget, a rank ratio Z, or given ranks.
-
-        `align` rounds ranks to its multiples, and "auto" each rank to what suits it; budgets hold all the same. Given
-        ranks are never rounded: a multiple is refused with them, and "auto" leaves them alone.
-        """
-        return self.plan_for(SizeRequest(macs=macs, params=params, ratio=ratio, ranks=ranks, align=align))
-
     def plan_for(self, request: SizeRequest) -> RankPlan:
-        """The plan for a request that is not one for a time, nor for what was measured."""
+        """Return the plan for a request that is not one for a time, nor for what was measured.
+
+        `net.plan` and `session.plan` go through this, and look at times and at calibrated sizes besides. A ratio is
+        rounded to a number only, and given ranks never are: a number above 1 is refused with them.
+        """
         way, value = request.way()
-        align = request.align
-        rounding = 1 if align is None else check_align(align)
+        align = check_align(request.align)
         if way in ("macs", "params"):
-            return replace(self._within(way, value, rounding), align=rounding)  # type: ignore[arg-type]
+            return replace(self._within(way, value, align), align=align)  # type: ignore[arg-type]
         if way == "ratio":
-            length = round(check_ratio("ratio", value) * len(self.order))
-            return replace(self._literal(self._prefix(length, rounding)), align=rounding)
-        if align is not None and rounding != "auto":
-            raise InvalidArgumentError(f"align={align!r} and ranks=: given ranks are not rounded; allowed: one of them")
+            length, literal = round(check_ratio("ratio", value) * len(self.order)), 1 if align == "auto" else align
+            return replace(self._literal(self._prefix(length, literal)), align=literal)
+        if align not in (1, "auto"):
+            text = f"align={align!r} and ranks=: given ranks are not rounded; allowed: one of them"
+            raise InvalidArgumentError.about("align", align, "one of align and ranks", text)
         return self._literal(self._check_ranks(value))
 
     def of_size(self, size: float, measure: Measure | None = None, align: Align | None = None) -> RankPlan:
-        """The plan for a budget by a measure, by default the one that is known."""
-        by = measure or self.measure
-        return self.choose(macs=size, align=align) if by == "macs" else self.choose(params=size, align=align)
+        """Return the plan for a budget by a measure, by default the one that is known."""
+        if (measure or self.measure) == "macs":
+            return self.plan_for(SizeRequest(macs=size, align=align))
+        return self.plan_for(SizeRequest(params=size, align=align))
 
     def full_plan(self) -> RankPlan:
         """The largest size that there is: the original network, unless bases are gone."""
@@ -253,34 +244,38 @@ class RankSelector:
     def _within(self, measure: Measure, value: float, align: Align) -> RankPlan:
         """The longest prefix of the list whose cost is within the budget."""
         if measure == "macs" and self.fixed_macs is None:
-            raise InvalidArgumentError("macs= needs the sizes of the feature maps: decompose with example_input=...")
+            text = "macs= needs the sizes of the feature maps: decompose with example_input=..."
+            raise InvalidArgumentError.about("macs", value, "params, ratio, ranks", text)
         if self.full_cost(measure) == 0:  # its layers never ran on the example input
-            raise InvalidArgumentError(f"{measure}={value!r}: the network has none; allowed: params=, ratio=, ranks=")
+            text = f"{measure}={value!r}: the network has none; allowed: params=, ratio=, ranks="
+            raise InvalidArgumentError.about(measure, value, "params, ratio, ranks", text)
         budget = absolute_budget(measure, value, self.full_cost(measure))
         if budget < self.smallest_cost(measure, align):
-            smallest = self.smallest_cost(measure, align)
-            raise BudgetError.of(self._too_small(measure, value, align), smallest / self.full_cost(measure))
+            raise self._too_small(measure, value, align)
         length = int(np.searchsorted(self._table(align).costs[measure], budget, side="right")) - 1
         ranks = self._prefix(length, align, measure)
         dense = self._is_dense(measure, ranks)
         # A dense layer costs the same at any rank, so it takes the largest that it may have.
         return self.plan_of(np.where(self._per_cut(dense), self.upper, ranks), dense)
 
-    def _too_small(self, measure: Measure, value: float, align: Align) -> str:
+    def _too_small(self, measure: Measure, value: float, align: Align) -> BudgetError:
         total, unit = self.full_cost(measure), "MACs" if measure == "macs" else "parameters"
 
         def stated(cost: int) -> str:
             rounded_up = math.ceil(1e6 * cost / total) / 1e6  # what the message states must be possible
             return f"{rounded_up:.6f} of the original ({cost:,} of {total:,} {unit})"
 
-        smallest, unaligned = self.smallest_cost(measure, align), self.smallest_cost(measure)
+        smallest, unaligned = self.smallest_cost(measure, align), self.smallest_cost(measure, 1)
         rounding, without = "", ""
         if align != 1 and smallest != unaligned:
             rounding, without = f" with align={align}", f"; without align, {stated(unaligned)}"
         parts = self.largest_left_alone(measure)
         blocking = f"; largest parts left alone: {parts}" if parts else ""
         possible = f"the smallest possible is {stated(smallest)}{without}{blocking}"
-        return f"{measure}={value!r} is too small{rounding}: {possible}"
+        text = f"{measure}={value!r} is too small{rounding}: {possible}"
+        error = BudgetError.about(measure, value, f"at least {stated(smallest)}", text)
+        error.smallest = smallest / total
+        return error
 
     def largest_left_alone(self, measure: Measure) -> str:
         """The largest parts that no size makes smaller, with their share of the whole; empty where there are none."""
@@ -305,18 +300,19 @@ class RankSelector:
         """Flags of layers as flags of their cuts."""
         return np.repeat(values, [place.stop - place.start for place in self._places])
 
-    def _check_ranks(self, ranks: Mapping[str, Rank]) -> Ints:
+    def _check_ranks(self, ranks: object) -> Ints:
         """Given ranks; layers not named stay as large as they can be."""
         most = self._most
         if not isinstance(ranks, Mapping):
-            raise InvalidArgumentError(
-                f"ranks={ranks!r}; allowed: ranks by layer name, such as {{'{next(iter(most))}': 1}}"
-            )
+            allowed = f"ranks by layer name, such as {{'{next(iter(most))}': 1}}"
+            raise InvalidArgumentError.about("ranks", ranks, allowed)
         for name, rank in ranks.items():
             if name not in most:
-                raise InvalidArgumentError(f"ranks: '{name}' is not a decomposed layer; allowed: {_some(most)}")
+                text = f"ranks: '{name}' is not a decomposed layer; allowed: {_some(most)}"
+                raise InvalidArgumentError.about("ranks", name, _some(most), text)
             if not is_within(rank, most[name]):
-                raise InvalidArgumentError(f"ranks: layer '{name}' got {rank!r}; allowed: {allowed_ranks(most[name])}")
+                text = f"ranks: layer '{name}' got {rank!r}; allowed: {allowed_ranks(most[name])}"
+                raise InvalidArgumentError.about("ranks", rank, allowed_ranks(most[name]), text)
         given = {name: ranks.get(name, limit) for name, limit in most.items()}
         return self.as_array({name: rank_of([int(r) for r in given_ranks(rank)]) for name, rank in given.items()})
 
@@ -324,10 +320,13 @@ class RankSelector:
         """Refuse a plan of another network, or one that needs bases which are not there."""
         full = self._full
         if not isinstance(plan, RankPlan) or dict(plan.full_ranks) != full or list(plan.ranks) != list(full):
-            raise InvalidArgumentError("plan: it is not of this network; allowed: what its selector.choose() returns")
+            allowed = "what its plan() returns"
+            text = f"plan: it is not of this network; allowed: {allowed}"
+            raise InvalidArgumentError.about("plan", type(plan).__name__, allowed, text)
         for name, most in self._most.items():
             if not is_within(plan.ranks[name], most):
-                raise InvalidArgumentError(f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}")
+                text = f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}"
+                raise InvalidArgumentError.about("plan", plan.ranks[name], f"1 to {most}", text)
 
     def plan_of(self, ranks: Ints, dense: NDArray[np.bool_]) -> RankPlan:
         """The plan with these ranks, and these layers dense."""

@@ -15,6 +15,7 @@ or none, the coarser of m and m' lies between the other one and the number that 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,9 @@ from decomposable_edge.errors import InvalidArgumentError
 Align = int | Literal["auto"]
 """What ranks are rounded to: multiples of a number, of which 1 is no rounding; or of what suits each rank."""
 
+DEFAULT_ALIGN: Align = "auto"
+"""What ranks are rounded to wherever nothing else is asked for; docs/sizes.md describes it."""
+
 Ints = NDArray[np.int64]
 
 AUTO_MULTIPLES = (4, 8, 16)
@@ -33,16 +37,28 @@ AUTO_PERCENT = 5  # how far "auto" may move a rank at most
 # Layers with fewer bases are narrow: "auto" leaves them alone. In a ResNet-20, whose widest layers have 192, rank 36 in
 # place of 37 in a single layer cost a point at 0.3x, on training images that were held out.
 AUTO_WIDE = 256
-AUTO_NEEDS_NONE = "it needs no statistics but those of unrounded sizes; allowed: an int, such as 8, or none"
 
 
 def check_align(align: object) -> Align:
-    """What ranks are rounded to: 1 leaves them as they are."""
+    """Return what ranks are rounded to: 1 leaves them as they are, and None is the default."""
+    if align is None:
+        return DEFAULT_ALIGN
     if isinstance(align, str) and align == "auto":
         return "auto"
     if is_integer(align) and align >= 1:
         return int(align)
-    raise InvalidArgumentError(f"align={align!r}; allowed: an int of at least 1, such as 8 or 16, or 'auto'")
+    raise InvalidArgumentError.about("align", align, "an int of at least 1, such as 8 or 16, or 'auto'")
+
+
+def calibrated_as(align: Align) -> int:
+    """Return the rounding whose batch normalisation statistics serve for this one.
+
+    "auto" moves ranks by so little that it and unrounded ranks share theirs.
+
+    >>> calibrated_as("auto"), calibrated_as(1), calibrated_as(8)
+    (1, 1, 8)
+    """
+    return 1 if align == "auto" else align
 
 
 def aligned_ranks(lower: int, upper: int, full: int, align: int) -> Ints:
@@ -66,23 +82,34 @@ def aligned_ranks(lower: int, upper: int, full: int, align: int) -> Ints:
 def auto_ranks(lower: int, upper: int, full: int, percent: int = AUTO_PERCENT) -> Ints:
     """The rank that a layer takes for 0, 1, … `full` kept bases, moved by at most so many percent.
 
-    It is the nearest multiple of 16, or of 8, or of 4: the first of these that is near enough. The limits themselves
-    are allowed as well: the smallest and the largest size stay what they are. A narrow layer keeps its ranks.
+    It is the nearest multiple of 16, or of 8, or of 4: the first of these that is near enough. The smallest rank and
+    the full one are allowed as well. A narrow layer keeps its ranks.
+
+    The largest rank within the limits stays what it is, but none is rounded to it. So a network that holds only the
+    sizes up to this one has the same ranks at each of them as the whole network.
 
     >>> auto_ranks(1, 300, 300)[[9, 23, 39, 78, 101, 103, 150, 178, 299]].tolist()
     [9, 24, 40, 80, 96, 104, 144, 176, 300]
     """
     kept = np.clip(np.arange(full + 1), lower, upper).astype(np.int64)
-    ranks = kept
+    ranks, ends = kept, [lower, full] if upper == full else [lower]
     for multiple in AUTO_MULTIPLES if full >= AUTO_WIDE else ():
-        rounded = _nearest(np.union1d(_multiples(lower, upper, multiple), [lower, upper]), kept)
+        rounded = _nearest(np.union1d(_multiples(lower, upper, multiple), ends), kept)
         ranks = np.where(100 * np.abs(rounded - kept) <= percent * kept, rounded, ranks)
-    return ranks
+    return np.where(kept == upper, upper, ranks)
 
 
+def any_is_wide(full_ranks: Ints) -> bool:
+    """Return whether one of some layers is wide, so that "auto" rounds some of its ranks."""
+    return bool((full_ranks >= AUTO_WIDE).any())
+
+
+@lru_cache(maxsize=4096)  # a training that draws budgets asks for the same ones at every step
 def rounded_ranks(lower: int, upper: int, full: int, align: Align) -> Ints:
     """The rank that a layer takes for 0, 1, … `full` kept bases, by whichever rule."""
-    return auto_ranks(lower, upper, full) if align == "auto" else aligned_ranks(lower, upper, full, align)
+    ranks = auto_ranks(lower, upper, full) if align == "auto" else aligned_ranks(lower, upper, full, align)
+    ranks.flags.writeable = False  # shared by all who ask
+    return ranks
 
 
 def described(align: Align) -> str:

@@ -15,7 +15,7 @@ from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.profiles import RUNTIMES, Entry, Sample, TimedSize, timed_now
 from decomposable_edge.sizing.ranks import RankSelector
-from decomposable_edge.sizing.rounding import Align
+from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align
 
 SIZES = (0.95, 0.85, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)  # besides the original, as far as the network can be so small
 ALIGNMENTS: tuple[Align, ...] = (1, "auto", 4, 8, 16, 32)  # that are tried; those that move ranks least come first
@@ -37,7 +37,7 @@ def sweep(
     batch: int,
     threads: int,
     seconds: float,
-    align: int | str | None = None,
+    align: int | str | None = DEFAULT_ALIGN,
 ) -> Entry:
     """Time the original network and several sizes; with ``align="measured"``, find the best alignment first.
 
@@ -53,7 +53,7 @@ def sweep(
         seconds /= 2  # a half for each
         trials = try_alignments(selector, sizes, lambda plans: _times(making, plans, seconds))
         align = fastest(trials)
-    chosen = 1 if align is None else selector.effective_align(align)
+    chosen = selector.effective_align(align)
     plans = {"the original": selector.full_plan()}
     plans |= {str(size): selector.of_size(size, align=chosen) for size in _possible(selector, sizes, chosen, SIZES)}
     names = {plan.ranks: name for name, plan in reversed(plans.items())}  # several budgets may come to one size
@@ -88,7 +88,7 @@ def try_alignments(
     An alignment counts only where all the sizes are possible with it. Within one budget a coarser one may leave more
     unused, so what counts is the time for what is used: else it would seem faster merely for being smaller.
     """
-    wanted = {selector.of_size(size).ranks: size for size in _possible(selector, sizes, 1, TRIALS)}
+    wanted = {selector.of_size(size, align=1).ranks: size for size in _possible(selector, sizes, 1, TRIALS)}
     wanted.pop(selector.full_plan().ranks, None)  # where nothing is factored, nothing is rounded
     if not wanted:
         raise InvalidArgumentError("align='measured' needs a size below 1 to try alignments at; got none")

@@ -10,7 +10,9 @@ of the forward, before and behind it, is the module's own code, which goes on as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +64,10 @@ class Refused(ValueError):
     """A forward that no plain layer can have a part in; the text says why."""
 
 
+class _Noted(Exception):
+    """The call of a forward was seen, and the rest of it is not needed."""
+
+
 class _Calls(TorchFunctionMode):
     """Inside, `make` makes all calls of a function."""
 
@@ -99,6 +105,7 @@ class Calling(nn.Module):
     _child: str
     _geometry: Geometry
     _blanks: dict[str, tuple[int, ...]]
+    _known: set[tuple[int, ...]]  # shapes of inputs that the call has the same weight for
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the layer's class has it; with the input alone, as it was watched."""
@@ -106,7 +113,7 @@ class Calling(nn.Module):
             raise InvalidArgumentError(
                 f"{self._kind.__name__}: its forward is called with {len(args) + len(kwargs)} arguments; allowed: one"
             )
-        made = 0
+        made, itself = 0, self._itself()
 
         def make(given: Given) -> Tensor:
             nonlocal made
@@ -117,21 +124,59 @@ class Calling(nn.Module):
                 raise InvalidArgumentError(
                     f"{self._kind.__name__}: its forward {what} for this input; allowed: one call with {self._geometry}"
                 )
+            self._require_same_weight(given, itself)
             result: Tensor = self._modules[self._child](given["input"])  # type: ignore[misc]
             return result
 
         with _Calls(_function_of(self._kind), make):
-            return self._kind.forward(self._itself(), *args, **kwargs)
+            return self._kind.forward(itself, *args, **kwargs)
+
+    def _require_same_weight(self, given: Given, itself: nn.Module) -> None:
+        """Refuse a weight or bias that is computed in another way for inputs of this size than for small ones.
+
+        The plain layer holds what was computed once. What the code computes of numbers without a meaning tells whether
+        it is the same now; an exporter sees the sizes that a network was seen with.
+        """
+        shape = tuple(given["input"].shape)
+        held = tuple(itself._parameters.values())
+        computed = [name for name in ("weight", "bias") if not any(given.get(name) is each for each in (None, *held))]
+        if not computed or torch.compiler.is_compiling() or shape in self._known:
+            return
+        usual = self._usual(itself)
+        if not all(_is_same(given[name], usual.get(name)) for name in computed):
+            raise InvalidArgumentError(
+                f"{self._kind.__name__}: its forward has another weight for an input of shape {shape}; allowed: one "
+                "that does not depend on the input, or filter_fn= to leave the layer as it is"
+            )
+        self._known.add(shape)
+
+    def _usual(self, itself: nn.Module) -> Given:
+        """What the call is made with for a small input."""
+        found: dict[str, Any] = {}
+
+        def note(given: Given) -> Tensor:
+            found.update(given)
+            raise _Noted
+
+        with _Calls(_function_of(self._kind), note), undisturbed(self), torch.no_grad(), suppress(_Noted):
+            self._kind.forward(itself, next(_made_up(itself)))
+        return found
 
     def _itself(self) -> nn.Module:
-        """A module of the layer's class, for its own code."""
+        """A module of the layer's class, for its own code. What it computes of the blanks differs along the inputs."""
         itself = object.__new__(self._kind)
         itself.__dict__.update(vars(self))
         like = next(self._modules[self._child].parameters())  # type: ignore[union-attr]
-        blanks: Any = {name: like.new_zeros(()).expand(shape) for name, shape in self._blanks.items()}
+        blanks: Any = {name: _blank(shape, like) for name, shape in self._blanks.items()}
         itself.__dict__["_parameters"] = {**self._parameters, **blanks}
         itself.__dict__["_modules"] = {name: each for name, each in self._modules.items() if name != self._child}
         return itself
+
+
+def _blank(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Numbers without a meaning in this shape, the same for every output."""
+    count = math.prod(shape[1:])
+    return torch.linspace(0.5, 1.5, count, dtype=like.dtype, device=like.device).view(1, *shape[1:]).expand(shape)
 
 
 def _function_of(kind: type[nn.Module]) -> Any:
@@ -185,6 +230,7 @@ def _made(module: nn.Module, seen: _Seen, used: set[str]) -> Calling:
         _child=child,
         _geometry=seen.geometry,
         _blanks={name: tuple(p.shape) for name, p in module._parameters.items() if p is not None and name in gone},
+        _known=set(),
         _references=tuple(own),
         training=module.training,
     )
@@ -284,7 +330,7 @@ def _used_besides(module: nn.Module, x: Tensor) -> set[str]:
 def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None or one.is_meta or other.is_meta:
         return (one is None) == (other is None)
-    return torch.equal(one, other)
+    return bool(torch.equal(one, other)) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

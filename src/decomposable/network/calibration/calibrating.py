@@ -21,26 +21,24 @@ from decomposable.network.calibration.statistics import (
     measured,
     measured_exactly,
 )
+from decomposable.progress import InTurn, Progress, Report, Tracker
 from decomposable_edge.checks import is_number
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import InTurn, Progress, Report, Tracker
 from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.ranks import RankSelector
-from decomposable_edge.sizing.rounding import AUTO_NEEDS_NONE
+from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align, calibrated_as
 
 FEWEST_PASSES = 3
 """What a coarse grid takes at least."""
 
 
 def checked_plans(
-    selector: RankSelector, sizes: Sequence[float] | None, *, align: int | None, passes: float, exact: bool
+    selector: RankSelector, sizes: Sequence[float] | None, *, align: Align, passes: float, exact: bool
 ) -> list[RankPlan] | None:
     """The sizes that were asked for, each of them once; None for a grid. What cannot be asked for is refused."""
     if not (is_number(passes) and FEWEST_PASSES <= passes < math.inf):
         raise InvalidArgumentError(f"calibrate_: passes={passes!r}; allowed: a number of at least 3")
-    if align == "auto":  # type: ignore[comparison-overlap]
-        raise InvalidArgumentError(f"calibrate_: align='auto': {AUTO_NEEDS_NONE}")
     if sizes is None:
         if exact:
             raise InvalidArgumentError("calibrate_(exact=True): got no sizes; allowed: with sizes=[...], as it is slow")
@@ -59,7 +57,7 @@ def calibrated(
     plans: Sequence[RankPlan] | None,
     loader: Iterable[Any],
     *,
-    align: int,
+    align: Align,
     passes: float,
     exact: bool,
     report: Report,
@@ -90,7 +88,7 @@ def calibrated(
 
 
 def _grids(
-    subject: Subject, selector: RankSelector, batches: Kept, align: int, passes: float, report: Report
+    subject: Subject, selector: RankSelector, batches: Kept, align: Align, passes: float, report: Report
 ) -> tuple[Statistics, float, bool]:
     """A grid of the sizes that there are or, where budgets of parameters have an order of their own, one of each order:
     what lies on one is not near what lies on the other.
@@ -123,7 +121,8 @@ def recalibrated(
     What was a grid becomes one, and so does what was not calibrated, its largest size included; chosen sizes are
     measured as they were chosen. The loader is gone through for each of these.
     """
-    ways: list[tuple[int, list[RankPlan] | None]] = [(align, None) for align in (older.grids if older else (1,))]
+    grids = older.grids if older else (1,)
+    ways: list[tuple[Align, list[RankPlan] | None]] = [(_of_grid(align), None) for align in grids]
     full: list[int] = []
     if older is not None:
         most = selector.most_ranks
@@ -131,8 +130,8 @@ def recalibrated(
         full = [i for i in there if older.plans[i].is_full]
         chosen = [older.plans[i] for i in there if i not in full and not _is_on_a_grid(older.plans[i], selector, older)]
         if chosen and set(older.alignments) != set(older.grids):
-            ways.append((1, chosen))
-        ways = ways or [(1, None)]
+            ways.append((DEFAULT_ALIGN, chosen))
+        ways = ways or [(DEFAULT_ALIGN, None)]
     made = [
         calibrated(subject, selector, plans, loader, align=align, passes=passes, exact=False, report=report)
         for align, plans in ways
@@ -157,13 +156,19 @@ def recalibrated(
 
 def _is_on_a_grid(plan: RankPlan, selector: RankSelector, older: Statistics) -> bool:
     """Whether a size is one of those that a grid is made of, which is made anew as a whole."""
-    for measure, align in itertools.product(selector.measures, older.grids):
+    aligns = dict.fromkeys(each for align in older.grids for each in (align, _of_grid(align)))
+    for measure, align in itertools.product(selector.measures, aligns):
         cost = plan.macs if measure == "macs" else plan.params
         assert cost is not None
         is_possible = cost >= selector.smallest_cost(measure, align)
         if is_possible and selector.of_size(cost, measure, align=align).ranks == plan.ranks:
             return True
     return False
+
+
+def _of_grid(align: int) -> Align:
+    """Return how the ranks of a grid are rounded: what is noted as 1 is a grid of the default, too."""
+    return DEFAULT_ALIGN if align == calibrated_as(DEFAULT_ALIGN) else align
 
 
 def _counter(batches: Kept, passes: float, report: Report) -> Callable[[RankPlan], None]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from decomposable.network.calibration.batches import Kept
-from decomposable_edge.progress import Report, Tracker
+from decomposable.progress import Report, Tracker
 from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.plans import RankPlan
 

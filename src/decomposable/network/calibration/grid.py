@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from decomposable.network.calibration.batches import Kept, tensors_in
 from decomposable.network.calibration.effort import Effort, Runs, sizes_between
 from decomposable.network.calibration.statistics import Row, Statistics, Subject, measured
-from decomposable_edge.progress import Report
+from decomposable.progress import Report
 from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.ranks import Ints, Measure, RankSelector
+from decomposable_edge.sizing.rounding import Align, calibrated_as
 
 PASSES = 60.0
 """How many passes of the full network a grid may cost, unless something else is asked for."""
@@ -49,7 +50,7 @@ def calibrated_grid(
     batches: Kept,
     *,
     measure: Measure,
-    align: int,
+    align: Align,
     passes: float,
     report: Report,
 ) -> tuple[Statistics, float, bool]:
@@ -63,13 +64,13 @@ def calibrated_grid(
     while grid.gaps and is_allowed:
         grid.expect()
         is_allowed = grid.refine(heapq.heappop(grid.gaps))
-    return replace(grid.whole, grids=(align,)), effort.spent, is_allowed
+    return replace(grid.whole, grids=(calibrated_as(align),)), effort.spent, is_allowed
 
 
 class _Sizes:
     """All sizes by a measure, smallest first."""
 
-    def __init__(self, selector: RankSelector, measure: Measure, align: int) -> None:
+    def __init__(self, selector: RankSelector, measure: Measure, align: Align) -> None:
         self._selector, self._measure, self._align = selector, measure, align
         self.costs, self.total = selector.all_costs(align, measure), selector.full_cost(measure)
         self.positions = self.costs / self.total

@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from decomposable.core.tracing import Forward
+from decomposable.progress import Report, Tracker
 from decomposable_edge.errors import InvalidArgumentError
-from decomposable_edge.progress import Report, Tracker
 from decomposable_edge.sizing.interpolation import CalibratedSizes, KnownSizes, position
 from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.rounding import calibrated_as
 
 Build = Callable[[RankPlan], nn.Module]
 Ran = Callable[[RankPlan], None]  # told of every batch that the network of a plan has run
@@ -173,7 +174,7 @@ def as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[Ro
         var_SC=var,
         has_explicit_full=False,
         full_plan=subject.full_plan,
-        alignments=tuple(sorted({plan.align for plan in plans if plan.align != "auto"})),
+        alignments=tuple(sorted({calibrated_as(plan.align) for plan in plans})),
         original=(torch.cat([b.running_mean for b in buffers]), torch.cat([b.running_var for b in buffers])),  # type: ignore[misc]
     )
 

@@ -23,7 +23,7 @@ from decomposable.network.file.skeleton import Skeleton, StoredLayer, join, name
 from decomposable.network.parts import kept_ranks
 from decomposable.network.tuned import Tuned
 from decomposable_edge.device_graph import DeviceGraph, take_graph
-from decomposable_edge.errors import ArtifactError
+from decomposable_edge.errors import LABORATORY, ArtifactError
 from decomposable_edge.fields import Corrupt, Damaged, Fields, require
 from decomposable_edge.sizing.chain import Rank
 from decomposable_edge.sizing.plans import RankPlan
@@ -57,10 +57,15 @@ def naming(path: FilePath) -> Iterator[None]:
         raise ArtifactError(f"{path}: its description is damaged: {one_line(error)}") from error
 
 
-def kind_of(path: FilePath, description: dict[str, Any]) -> Literal["network", "size", "sized"]:
-    """Whether the file holds a decomposed network, one size of it, or the sizes that another method makes."""
+def kind_of(path: FilePath, description: dict[str, Any]) -> Literal["network", "size"]:
+    """Return whether the file holds a decomposed network or one size of it; refuse what else it may hold."""
     kind: Any = description.get("kind")
-    if kind not in ("network", "size", "sized"):
+    if kind == "sized":
+        raise ArtifactError(
+            f"{path}: it holds a network of the laboratory, by the method {description.get('method')!r:.40}; allowed: "
+            f"a decomposed network, or for this one decomposable_lab.load(path), of {LABORATORY}"
+        )
+    if kind not in ("network", "size"):
         raise ArtifactError(f"{path}: holds {kind!r:.40}; allowed: a network or a size")
     return kind
 

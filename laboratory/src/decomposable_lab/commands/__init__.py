@@ -1,0 +1,1 @@
+"""The verbs of decomposable-lab, one module each."""

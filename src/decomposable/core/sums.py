@@ -1,0 +1,154 @@
+"""Σ x xᵀ over batches: the second moment of one side of a layer, and how much its batches differ.
+
+A side of more than `WIDEST` entries, such as the outputs of a language model, has a moment of blocks along its
+diagonal: what is outside of them is left out, so that memory and time grow with the width, not with its square.
+
+Each moment comes with its expected error, which the batches tell by how much they differ. Moments of two parts of the
+data give that of both, without another pass.
+
+Shape suffixes: B images; P positions; M as in `forms`; D blocks, of W entries each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WIDEST = 4096
+"""Entries of a side whose moment is kept whole."""
+
+BLOCK = 512
+"""Entries of a block, where a side is wider than that."""
+
+
+def blocks_of(width: int) -> tuple[int, int]:
+    """Return how many blocks the moment of a side has, and how wide they are.
+
+    >>> blocks_of(1000), blocks_of(50_000)
+    ((1, 1000), (98, 512))
+    """
+    return (1, width) if width <= WIDEST else (-(-width // BLOCK), BLOCK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """What the batches c of a moment weigh, w_c, and how much they differ: Σ w_c, Σ w_c² and Σ w_c² ‖S_c‖²."""
+
+    weight: float
+    squared_weights: float
+    squares: float
+
+    def __add__(self, other: Spread) -> Spread:
+        return Spread(
+            weight=self.weight + other.weight,
+            squared_weights=self.squared_weights + other.squared_weights,
+            squares=self.squares + other.squares,
+        )
+
+    @property
+    def total(self) -> float:
+        """By what a sum is divided to be a mean."""
+        return max(1.0, self.weight)
+
+    def error(self, mean: Tensor) -> float:
+        """Return the expected squared distance of the mean S to the moment of endless data.
+
+        With weights whose sum is 1 that is Σ w_c² ‖S_c − S‖² / (1 − Σ w_c²): by how much batches differ, over how many
+        there are. It is infinite where one batch says nothing about that.
+        """
+        shares = self.squared_weights / self.total**2
+        spread = self.squares / self.total**2 - shares * _squared(mean)
+        return max(0.0, spread) / (1 - shares) if shares < 1 - 1e-9 else math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """A (M × M), and G (N × N) where a loss was given, of one layer's matrix; float32. Of a wide side, its blocks
+    (D × W × W), the last one filled up with zeros.
+
+    The errors are the expected squared Frobenius distances to the moments of endless data; infinite where one batch
+    says nothing about that. The spreads are what they come from, one for each side.
+    """
+
+    inputs: Tensor
+    gradients: Tensor | None = None
+    inputs_error: float = 0.0
+    gradients_error: float = 0.0
+    spreads: tuple[Spread, ...] = ()
+
+    @classmethod
+    def of(
+        cls, inputs: Tensor, inputs_spread: Spread, gradients: Tensor | None = None, spread: Spread | None = None
+    ) -> Moments:
+        """Return the moments with their errors."""
+        if gradients is None or spread is None:
+            return cls(inputs, None, inputs_spread.error(inputs), 0.0, (inputs_spread,))
+        errors = inputs_spread.error(inputs), spread.error(gradients)
+        return cls(inputs, gradients, *errors, (inputs_spread, spread))
+
+    def joined(self, other: Moments) -> Moments:
+        """Return what one pass over the batches of both would have given."""
+        inputs = _joined(self.inputs, other.inputs, self.spreads[0], other.spreads[0])
+        if self.gradients is None or other.gradients is None:
+            return Moments.of(*inputs)
+        return Moments.of(*inputs, *_joined(self.gradients, other.gradients, self.spreads[1], other.spreads[1]))
+
+
+def _joined(one: Tensor, other: Tensor, spread: Spread, others: Spread) -> tuple[Tensor, Spread]:
+    both = spread + others
+    return one * (spread.weight / both.total) + other * (others.weight / both.total), both
+
+
+class Sum:
+    """Σ x xᵀ of one side of a layer, and how much its batches differ."""
+
+    def __init__(self, width: int, device: torch.device, *, is_centred: bool = False) -> None:
+        self.width = width
+        count, block = blocks_of(width)
+        self.total = torch.zeros(count, block, block, device=device)
+        self.part = torch.zeros_like(self.total)  # of the batch under way
+        self.centre = torch.zeros(count * block, device=device) if is_centred else None  # the sum of its x
+        self.weight, self.part_weight = 0.0, 0.0
+        self.squares, self.squared_weights = 0.0, 0.0
+
+    def add(self, x_BMP: Tensor, positions: int) -> None:
+        """Add what some images have: columns that stand for so many positions of each of them."""
+        share = positions / x_BMP.shape[2]
+        self.part_weight += x_BMP.shape[0] * positions
+        if self.centre is not None:
+            self.centre[: self.width] += share * x_BMP.sum(dim=(0, 2))
+        x_BMP = x_BMP * share**0.5 if share != 1 else x_BMP
+        count, block = blocks_of(self.width)
+        if count == 1:
+            self.part[0].addbmm_(x_BMP, x_BMP.mT)
+            return
+        x_DWP = F.pad(x_BMP, (0, 0, 0, count * block - self.width)).movedim(1, 0).reshape(count, block, -1)
+        self.part.baddbmm_(x_DWP, x_DWP.mT)
+
+    def end_batch(self, weight: float | None = None) -> None:
+        """End the batch under way; it weighs as much as it has positions, or this."""
+        weight = self.part_weight if weight is None else weight
+        if self.centre is not None and self.part_weight:
+            centre_DW = self.centre.view(self.part.shape[:2])
+            self.part.baddbmm_(centre_DW[:, :, None], centre_DW[:, None, :], alpha=-1 / self.part_weight)
+            self.centre.zero_()
+        self.squares += _squared(self.part)
+        self.total += self.part
+        self.part.zero_()
+        self.weight, self.squared_weights = self.weight + weight, self.squared_weights + weight**2
+        self.part_weight = 0.0
+
+    def mean(self) -> tuple[Tensor, Spread]:
+        """Return the moment, a matrix where it is whole, and how much its batches differ."""
+        spread = Spread(weight=self.weight, squared_weights=self.squared_weights, squares=self.squares)
+        mean = self.total.div_(spread.total)
+        return (mean[0] if len(mean) == 1 else mean), spread
+
+
+def _squared(blocks: Tensor) -> float:
+    """‖S‖²."""
+    return float(torch.linalg.vector_norm(blocks, dtype=torch.float64 if blocks.device.type != "mps" else None)) ** 2
