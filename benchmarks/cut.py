@@ -29,7 +29,7 @@ from _common import record
 import decomposable as dn
 from decomposable import models
 from decomposable.network.descent import Descent
-from decomposable.network.judging import SEARCHED_WITH, JudgedSize
+from decomposable.network.judging import JudgedSize
 from decomposable.network.samples import Samples, dealt
 from decomposable.training.weights import load_weights_
 
@@ -133,8 +133,8 @@ def nothing_judges() -> Iterator[None]:
 
     def all_measure(*args: Any) -> Samples:
         samples = dealt(*args)
-        batches, searching = [*samples.measure, *samples.judge], samples.judge[: SEARCHED_WITH // len(samples.judge[0])]
-        return Samples(batches, searching, samples.count, sum(map(len, searching)), len(batches))
+        batches = [*samples.measure, *samples.judge]
+        return Samples(batches, samples.judge, samples.count, samples.judging, len(batches))
 
     def measured(self: Descent, *args: Any, is_judged: bool) -> frozenset[str]:
         return original(self, *args, is_judged=False)
