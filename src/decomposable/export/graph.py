@@ -17,6 +17,7 @@ from decomposable.export.program import ExportError, output_names, ready, symbol
 from decomposable.export.quiet import quiet, refusing
 from decomposable.export.recurrent import kept_whole, put_in_place, translations
 from decomposable.export.stages import TRACING, TRANSLATING
+from decomposable.machine import collecting_later
 from decomposable.progress import quiet as ignored
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def require_onnx() -> None:
             raise MissingExtraError.of(package, "onnx")
 
 
+@collecting_later()  # PyTorch's exporters are large, and make a great many small objects
 def to_onnx(
     module: nn.Module,
     interface: Interface,
