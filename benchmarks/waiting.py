@@ -1,11 +1,12 @@
-"""What one waits for, here and in another checkout: `calibrate_` of a ResNet-20, `export --any-size` of a small U-Net
-and of a small detector.
+"""What one waits for, here and in another checkout: `cut` and `calibrate_` of a ResNet-20, `export --any-size` of a
+small U-Net and of a small detector.
 
     python benchmarks/waiting.py --against ../other-checkout --weights resnet20.th --images cifar10.npz
 
 Both are measured in processes of their own that take turns, each as a command would run, so that a slow minute of the
 machine slows both alike. Seconds are those of the processor: on a machine that others use, those of the clock say how
-busy they are. The images are an array `x_calib` (uint8, NCHW).
+busy they are. The images are an array `x_calib` (uint8, NCHW); a cut is judged by those of `x_test`, which it did not
+see: its mean distance to the full network (KL divergence) says whether what is faster is worse.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parents[1]
 PIXELS = 128
-WHAT = ["unet", "detector", "calibration"]
+WHAT = ["unet", "detector", "calibration", "cut"]
+JUDGED = [0.75, 0.5, 0.35, 0.25]
 
 
 def convolutions(channels_in: int, channels: int, stride: int = 1) -> nn.Sequential:
@@ -124,6 +126,42 @@ def measure_calibration(weights: Path, file: Path, passes: float) -> dict[str, A
     return {"seconds": seconds, "sizes": report.sizes, "is_settled": report.is_settled, "digest": digest[:16]}
 
 
+def measure_cut(weights: Path, file: Path, passes: float) -> dict[str, Any]:
+    """Seconds of what `decomposable cut` does before it measures accuracies: bases by data, statistics, the file."""
+    import numpy as np
+    from _cifar import augment, pretrained_resnet20, standardise
+
+    import decomposable as dn
+
+    arrays = np.load(file)
+    generator = torch.Generator().manual_seed(0)
+    batches = [augment(part, generator) for part in torch.from_numpy(arrays["x_calib"]).split(125)]
+    model = pretrained_resnet20(weights)
+    start = time.process_time()
+    net = dn.decompose(model, example_input=batches[0][:1], data=batches)
+    bases = time.process_time()
+    report = net.calibrate_(batches, passes=passes)
+    with tempfile.TemporaryDirectory() as folder:
+        net.save(Path(folder) / "net.safetensors")
+    seconds = time.process_time() - start
+    distances = distances_to(model, net, standardise(torch.from_numpy(arrays["x_test"])))
+    return {"seconds": seconds, "of_bases": bases - start, "sizes": report.sizes, "kl": distances}
+
+
+@torch.no_grad()
+def distances_to(model: nn.Module, net: Any, images: Tensor) -> dict[str, float]:
+    """KL(full ‖ size), the mean over the images, at some sizes."""
+
+    def log_p(network: nn.Module) -> Tensor:
+        return torch.cat([network(part) for part in images.split(125)]).double().log_softmax(dim=1)
+
+    full, found = log_p(model.eval()), {}
+    for size in JUDGED:
+        net.resize_(macs=size)
+        found[f"{size:g}"] = float((full.exp() * (full - log_p(net))).sum(dim=1).mean())
+    return found
+
+
 def measured_in(checkout: Path, what: str, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a checkout, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
@@ -165,7 +203,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="the other checkout; none: nothing to compare with")
     parser.add_argument("--weights", type=Path, help="state dict of a CIFAR-10 ResNet-20; none: exports only")
     parser.add_argument("--images", type=Path, help="an .npz file with x_calib")
-    parser.add_argument("--passes", type=float, default=60.0, help="of the calibration")
+    parser.add_argument("--passes", type=float, default=60.0, help="of the full network: the most that a grid may cost")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--what", nargs="+", choices=WHAT, default=WHAT)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
@@ -174,9 +212,9 @@ def main() -> None:
     if args.measure:
         torch.set_num_threads(1)
         as_a_command()
-        is_calibration = args.measure == "calibration"
-        found = measure_calibration(args.weights, args.images, args.passes) if is_calibration else None
-        print(json.dumps(found or measure_export(args.measure)))
+        by_images = {"calibration": measure_calibration, "cut": measure_cut}.get(args.measure)
+        found = by_images(args.weights, args.images, args.passes) if by_images else measure_export(args.measure)
+        print(json.dumps(found))
         return
     if args.against is None:
         print("no other checkout was named: nothing to compare with")
@@ -186,7 +224,7 @@ def main() -> None:
     git = ["git", "-C", str(args.against), "rev-parse", "--short", "HEAD"]
     figures: dict[str, Any] = {"other_commit": subprocess.run(git, capture_output=True, text=True).stdout.strip()}
     for what in args.what:
-        if what != "calibration" or (args.weights and args.images):
+        if what in ("unet", "detector") or (args.weights and args.images):
             figures[what] = compared(what, args)
     record("waiting", figures)
 

@@ -1,7 +1,10 @@
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from decomposable_edge.machine import collecting_later
 
 PROGRAM = """
 import resource
@@ -24,3 +27,12 @@ def test_what_was_freed_is_used_again():
     if is_kept == "False":
         pytest.skip("not glibc")
     assert float(arrays) < 5
+
+
+def test_python_looks_for_garbage_again_afterwards():
+    assert gc.isenabled()
+    with collecting_later():
+        with collecting_later():
+            assert not gc.isenabled()
+        assert not gc.isenabled()  # who turned it off turns it on
+    assert gc.isenabled()

@@ -18,6 +18,7 @@ from decomposable.export.recurrent import kept_whole, put_in_place, translations
 from decomposable.export.stages import TRACING, TRANSLATING
 from decomposable.progress import quiet as ignored
 from decomposable_edge.errors import MissingExtraError
+from decomposable_edge.machine import collecting_later
 
 if TYPE_CHECKING:
     import onnx
@@ -33,6 +34,7 @@ def require_onnx() -> None:
             raise MissingExtraError.of(package, "onnx")
 
 
+@collecting_later()  # PyTorch's exporters are large, and make a great many small objects
 def to_onnx(
     module: nn.Module,
     interface: Interface,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -189,12 +189,14 @@ def averaged(
 ) -> list[Row]:
     """For each of some networks the average of the batches' means and variances, in one pass over the batches.
 
-    Every normalisation layer uses its batch's own meanwhile, as in training. A network is built for every batch, so
-    that one of them is there at a time; its normalisation layers and their buffers are written to. `seen` is told
-    which network has run which batch, and of the buffers so far.
+    Every normalisation layer uses its batch's own meanwhile, as in training. One of several networks is built for every
+    batch anew, so that one of them is there at a time; its normalisation layers and their buffers are written to.
+    `seen` is told which network has run which batch, and of the buffers so far.
     """
     kept: list[Buffers] = [{} for _ in builds]
     number = 0
+    if len(builds) == 1:
+        builds = [cache(builds[0])]
     for number, batch in enumerate(batches, start=1):
         for index, (build, buffers) in enumerate(zip(builds, kept, strict=True)):
             network = build().eval()  # dropout off
