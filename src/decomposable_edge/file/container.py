@@ -116,22 +116,25 @@ class Stored(Generic[A]):
         return self._read(start, stop, (stop - start, *self.shape[1:]), None)
 
     def _read(self, start: int, stop: int, shape: tuple[int, ...], strides: Sequence[int] | None) -> A:
-        memory, entry = self._memory, self._entry
-        made = memory.empty(shape, entry.dtype)
-        if stop > start and entry.end > entry.start:
-            row_bytes = (entry.end - entry.start) // len(self)
-            first, last = self._blocks.around(start, stop)
-            rest = [bytearray((start - first) * row_bytes), bytearray((min(last, len(self)) - stop) * row_bytes)]
-            parts = [memoryview(rest[0]), memory.bytes_of(made), memoryview(rest[1])]
-            place = entry.start + first * row_bytes
-            try:
-                for part in parts:
-                    read_at(self._file, place, part)
-                    place += part.nbytes
-                self._blocks.verify(self.name, first, row_bytes, parts)
-            except Damaged as error:
-                raise ArtifactError.of(self._path, one_line(error)) from error
-        return memory.filled(made, entry.dtype, strides)
+        try:
+            made = self._memory.empty(shape, self.dtype)
+            if stop > start and self.nbytes:
+                self._fill(start, stop, self._memory.bytes_of(made))
+        except Damaged as error:
+            raise ArtifactError.of(self._path, one_line(error)) from error
+        return self._memory.filled(made, self.dtype, strides)
+
+    def _fill(self, start: int, stop: int, content: memoryview) -> None:
+        """Read these rows, and what is needed besides to verify them."""
+        row_bytes = self.nbytes // len(self)
+        first, last = self._blocks.around(start, stop)
+        rest = [bytearray((start - first) * row_bytes), bytearray((min(last, len(self)) - stop) * row_bytes)]
+        parts = [memoryview(rest[0]), content, memoryview(rest[1])]
+        place = self._entry.start + first * row_bytes
+        for part in parts:
+            read_at(self._file, place, part)
+            place += part.nbytes
+        self._blocks.verify(self.name, first, row_bytes, parts)
 
 
 class _OpenFile(FileIO):
