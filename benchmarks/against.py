@@ -43,7 +43,11 @@ def measure() -> dict[str, float]:
     import torch
 
     import decomposable as dn
-    from decomposable_edge import AnySizeSession
+
+    try:
+        from decomposable_edge import AnySizeSession
+    except ImportError:  # an earlier checkout
+        from decomposable.edge import AnySizeSession
 
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
@@ -56,7 +60,8 @@ def measure() -> dict[str, float]:
     images = [torch.randn(64, 3, 32, 32) for _ in range(2)]
     small.calibrate_(images, sizes=[0.2, 0.3, 0.5, 0.8])
     with tempfile.TemporaryDirectory() as folder:
-        file, bundle = Path(folder) / "net.safetensors", Path(folder) / "net.anysize.onnx"
+        ending = ".safetensors" if hasattr(type(net), "graph") else ".onnx"
+        file, bundle = Path(folder) / "net.safetensors", Path(folder) / f"any{ending}"
         small.save(file)
         figures["load at 0.3x, ResNet-20"] = median_ms(lambda: dn.load(file, macs=0.3), 10)
         dn.export_any_size(small, bundle)

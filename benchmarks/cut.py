@@ -29,8 +29,8 @@ from _common import record
 import decomposable as dn
 from decomposable import models
 from decomposable.network.descent import Descent
-from decomposable.network.judging import SEARCHED_WITH, JudgedSize
-from decomposable.network.samples import Samples
+from decomposable.network.judging import JudgedSize
+from decomposable.network.samples import Samples, dealt
 from decomposable.training.weights import load_weights_
 
 HELD_OUT = 5000
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="then tune scales, shifts and biases, and measure again")
     parser.add_argument("--seed", type=int, default=0, help="of which images, and how augmented")
     parser.add_argument("--judging", action="store_true", help="measure what judging costs, and nothing else")
+    parser.add_argument("--repeats", type=int, default=2, help="of --judging")
     args = parser.parse_args()
     images, labels = load_cifar10(args.data, "train")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(12345))
@@ -65,7 +66,7 @@ def main() -> None:
     batches = [augment(images[part], generator) for part in chosen.split(250)]
     if args.judging:
         for count in args.measured_with or [args.images]:
-            time_judging(model, _first(batches, count), count)
+            time_judging(model, _first(batches, count), count, args.repeats)
         return
     for criterion in args.criteria:
         for count in args.measured_with or [args.images]:
@@ -108,10 +109,10 @@ def reached(net: dn.DecomposedNet, judged: tuple[torch.Tensor, torch.Tensor]) ->
     return found
 
 
-def time_judging(model: torch.nn.Module, data: list[torch.Tensor], images: int) -> None:
+def time_judging(model: torch.nn.Module, data: list[torch.Tensor], images: int, repeats: int) -> None:
     """Seconds with samples that judge, and without."""
     seconds: dict[str, list[float]] = {"with": [], "without": []}
-    for _ in range(2):
+    for _ in range(repeats):
         start = time.process_time()
         report = dn.decompose(model, data=data).cut_report
         seconds["with"].append(round(time.process_time() - start, 1))
@@ -130,10 +131,10 @@ def time_judging(model: torch.nn.Module, data: list[torch.Tensor], images: int) 
 def nothing_judges() -> Iterator[None]:
     """Inside, all samples measure, some of them share a cut out, and nothing is compared."""
 
-    def all_measure(data: list[torch.Tensor], *_: Any) -> Samples:
-        pieces = [piece for batch in data for piece in batch.split(50)]  # as small as those that are dealt out
-        searching = pieces[: -(-SEARCHED_WITH // 50)]
-        return Samples(pieces, searching, sum(map(len, pieces)), sum(map(len, searching)), len(pieces))
+    def all_measure(*args: Any) -> Samples:
+        samples = dealt(*args)
+        batches = [*samples.measure, *samples.judge]
+        return Samples(batches, samples.judge, samples.count, samples.judging, len(batches))
 
     def measured(self: Descent, *args: Any, is_judged: bool) -> frozenset[str]:
         return original(self, *args, is_judged=False)

@@ -1,13 +1,22 @@
-"""Changing the size of an any-size bundle of ResNet-50 on a device: seconds until the new session is in force.
+"""Changing the size of a ResNet-50 on a device: seconds until the new session has taken the place of the old one.
 
-Every change goes to a size that no session is kept for. Also measured: opening the bundle, going back to a kept size,
-and a run of the session against one of the file that `dn.export_onnx` writes for the same size.
+Every change goes to a size that no session is kept for. Also measured: opening the file, going back to a kept size, and
+a run of the session against one of the file that `dn.export_onnx` writes for the same size.
+
+    python benchmarks/edge.py --against ../other-checkout
+
+compares opening, changing the size and the largest memory with those of another checkout: processes of both take turns,
+and seconds are those of the processor, so that a busy machine slows both alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -21,6 +30,44 @@ from _common import interleave, onnx_options, onnx_session, ratio_of_medians, re
 import decomposable as dn
 from decomposable_edge import AnySizeSession
 
+HERE = Path(__file__).resolve().parents[1]
+EXPORT = """
+import sys, torch, warnings
+import decomposable as dn
+warnings.simplefilter("ignore")
+torch.manual_seed(0)
+pixels = int(sys.argv[2])
+net = dn.decompose(dn.models.resnet50(num_classes=1000).eval(), torch.zeros(2, 3, pixels, pixels))
+net.calibrate_([torch.randn(2, 3, pixels, pixels)], sizes=[0.6, 0.3])
+dn.export_any_size(net, sys.argv[1])
+"""
+DEVICE = """
+import json, sys, time, warnings
+import numpy as np
+try:
+    from decomposable_edge import AnySizeSession
+except ImportError:
+    from decomposable.edge import AnySizeSession
+warnings.simplefilter("ignore")
+file, pixels, start_at, *sizes = sys.argv[1:]
+
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+def timed(work):
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+sessions, before = [], peak()
+found = {"open": timed(lambda: sessions.append(AnySizeSession(file, macs=float(start_at), align=16, threads=1)))}
+found["open_bytes"] = peak() - before
+seconds = [timed(lambda: sessions[0].resize(macs=float(size), align=16)) for size in sizes]
+found |= {"resize_median": sorted(seconds)[len(seconds) // 2], "resize_slowest": max(seconds), "bytes": peak() - before}
+sessions[0].run(np.zeros((1, 3, int(pixels), int(pixels)), np.float32))
+print(json.dumps(found))
+"""
 SIZES = (0.27, 0.5, 0.25, 0.75, 0.3, 0.9, 0.2, 0.6, 0.4, 1.0, 0.8, 0.35, 0.15, 0.7, 0.45)
 
 
@@ -28,16 +75,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pixels", type=int, default=224)
+    parser.add_argument("--against", type=Path, help="another checkout: compare with it, and nothing else")
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    if args.against is not None:
+        compare(args)
+        return
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     net = dn.decompose(dn.models.resnet50(num_classes=1000).eval(), torch.zeros(2, 3, args.pixels, args.pixels))
     with tempfile.TemporaryDirectory() as folder:
-        bundle, one = Path(folder) / "net.anysize.onnx", Path(folder) / "one.onnx"
-        report = dn.export_any_size(net, bundle)
-        print(f"bundle: {report.bytes:,} bytes; largest difference {report.largest_difference:.1e}")
+        file, one = Path(folder) / "net.safetensors", Path(folder) / "one.onnx"
+        report = dn.export_any_size(net, file)
+        print(f"file: {report.bytes:,} bytes; largest difference {report.largest_difference:.1e}")
         start = time.perf_counter()
-        session = AnySizeSession(bundle, macs=0.26, align=16, threads=args.threads, session_options=onnx_options)
+        session = AnySizeSession(file, macs=0.26, align=16, threads=args.threads, session_options=onnx_options)
         figures: dict[str, Any] = {
             "bytes": report.bytes,
             "difference": report.largest_difference,
@@ -64,6 +116,34 @@ def main() -> None:
     print(f"back to a kept size: {figures['back_to_a_kept_size_ms']:.2f} ms")
     print(f"a run against one of the exported file of that size: {figures['run_against_one_size']:.2f}x")
     record("edge", figures)
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Take turns with another checkout, and record what each of them takes."""
+    checkouts = {"before": args.against.resolve(), "after": HERE}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder) / f"{name}{'.onnx' if name == 'before' else '.safetensors'}" for name in checkouts}
+        for name, checkout in checkouts.items():
+            run_in(checkout, EXPORT, files[name], args.pixels)
+        for number in range(args.rounds):
+            for name in list(checkouts)[:: 1 if number % 2 == 0 else -1]:
+                sizes = (args.pixels, 0.26, *SIZES)
+                found[name].append(json.loads(run_in(checkouts[name], DEVICE, files[name], *sizes).splitlines()[-1]))
+                print(name, found[name][-1], flush=True)
+    git = ["git", "-C", str(args.against), "rev-parse", "--short", "HEAD"]
+    figures: dict[str, Any] = {"other_commit": subprocess.run(git, capture_output=True, text=True).stdout.strip()}
+    for what in found["after"][0]:
+        before, after = (statistics.median(run[what] for run in found[name]) for name in checkouts)
+        figures[what] = {"before": before, "after": after, "ratio": after / before}
+        verdict(f"{what}: after / before", after / before, "at most 1", after <= before)
+    record("edge", {**figures, "rounds": args.rounds})
+
+
+def run_in(checkout: Path, program: str, *arguments: object) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def timed(session: AnySizeSession, macs: float) -> float:

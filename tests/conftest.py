@@ -1,8 +1,19 @@
 """Fixtures for the tests of the library."""
 
+import sys
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def without_graphs(monkeypatch):
+    """Most tests save networks that no device opens: by default `net.save` leaves the graph out here, which takes
+    seconds. Tests of the graph say ``onnx=True``, or call `export_any_size`.
+    """
+    decomposed = sys.modules.get("decomposable.network.decomposed")
+    if decomposed is not None:
+        monkeypatch.setitem(decomposed.DecomposedNet.save.__kwdefaults__, "onnx", False)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def test_the_example_of_every_verb_is_a_call_that_parses():
         for example in verb.example.splitlines():
             program, *arguments = example.split()
             assert program == "decomposable"
-            assert cli.build_parser().parse_args(arguments).verb is verb
+            assert cli.parser().parse_args(arguments).verb is verb
 
 
 @pytest.mark.parametrize("verb", [verb.name for verb in cli.VERBS])

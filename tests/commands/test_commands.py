@@ -268,7 +268,7 @@ def test_calibrate_takes_the_images_of_the_training(run, file, call, tmp_path):
     code, out, _ = call("calibrate", file, "--sizes", "0.3,0.5", "-o", out_file, "--json")
     assert code == 0
     report = json.loads(out)
-    assert (report["sizes"], report["batches"], report["images"], report["align"]) == (2, 1, 100, 1)
+    assert (report["sizes"], report["batches"], report["images"], report["align"]) == (2, 1, 100, "auto")
     assert report["seconds"] > 0
     assert artifact.read(file).statistics is None
     again = artifact.read(out_file).statistics
@@ -315,7 +315,7 @@ def test_calibrate_needs_code_and_data_as_evaluate_does(file, call, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--align", "auto"], ["--align: auto; allowed: an int of at least 1"]),
+        (["--align", "most"], ["--align: most; allowed: an int of at least 1"]),
         (["--align", "0"], ["--align: 0; allowed"]),
         (["--sizes", "0.0001"], ["macs=0.0001 is too small"]),
         (["--sizes", "x"], ["--sizes x: not a size"]),

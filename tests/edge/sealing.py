@@ -7,7 +7,13 @@ import numpy as np
 import onnx
 
 from decomposable_edge.device_graph import GRAPH
-from decomposable_edge.file.container import InNumpy, opened, write_arrays
+from decomposable_edge.file.container import InNumpy, opened, write
+
+
+def write_arrays(path, description, arrays):
+    """Write a file of these arrays."""
+    plain = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    write(path, description, {name: (str(a.dtype), a.shape, InNumpy().bytes_of(a)) for name, a in plain.items()})
 
 
 def seal(model, description, arrays):

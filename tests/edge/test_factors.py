@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from sealing import write_arrays
 
 from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_matrix, to_weight
 from decomposable.core.svd import svd
 from decomposable_edge import realising
-from decomposable_edge.file.container import Container, InNumpy, write_arrays
+from decomposable_edge.file.container import Container, InNumpy
 from decomposable_edge.weights import LayerWeights, dense_weight
 
 SHAPES = [((8, 4, 3, 5), "spatial"), ((8, 4, 3, 5), "channel"), ((6, 5, 1, 1), "channel"), ((7, 9), "channel")]

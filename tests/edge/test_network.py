@@ -9,11 +9,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from sealing import seal
+from sealing import seal, write_arrays
 
 from decomposable_edge import AnySizeSession
 from decomposable_edge.errors import ArtifactError, DecomposableError
-from decomposable_edge.file.container import write_arrays
 from decomposable_edge.network import open_network
 
 

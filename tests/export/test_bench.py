@@ -445,60 +445,27 @@ def test_nothing_but_a_profile_is_replaced_and_nothing_is_measured_in_vain(file,
 
 
 @pytest.mark.slow
-def test_an_any_size_file_is_timed_as_a_device_runs_it(net, call, tmp_path):
-    pytest.importorskip("onnxscript")
-    path = tmp_path / "any.onnx"
-    dn.export_any_size(net, path)
-    code, out, _ = call("bench", path, "--sizes", "0.5", "--seconds", 0, "--threads", 1, "--batch", 2)
-    assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["onnxruntime"] * 2
-    assert "session.resize(latency_ms=...)" in out
-    found = LatencyProfile.load_beside(path)
-    assert [entry.setting for entry in found.entries] == [("onnxruntime", 2, 1)]
-    found.check_network(net.selector)  # the device's sizes are those of the network
-    for arguments, said in ((["--runtime", "torch"], "onnxruntime"), (["--input", "1x8x8"], "no --input")):
-        code, _, err = call("bench", path, "--seconds", 0, *arguments)
-        assert code == 2
-        assert said in err
-    newer = '{"format": 2}'
-    LatencyProfile.path_beside(path).write_text(newer)  # where the session keeps it, whatever --out says
-    code, _, err = call("bench", path, "--seconds", 0, "--out", tmp_path / "other.json")
-    assert code == 2
-    assert "any.onnx.latency.json: it is there and is not" in err
-    assert LatencyProfile.path_beside(path).read_text() == newer
-
-
-@pytest.mark.slow
-def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(net, file, call, tmp_path):
-    pytest.importorskip("onnxscript")
-    bundle = tmp_path / "any.onnx"
-    dn.export_any_size(net, bundle)
-    for path, arguments in ((file, ["--runtime", "torch"]), (bundle, [])):
-        beside = LatencyProfile.path_beside(path)
-        beside.write_text('{"format": 1, "netw')
-        code, _, err = call("bench", path, "--sizes", "0.5", "--seconds", 0, *arguments)
-        assert code == 0, err
-        assert err.splitlines()[-1].startswith(
-            f"decomposable bench: warning: {beside}: it was damaged (it is not JSON)"
-        )
-        assert len(LatencyProfile.load(beside).entries) == 1
+def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(file, call):
+    beside = LatencyProfile.path_beside(file)
+    beside.write_text('{"format": 1, "netw')
+    code, _, err = call("bench", file, "--sizes", "0.5", "--seconds", 0, "--runtime", "torch")
+    assert code == 0, err
+    assert err.splitlines()[-1].startswith(f"decomposable bench: warning: {beside}: it was damaged (it is not JSON)")
+    assert len(LatencyProfile.load(beside).entries) == 1
 
 
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_network_and_a_bundle_are_measured_with_the_same_number_of_threads(threads, net, file, call, tmp_path):
+def test_both_runtimes_are_measured_with_the_same_number_of_threads(threads, file, call):
     """Both take as many as PyTorch, and say how many those are."""
     pytest.importorskip("onnxscript")
-    bundle = tmp_path / "any.onnx"
-    dn.export_any_size(net, bundle)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for path, runtimes in ((file, ["torch", "onnxruntime"]), (bundle, ["onnxruntime"])):
-            code, out, err = call("bench", path, "--sizes", "0.5", "--seconds", 0)
-            assert code == 0, err
-            assert f"; batch 1, {threads} thread{'s' if threads > 1 else ''}; " in out
-            entries = LatencyProfile.load_beside(path).entries
-            assert {entry.runtime: entry.threads for entry in entries} == dict.fromkeys(runtimes, threads)
+        code, out, err = call("bench", file, "--sizes", "0.5", "--seconds", 0)
+        assert code == 0, err
+        assert f"; batch 1, {threads} thread{'s' if threads > 1 else ''}; " in out
+        entries = LatencyProfile.load_beside(file).entries
+        assert {entry.runtime: entry.threads for entry in entries} == dict.fromkeys(["torch", "onnxruntime"], threads)
     finally:
         torch.set_num_threads(before)
 

@@ -126,7 +126,7 @@ def test_one_size_has_the_numbers_of_pytorch_at_any_length(name, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_bundle_has_them_at_every_size(name, tmp_path):
     model, net = make(name)
-    path = tmp_path / "net.onnx"
+    path = tmp_path / "net.safetensors"
     dn.export_any_size(net, path, dynamic=DYNAMIC)
     session = AnySizeSession(path)
     check_close(as_list(session.run(LONG.numpy())), wanted(model, LONG))
@@ -147,8 +147,8 @@ def as_list(found):
 
 def test_a_bundle_runs_dense_layers_in_any_mixture(tmp_path):
     _, net = make("lstm, projections")
-    dn.export_any_size(net, tmp_path / "net.onnx")
-    session = AnySizeSession(tmp_path / "net.onnx")
+    dn.export_any_size(net, tmp_path / "net.safetensors")
+    session = AnySizeSession(tmp_path / "net.safetensors")
     names = list(net.plan().ranks)
     for dense in (names[::2], names[1::2], [n for n in names if "hh" in n], [n for n in names if "hr" in n]):
         ranks = {name: 2 for name in names if name not in dense}
@@ -162,8 +162,8 @@ def test_only_some_weights_are_decomposed(tmp_path):
     model = Recurrent(nn.LSTM, bidirectional=True).eval()
     for kind in ("ih", "hh", "l0_reverse"):
         net = dn.decompose(model, X, filter_fn=lambda _, name, kind=kind: kind in name)
-        dn.export_any_size(net, tmp_path / "net.onnx")
-        session = AnySizeSession(tmp_path / "net.onnx")
+        dn.export_any_size(net, tmp_path / "net.safetensors")
+        session = AnySizeSession(tmp_path / "net.safetensors")
         check_close(session.run(X.numpy()), wanted(model, X))
         net.resize_(session.resize(macs=0.5 * (1 + net.selector.smallest_size)))
         check_close(session.run(X.numpy()), wanted(net, X))
@@ -211,7 +211,7 @@ def test_half_precision_is_refused_in_one_line(dtype, tmp_path):
     with pytest.raises(ExportError, match="does not run recurrent layers in half precision; allowed: float32 and flo"):
         dn.export_onnx(net, tmp_path / "net.onnx", macs=0.5, example_input=X.to(dtype))
     with pytest.raises(ExportError, match=r"half precision|bfloat16, which ONNX Runtime's CPU does not run"):
-        dn.export_any_size(net, tmp_path / "net.onnx", example_input=X.to(dtype))
+        dn.export_any_size(net, tmp_path / "net.safetensors", example_input=X.to(dtype))
 
 
 class Packed(nn.Module):

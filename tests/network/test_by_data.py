@@ -323,8 +323,8 @@ def test_a_device_keeps_both_orders(by_loss, tmp_path):
 
     x = images(4)
     net = copy.deepcopy(by_loss)
-    dn.export_any_size(net, tmp_path / "net.anysize.onnx")
-    session = AnySizeSession(tmp_path / "net.anysize.onnx")
+    dn.export_any_size(net, tmp_path / "any.safetensors")
+    session = AnySizeSession(tmp_path / "any.safetensors")
     differ = 0
     for size in (0.3, 0.5, 0.7):
         for measure in ("params", "macs"):

@@ -228,8 +228,8 @@ def test_it_is_exported_and_bundled(kind, tmp_path):
 
     _, x, net = make(kind)
     net.calibrate_([x, x + 0.1])
-    dn.export_any_size(net, tmp_path / "net.anysize.onnx")
-    session = AnySizeSession(tmp_path / "net.anysize.onnx", threads=1)
+    dn.export_any_size(net, tmp_path / "any.safetensors")
+    session = AnySizeSession(tmp_path / "any.safetensors", threads=1)
     for size in (1.0, *SIZES):
         plan = net.resize_(macs=size)
         assert session.resize(macs=size, align=1).ranks == plan.ranks

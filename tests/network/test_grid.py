@@ -370,7 +370,7 @@ def sparse_file(tmp_path_factory):
         ("resize", "--macs", "0.3", "-o", "small.safetensors"),
         ("evaluate", "--sizes", "0.3"),
         ("export", "--macs", "0.3", "-o", "small.pt2"),
-        ("export", "--any-size", "-o", "any.onnx"),
+        ("export", "--any-size", "-o", "any.safetensors"),
         ("sizes",),
     ],
     ids=" ".join,

@@ -27,7 +27,7 @@ def clock(monkeypatch):
 
 def on_a_terminal(monkeypatch, columns=80):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((columns, 24)))
 
 
 def on_screen(written):

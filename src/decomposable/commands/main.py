@@ -35,9 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"the verb {arguments[0]} is one of the laboratory, {LABORATORY}"
         print(f"decomposable {arguments[0]}: error: {where}", file=sys.stderr)
         return CALLED_WRONG
+    return run_command("decomposable", parser, arguments)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of `decomposable`."""
     description = "Train a neural network once, then run it at any size."
-    build = partial(build_parser, "decomposable", description, VERBS, example="decomposable demo")
-    return run_command("decomposable", build, arguments)
+    return build_parser("decomposable", description, VERBS, example="decomposable demo")
 
 
 def build_parser(program: str, description: str, verbs: Sequence[Verb], *, example: str) -> argparse.ArgumentParser:

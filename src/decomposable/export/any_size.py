@@ -34,7 +34,7 @@ from decomposable.export.checking import (
     torch_runner,
     trials_of,
 )
-from decomposable.export.graph import onnx_checker, require_onnx, to_onnx
+from decomposable.export.graph import require_onnx, to_onnx
 from decomposable.export.interface import Feeds, Interface, interface_of
 from decomposable.export.one_size import check_ending, reported
 from decomposable.export.program import ExportError, FixedBatchError, ready
@@ -150,6 +150,8 @@ def _written(
     progress: Report | None,
 ) -> AnySizeReport:
     """The file with a graph that is made now, and which the network knows from now on."""
+    import onnx
+
     artifact, twin = net.artifact(), copy.deepcopy(net).cpu().eval()
     with shown(progress) as report:
         stages = Stages(report)
@@ -158,7 +160,7 @@ def _written(
         names = names_of(twin)
         model = tidy(model, names)
         with refusing(ExportError, "export: the model has no valid ONNX form"):
-            onnx_checker().check_model(model, full_check=False)
+            onnx.checker.check_model(model, full_check=False)
         values = {name: interface.call.inputs[name].values for name in interface.names}
         graph = DeviceGraph(content=without_weights(model, names), lengths=interface.lengths, values=values)
         trials = trials_of(twin, interface, rows, _BATCHES)

@@ -33,13 +33,6 @@ def require_onnx() -> None:
             raise MissingExtraError.of(package, "onnx")
 
 
-def onnx_checker() -> Any:
-    """ONNX's own check of a model; the package is optional."""
-    import onnx
-
-    return onnx.checker
-
-
 def to_onnx(
     module: nn.Module,
     interface: Interface,

@@ -21,7 +21,7 @@ from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import Container, FilePath, open_container, write_container
 from decomposable.network.file.contents import Artifact, describe_size
 from decomposable.network.file.parsing import kind_of, naming, network_from
-from decomposable.network.file.shrinking import Source, read_network, shrink, tuned_at, under_all_names
+from decomposable.network.file.shrinking import bases_of, read_network, shrink, tuned_at, under_all_names
 from decomposable.network.file.skeleton import chain_around, join
 from decomposable_edge.errors import ArtifactError
 from decomposable_edge.realising import realised
@@ -76,8 +76,8 @@ def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
     ['0.0.weight', '0.1.weight', '0.1.bias', '2.weight', '2.bias']
     """
     artifact.selector.check_plan(plan)
-    source = Source(artifact)
-    size = realised(plan, {x.name: source.bases(x) for x in artifact.skeleton.layers}, artifact.statistics, None)
+    bases = {layer.name: bases_of(artifact, layer) for layer in artifact.skeleton.layers}
+    size = realised(plan, bases, artifact.statistics, None)
     changed = {**size.statistics, **tuned_at(artifact, artifact.tuned, plan)}
     chains: dict[str, Factors] = {}
     for layer in artifact.skeleton.layers:

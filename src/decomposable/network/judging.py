@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from decomposable.network.goals import Goal, Readings
 from decomposable_edge.errors import InvalidArgumentError
 
 SEARCHED_WITH = 128
-"""Samples, in whole batches, that a way of sharing out is chosen by."""
+"""Samples at most, in whole batches, that a way of sharing out is chosen by."""
 
-COMPARED_WITH = 256
-"""Samples, in whole batches, that two cuts of a size are compared by; of halves, both together."""
+COMPARED_WITH = 192
+"""Samples at most, in whole batches, that two cuts of a size are compared by; of halves, both together."""
 
 MOST_READ = 1 << 28
 """Bytes of what the full network says that are held, beyond those of one batch: 256 MiB."""
@@ -137,8 +138,9 @@ class Judge:
         return sum(map(samples_in, self.batches))
 
     def first(self, most: int) -> Judge:
-        """One that goes by fewer of them."""
-        count = next((i for i in range(1, len(self.batches)) if sum(map(samples_in, self.batches[:i])) >= most), None)
+        """One that goes by so many of them at most, but by one batch at least."""
+        held = accumulate(map(samples_in, self.batches))
+        count = max(1, sum(total <= most for total in held))
         return Judge(self.batches[:count], self.full[:count], self.forward, self.goal)
 
     def distance(self, network: nn.Module) -> float:

@@ -240,13 +240,6 @@ def write(
     return len(header) + end
 
 
-def write_arrays(path: FilePath, description: Mapping[str, Any], arrays: Mapping[str, Array]) -> int:
-    """Write a file of arrays of numpy."""
-    plain = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    of_bytes = InNumpy().bytes_of
-    return write(path, description, {name: (str(a.dtype), a.shape, of_bytes(a)) for name, a in plain.items()})
-
-
 def _refusal(path: Path, error: Damaged) -> str:
     if path.suffix == ".onnx":
         return "an ONNX file (any-size files of before are not read any more); allowed: a file of net.save()"

@@ -1,13 +1,14 @@
 """A network with one of its sizes as the largest: the same in memory, and read from a file with no byte more than that.
 
-`shrink` says what the smaller network consists of, and takes it from a `Source`: a network in memory, or a file, whose
-tensors are read when they are taken. What is known of a file before that are shapes (tensors on the meta device).
+`shrink` says what the smaller network consists of. It takes that from memory, or from a file whose tensors are read
+when they are taken; what is known of a file before that are shapes (tensors on the meta device).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -35,42 +36,31 @@ from decomposable_edge.sizing.record import check_tuned, factor_names, state_nam
 K = TypeVar("K", bound=InTorch)
 
 
-class Source:
-    """A network in memory, to make a smaller one of."""
-
-    def __init__(self, artifact: Artifact) -> None:
-        self.artifact = artifact
-
-    def tensor(self, key: str) -> Tensor:
-        """Return a tensor of the state."""
-        return self.artifact.state[key]
-
-    def bases(self, layer: StoredLayer) -> LayerBases:
-        """Return a layer's weight and factors."""
-        return LayerBases(layer.chain, self.artifact.factors[layer.name], self.artifact.state[layer.key])
+def bases_of(artifact: Artifact, layer: StoredLayer) -> LayerBases:
+    """Return a layer's weight and factors."""
+    return LayerBases(layer.chain, artifact.factors[layer.name], artifact.state[layer.key])
 
 
-class InFile(Source):
-    """A network in a file, of which the artifact has the shapes."""
+class InFile:
+    """A network in a file, whose tensors are read when they are taken; `artifact` has their shapes."""
 
     def __init__(self, container: Container) -> None:
-        super().__init__(network_from(container))
+        self.artifact = network_from(container)
         self._container, self._read = container, dict[int, Tensor]()
         self._names: dict[int, str] = {}  # what is one tensor is in the file once
         for key, tensor in self.artifact.state.items():
             self._names.setdefault(id(tensor), state_name(key))
 
     def tensor(self, key: str) -> Tensor:
-        """Return a tensor of the state, which is read."""
+        """Return a tensor of the state."""
         place = id(self.artifact.state[key])
         if place not in self._read:
             self._read[place] = self._container.tensors[self._names[place]].all()
         return self._read[place]
 
     def bases(self, layer: StoredLayer) -> LayerBases:
-        """Return a layer's weight and factors, which are read as far as they are taken."""
-        known = super().bases(layer)
-        return _BasesInFile(known.chain, known.whole, known.own, self, layer)
+        """Return a layer's weight and factors."""
+        return _BasesInFile(**vars(bases_of(self.artifact, layer)), source=self, layer=layer)
 
     def factors(self, layer: StoredLayer, start: int, like_these: Factors) -> Factors:
         """Return the factors from a basis on, as many as these are, and laid out as they are."""
@@ -78,12 +68,13 @@ class InFile(Source):
         rows = [self._container.tensors[n][start : start + len(each)][:, : each.shape[1]] for n, each in pairs]
         return tuple(like(each.stride(), found) for each, found in zip(like_these, from_stored(rows), strict=True))
 
-    def whole(self) -> Artifact:
-        """Return all of it."""
+    def whole(self, plan: RankPlan) -> Artifact:
+        """Return all of it, at the size of a plan."""
         self._container.expect_all()
         found = self.artifact
         return replace(
             found,
+            plan=plan,
             state={key: self.tensor(key) for key in found.state},
             factors={x.name: self.factors(x, 0, found.factors[x.name]) for x in found.skeleton.layers},
             statistics=None if found.statistics is None else found.statistics.map(_in_memory),
@@ -93,10 +84,8 @@ class InFile(Source):
 
     def graph(self) -> DeviceGraph | None:
         """Return the graph for devices, if there is one."""
-        about = self._container.description.get("onnx")
-        return (
-            None if about is None else DeviceGraph.read(about, self._container.tensors[GRAPH].all().numpy().tobytes())
-        )
+        about, tensors = self._container.description.get("onnx"), self._container.tensors
+        return None if about is None else DeviceGraph.read(about, tensors[GRAPH].all().numpy().tobytes())
 
 
 def _in_memory(tensor: Tensor | Stored) -> Tensor:
@@ -124,10 +113,12 @@ def read_network(container: Container, request: SizeRequest | None = None) -> Ar
     Only what the result consists of is read, and the rest of a block here and there to verify it.
     """
     source = InFile(container)
-    if request is None:
-        return source.whole()
-    plan = source.artifact.plan_for(request, lambda: LatencyProfile.load_beside(container.path))
-    return replace(source.whole(), plan=plan) if plan.is_full else _shrunk(source, plan, source.graph())
+    plan = source.artifact.plan
+    if request is not None:
+        plan = source.artifact.plan_for(request, lambda: LatencyProfile.load_beside(container.path))
+    if request is None or plan.is_full:
+        return source.whole(plan)
+    return replace(_shrunk(source.artifact, plan, source.bases, source.tensor), graph=source.graph())
 
 
 def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
@@ -137,16 +128,24 @@ def shrink(artifact: Artifact, plan: RankPlan) -> Artifact:
     original network.
     """
     artifact.selector.check_plan(plan)
-    return replace(artifact, plan=plan) if plan.is_full else _shrunk(Source(artifact), plan, artifact.graph)
+    if plan.is_full:
+        return replace(artifact, plan=plan)
+    return _shrunk(artifact, plan, partial(bases_of, artifact), artifact.state.__getitem__)
 
 
 @torch.no_grad()
-def _shrunk(source: Source, plan: RankPlan, graph: DeviceGraph | None) -> Artifact:
-    artifact, selector = source.artifact, source.artifact.selector
+def _shrunk(
+    artifact: Artifact,
+    plan: RankPlan,
+    bases_of_layer: Callable[[StoredLayer], LayerBases],
+    tensor: Callable[[str], Tensor],
+) -> Artifact:
+    """The same, with what a layer and the state hold taken from memory or from a file."""
+    selector = artifact.selector
     factors: dict[str, Factors] = {}
     changed: dict[str, Tensor] = {}
     for layer in artifact.skeleton.layers:
-        bases, ranks = source.bases(layer), ranks_of(plan.ranks[layer.name])
+        bases, ranks = bases_of_layer(layer), ranks_of(plan.ranks[layer.name])
         part = bases.first(ranks)
         factors[layer.name] = (
             part if ranks == bases.kept else tuple(each.clone() for each in part)
@@ -162,13 +161,12 @@ def _shrunk(source: Source, plan: RankPlan, graph: DeviceGraph | None) -> Artifa
     everywhere = under_all_names(artifact, changed)
     return replace(
         artifact,
-        state={key: everywhere[key] if key in everywhere else source.tensor(key) for key in artifact.state},
+        state={key: everywhere[key] if key in everywhere else tensor(key) for key in artifact.state},
         factors=factors,
         selector=_selector_up_to(selector, plan),
         plan=plan,
         statistics=statistics,
         tuned=tuned,
-        graph=graph,
     )
 
 
