@@ -17,6 +17,7 @@ import torch
 from _common import interleave, record, verdict
 from torch import nn
 
+import decomposable_lab  # noqa: F401  its methods are measured, too
 from decomposable import decompose, models
 from decomposable.recipes.paper import CIFAR100
 from decomposable.recipes.settings import Settings
