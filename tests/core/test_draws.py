@@ -57,6 +57,15 @@ def test_a_budget_is_the_very_plan_of_resize(measure: str, form: str) -> None:
     assert sizes[0.1] != sizes[0.9], "some layer is dense in one and not in the other"
 
 
+def test_a_budget_has_the_rounded_ranks_of_resize_in_wide_layers() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 300)), torch.randn(2, 300)
+    joint = dn.JointObjective(net, macs=0.45, example_input=x, seed=0)
+    decompositions = svd({layer.name: to_matrix(layer.weight.detach(), layer.form) for layer in joint.layers})
+    found, cut = joint.select_ranks(decompositions, joint.sizes.draw(joint._generator)), dn.decompose(net, x)
+    assert found == dict(cut.plan(macs=0.45).ranks) != dict(cut.plan(macs=0.45, align=1).ranks)
+
+
 def test_the_network_that_is_trained_gives_the_outputs_of_the_one_that_is_shipped() -> None:
     net = model().eval()
     outputs = []

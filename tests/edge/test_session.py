@@ -70,28 +70,27 @@ def test_a_size_gives_the_numbers_of_pytorch(session, net, expected, x, size):
         assert plan == net.plan() == session.plan()
 
 
-@pytest.mark.parametrize("align", [None, "auto", 1, 8])
-@pytest.mark.parametrize("way", ["macs", "params", "ratio"])
 @pytest.mark.filterwarnings("ignore:batch normalisation has statistics of ranks")
-def test_what_pytorch_tells_is_what_the_device_tells_takes_and_what_is_exported(wide_bundle, way, align, tmp_path):
+def test_what_pytorch_tells_is_what_the_device_tells_takes_and_what_is_exported(wide_bundle, tmp_path):
     path, net = wide_bundle
     session = AnySizeSession(path)
-    size = {way: 0.5, "align": align}
-    told = net.plan(**size)
-    assert net.plan().is_full  # telling changes nothing
-    assert session.plan().is_full
-    assert (session.plan(**size), session.plan(**size).align) == (told, told.align)
-    assert session.resize(**size) == session.plan() == AnySizeSession(path, **size).plan() == told
-    assert session.resize(session.selector.full_plan()).is_full
-    assert session.resize(told) == session.plan() == told
-    assert net.resize_(**size) == net.plan() == told
-    net.resize_(macs=1.0)
-    if way == "macs":
-        report = dn.export_onnx(net, tmp_path / "one.onnx", **size)
-        assert (report.macs, report.ranks) == (told.macs, dict(told.ranks))
+    for way, align in itertools.product(("macs", "params", "ratio"), (None, "auto", 1, 8)):
+        size = {way: 0.5, "align": align}
+        told = net.plan(**size)
+        assert net.plan().is_full  # telling changes nothing
+        assert session.plan().is_full
+        assert (session.plan(**size), session.plan(**size).align) == (told, told.align)
+        assert session.resize(**size) == session.plan() == AnySizeSession(path, **size).plan() == told
+        assert session.resize(session.selector.full_plan()).is_full
+        assert session.resize(told) == session.plan() == told
+        assert net.resize_(**size) == net.plan() == told
+        assert session.resize(macs=1.0) == net.resize_(macs=1.0)
+    told = net.plan(macs=0.5)
+    report = dn.export_onnx(net, tmp_path / "one.onnx", macs=0.5)
+    assert (report.macs, report.ranks) == (told.macs, dict(told.ranks))
 
 
-def test_auto_is_the_default_of_budgets_and_ratios_and_ranks_are_literal(wide_bundle):
+def test_auto_is_the_default_of_budgets_and_ratios_and_ranks_are_literal(wide_bundle, bundle):
     """And it needs no statistics of its own: nothing warns."""
     path, net = wide_bundle
     session = AnySizeSession(path)
@@ -104,21 +103,20 @@ def test_auto_is_the_default_of_budgets_and_ratios_and_ranks_are_literal(wide_bu
     assert session.resize(ranks=ranks) == AnySizeSession(path, ranks=ranks).plan() == net.plan(ranks=ranks)
     assert AnySizeSession(path).plan().is_full
     assert AnySizeSession(path, align="auto").plan().is_full
+    with pytest.raises(InvalidArgumentError) as caught:
+        session.resize(AnySizeSession(bundle).plan())
+    assert (caught.value.option, caught.value.allowed) == ("plan", "what its plan() returns")
 
 
-def test_a_plan_is_given_alone_and_is_of_this_network(wide_bundle, bundle):
-    path, net = wide_bundle
-    session = AnySizeSession(path)
+def test_a_plan_is_given_alone(bundle):
+    session = AnySizeSession(bundle)
     for wrong in ({"macs": 0.5}, {"align": 8}):
         with pytest.raises(InvalidArgumentError) as caught:
-            session.resize(net.plan(macs=0.5), **wrong)
+            session.resize(session.plan(macs=0.5), **wrong)
         assert (caught.value.option, caught.value.came) == ("plan", f"a plan, {next(iter(wrong))}")
     with pytest.raises(InvalidArgumentError) as caught:
         session.resize(0.5)
     assert (caught.value.option, caught.value.came) == ("plan", "float")
-    with pytest.raises(InvalidArgumentError) as caught:
-        session.resize(AnySizeSession(bundle).plan())
-    assert (caught.value.option, caught.value.allowed) == ("plan", "what its plan() returns")
     with pytest.raises(InvalidArgumentError) as caught:
         session.resize()
     assert (caught.value.option, caught.value.came) == ("size", "none")

@@ -528,6 +528,7 @@ def test_modes_random_numbers_and_surroundings_stay():
     assert all(p.requires_grad for p in net.extract(net.selector.of_size(0.4)).parameters())
 
 
+@pytest.mark.filterwarnings("ignore:batch normalisation still has")
 def test_other_threads_run_and_resize_meanwhile():
     net, x, errors, done = made(), data()[0], [], threading.Event()
     full = net(x)
