@@ -12,7 +12,7 @@ READ = (".py", ".md", ".toml", ".txt", ".cff", "")
 def test_a_missing_package_says_what_works_from_a_checkout():
     error = MissingExtraError.of("Pillow", "images")
     assert str(error) == (
-        "Pillow is not installed; run in a checkout of decomposable: pip install -c constraints.txt '.[images]'"
+        "Pillow is not installed; run in a checkout of decomposable: pip install -c constraints.txt -e '.[images]'"
     )
     assert isinstance(error, ImportError)
 

@@ -131,6 +131,6 @@ def needs_extra() -> Iterator[None]:
         if package not in ("numpy", "onnx", "onnxruntime"):
             raise
         raise MissingExtraError(
-            f"{package} is not installed, which a device needs; run: pip install 'decomposable-edge[onnx]'; or "
+            f"{package} is not installed, which a device needs; run on a device: pip install {package}; or "
             f"{how_to_install('onnx')}"
         ) from error

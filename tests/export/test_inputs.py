@@ -318,9 +318,9 @@ def twice(n, b):
 )
 def test_what_cannot_be_exported_is_refused_in_one_line(forward, more, words, tmp_path):
     net = taken(forward, {**batch_of(), **more})
-    for call in (dn.export_onnx, dn.export_any_size):
+    for call, file in ((dn.export_onnx, "net.onnx"), (dn.export_any_size, "net.safetensors")):
         with pytest.raises(ExportError) as caught:
-            call(net, tmp_path / "net.onnx")
+            call(net, tmp_path / file)
         assert all(word in str(caught.value) for word in words), caught.value
         assert "allowed: forward=" in str(caught.value)
         assert "\n" not in str(caught.value)

@@ -137,8 +137,6 @@ def test_a_bundle_has_them_at_every_size(name, tmp_path):
         net.resize_(plan)
         for x in (X, LONG, LONG[:1, :1]):
             check_close(as_list(session.run(x.numpy())), wanted(net, x))
-    whole = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])  # any runtime, at full size
-    check_close(whole.run(None, {"input": LONG.numpy()}), wanted(model, LONG))
 
 
 def as_list(found):
@@ -225,7 +223,11 @@ class Packed(nn.Module):
 
 def test_a_packed_batch_is_refused_in_one_line(tmp_path):
     net = dn.decompose(Packed().eval(), X)
-    for export, file in ((dn.export_onnx, "net.onnx"), (dn.export_torch, "net.pt2"), (dn.export_any_size, "a.onnx")):
+    for export, file in (
+        (dn.export_onnx, "net.onnx"),
+        (dn.export_torch, "net.pt2"),
+        (dn.export_any_size, "a.safetensors"),
+    ):
         with pytest.raises(ExportError, match="PackedSequence") as caught:
             export(net, tmp_path / file)
         assert "\n" not in str(caught.value)

@@ -9,6 +9,7 @@ import decomposable as dn
 from decomposable.core.distillation import kl_divergence
 from decomposable.core.standin import StandIn
 from decomposable.network import artifact
+from decomposable_edge import errors
 
 
 class Sounds(nn.Module):
@@ -288,7 +289,7 @@ def test_by_data_too(kind, criterion):
 
 def test_layers_with_several_cuts_are_refused_with_data():
     message = "layer 'stem': form='tucker' with bases by data; allowed: 'spatial', 'channel', or a criterion"
-    with pytest.raises(dn.errors.InvalidArgumentError, match=message):
+    with pytest.raises(errors.InvalidArgumentError, match=message):
         dn.decompose(Images(), data=[torch.zeros(2, 3, 9, 9)], form="tucker")
 
 
@@ -320,5 +321,5 @@ def test_a_file_with_stages_that_cannot_be_is_refused(tmp_path):
         changed = [{**entry} for entry in description["layers"]]
         changed[0]["stages"] = stages
         write_container(tmp_path / "bad.safetensors", {**description, "layers": changed}, tensors)
-        with pytest.raises(dn.errors.ArtifactError):
+        with pytest.raises(errors.ArtifactError):
             dn.load(tmp_path / "bad.safetensors", model=Images())

@@ -136,7 +136,7 @@ def test_after_loading_as_well(net, file):
     for other in (dn.load(file, model=Tagger()), artifact.read(file), artifact.outline(file)):
         assert dict(other.skipped) == net.skipped
         with pytest.raises(BudgetError, match=re.escape(blocked("macs"))):
-            other.plan(macs=0.5)
+            other.selector.of_size(0.5, "macs")
     with pytest.raises(BudgetError, match=re.escape(blocked("params"))):
         dn.load(file, model=Tagger(), params=0.5)
 

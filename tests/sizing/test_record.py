@@ -1,4 +1,4 @@
-"""What choosing a size needs, written and read again: the same for both kinds of file, and so is what is refused."""
+"""What choosing a size needs, written and read again, and what is refused."""
 
 import json
 
@@ -11,8 +11,6 @@ from decomposable_edge.sizing.interpolation import CalibratedSizes, position
 from decomposable_edge.sizing.plans import SizeRequest
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.record import (
-    BUNDLE,
-    NETWORK_FILE,
     Arrays,
     describe,
     layer_entry,
@@ -27,7 +25,6 @@ LAYERS = (
 )
 FEEDERS = {"norm": "conv"}
 BUFFERS = {"norm.running_mean": (6,), "norm.running_var": (6,), "fc.bias": (5,)}
-both_kinds = pytest.mark.parametrize("layout", [NETWORK_FILE, BUNDLE], ids=["network file", "bundle"])
 
 
 def chosen(selector, **size):
@@ -68,26 +65,25 @@ def make_statistics(selector):
     )
 
 
-def written(layout):
+def written():
     selector = make_selector()
-    fields, arrays = describe(selector, FEEDERS, make_statistics(selector), layout)
+    fields, arrays = describe(selector, FEEDERS, make_statistics(selector), None)
     entries = [layer_entry(layer, cost) for layer, cost in zip(LAYERS, selector.costs, strict=True)]
     return json.loads(json.dumps({"layers": entries, **fields})), arrays
 
 
-def read(description, arrays, layout):
+def read(description, arrays):
     top, found = Fields(description, "the file"), Arrays(arrays, lambda _, array: array, "array")
     layers = [read_layer(record) for record in top.record_list("layers")]
     stored = np.array([layer.full_rank - 1 for layer in layers])
-    selector = read_selector(top, layers, stored, found, layout)
-    statistics = read_statistics(top, selector, BUFFERS, found, layout, CalibratedSizes)
+    selector = read_selector(top, layers, stored, found)
+    statistics = read_statistics(top, selector, BUFFERS, found, CalibratedSizes)
     found.require_all_taken()
     return selector, statistics
 
 
-@both_kinds
-def test_what_was_written_is_read_again(layout):
-    selector, statistics = read(*written(layout), layout)
+def test_what_was_written_is_read_again():
+    selector, statistics = read(*written())
     whole = make_selector()
     assert (selector.costs, selector.left_alone) == (whole.costs, whole.left_alone)
     assert (selector.fixed_macs, selector.fixed_params) == (50, 17)
@@ -162,19 +158,17 @@ SPOILT = {
 }
 
 
-@both_kinds
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
-def test_a_claim_that_cannot_be_is_refused(spoil, layout):
-    description, arrays = written(layout)
+def test_a_claim_that_cannot_be_is_refused(spoil):
+    description, arrays = written()
     spoil(description, arrays)
     with pytest.raises(Damaged) as caught:
-        read(description, arrays, layout)
+        read(description, arrays)
     assert "\n" not in str(caught.value)
 
 
-@both_kinds
-def test_what_older_files_do_not_say_is_read_as_nothing(layout):
-    description, arrays = written(layout)
+def test_what_older_files_do_not_say_is_read_as_nothing():
+    description, arrays = written()
     del description["left_alone"], description["statistics"]["grids"]
-    selector, statistics = read(description, arrays, layout)
+    selector, statistics = read(description, arrays)
     assert (selector.left_alone, statistics.grids) == ((), ())

@@ -52,7 +52,7 @@ def load(path: FilePath, model: nn.Module | None = None, **size: Unpack[SizeKeyw
         >>> build = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder) / "net.safetensors"
-        ...     dn.decompose(build()).save(path, info={"accuracy": 0.9})
+        ...     report = dn.decompose(build()).save(path, info={"accuracy": 0.9})
         ...     net = load(path, model=build())
         ...     small = load(path, model=build(), ratio=0.5)
         >>> net.plan().is_full, net.info, small.plan() == net.resize_(ratio=0.5)
@@ -134,7 +134,7 @@ class _Filling:
         net = DecomposedNet(base=self.base, layers=layers, parts=artifact, forward=forward)
         net.latency_beside = Path(self.path).absolute()
         if size is not None:
-            net._warn_once(net.plan(), stacklevel=6)  # the caller of load
+            net._warn_once(net.plan(), stacklevel=5)  # the caller of load
         return net
 
     def plain_module(self, size: Size) -> nn.Module:
