@@ -73,7 +73,7 @@ def written():
 
 
 def read(description, arrays):
-    top, found = Fields(description, "the file"), Arrays(arrays, lambda _, array: array, "array")
+    top, found = Fields(description, "the file"), Arrays(arrays, lambda array: array, "array")
     layers = [read_layer(record) for record in top.record_list("layers")]
     stored = np.array([layer.full_rank - 1 for layer in layers])
     selector = read_selector(top, layers, stored, found)
@@ -167,8 +167,9 @@ def test_a_claim_that_cannot_be_is_refused(spoil):
     assert "\n" not in str(caught.value)
 
 
-def test_what_older_files_do_not_say_is_read_as_nothing():
+@pytest.mark.parametrize("key", ["left_alone", "feeders", "fixed_params"])
+def test_a_description_that_leaves_something_out_is_refused(key):
     description, arrays = written()
-    del description["left_alone"], description["statistics"]["grids"]
-    selector, statistics = read(description, arrays)
-    assert (selector.left_alone, statistics.grids) == ((), ())
+    del description[key]
+    with pytest.raises(Damaged, match=key):
+        read(description, arrays)
