@@ -16,7 +16,7 @@ import decomposable as dn
 from decomposable.core.forms import FORMS
 from decomposable.export.checking import rounding, trials_of
 from decomposable.export.interface import interface_of
-from decomposable.export.subject import subject_of
+from decomposable.export.source import subject_of
 from decomposable.network.decomposed import DecomposedNet
 from decomposable_edge.console import as_table
 from decomposable_edge.sizing.plans import SizeRequest

@@ -17,7 +17,7 @@ from _common import record
 import decomposable as dn
 from decomposable import recipes
 from decomposable.training.evaluation import accuracy
-from decomposable.training.finishing import material_for
+from decomposable.training.finishing import calibration_data_for
 from decomposable.training.methods.flat import from_plain
 
 SIZES = (0.5, 0.35, 0.25, 0.2, 0.15, 0.1)
@@ -34,7 +34,7 @@ def main() -> None:
     settings = from_plain(recipes.default_settings(function), {**run["settings"], "calibration_images": args.images})
     task = recipes.make_task(function, args.data, settings)
     data = task.load_data()
-    images = list(material_for(data, settings, task.loss, lambda line: None).calibration)
+    images = list(calibration_data_for(data, settings, task.loss, lambda line: None).calibration)
     net = dn.load(args.run / "network.safetensors", model=task.build_model())
     found = {}
     seconds = 0.0

@@ -181,14 +181,14 @@ def find_recurrences(wiring: Wiring) -> tuple[Found, ...]:
 
 def _found(wiring: Wiring, index: int) -> Found:
     node = wiring.nodes[index]
-    complaint = f"node '{node.name:.60}' is a loop that is no recurrent layer"
+    calibration_warning = f"node '{node.name:.60}' is a loop that is no recurrent layer"
     try:
         one, kind = _read(wiring, node)
         before = [wiring.makers[one.value(each)] for each in _between(one)]
     except (IndexError, KeyError, ValueError) as error:
-        raise Damaged(complaint) from error
+        raise Damaged(calibration_warning) from error
     wanted, there = in_steps(one, kind), [wiring.nodes[i] for i in (*before, index)]
-    require(list(map(_nameless, wanted)) == list(map(_nameless, there)), complaint)
+    require(list(map(_nameless, wanted)) == list(map(_nameless, there)), calibration_warning)
     is_alone = all(wiring.only_taker(one.value(each)) is not None for each in _between(one))
     require(is_alone, f"node '{node.name:.60}': what lies between the parts of a recurrent layer is used elsewhere")
     return Found(recurrence=one, kind=kind, scan=index, product=before[1], before=tuple(before))

@@ -1,8 +1,9 @@
 """`AnySizeSession`: one file on a device, run at any size. numpy, onnx and onnxruntime only.
 
-    file ── choose a plan ── build its model ── make an ONNX Runtime session ── put it in force
+    file ── choose a plan ── build its model ── make an ONNX Runtime session ── make it the current one
 
-A size is an immutable whole, put in force by one assignment. `run` takes no lock and holds on to the size that it began
+A size is an immutable whole, made the current one by one assignment. `run` takes no lock and holds on to the size that
+it began
 with, so a request that is under way ends at that size, whatever happens in other threads.
 """
 
@@ -117,7 +118,7 @@ class AnySizeSession:
         plan = self._with_warning(self._plan_for(request) if request.given() else self.selector.full_plan())
         self._has_warned = False
         self._warn_once(plan)
-        self._in_force: _Size = self._size_of(plan)
+        self._current: _Size = self._size_of(plan)
 
     @property
     def path(self) -> Path:
@@ -172,7 +173,7 @@ class AnySizeSession:
         """Time the full size and others on this device; ``resize(latency_ms=...)`` knows them from now on.
 
         All sizes take turns, so that a slow moment slows all alike; medians and quartiles are kept, beside the
-        file. Nothing else should run meanwhile. The size in force stays.
+        file. Nothing else should run meanwhile. The current size stays.
 
         Args:
             sizes: as in ``resize(macs=...)`` (``params=`` where MACs are not known); by default a few usual ones.
@@ -209,7 +210,7 @@ class AnySizeSession:
     def plan(self, **size: Unpack[SizeKeywords]) -> RankPlan:
         """Return the plan that `resize` would take for a size; without a size, the current plan. Nothing changes."""
         request = SizeRequest.of("plan", size)
-        return self._with_warning(self._plan_for(request) if request.given() else self._in_force.plan)
+        return self._with_warning(self._plan_for(request) if request.given() else self._current.plan)
 
     def resize(self, plan: RankPlan | None = None, /, **size: Unpack[SizeKeywords]) -> RankPlan:
         """Change the size and return the plan; requests of other threads keep the old one until the new one is ready.
@@ -239,15 +240,15 @@ class AnySizeSession:
         chosen = self._with_warning(asked if isinstance(asked, RankPlan) else self._plan_for(asked))
         self._warn_once(chosen)
         with self._lock:
-            self._in_force = self._size_of(chosen)
+            self._current = self._size_of(chosen)
         return chosen
 
     def run(self, x: Array | Mapping[str, Array]) -> Any:
-        """The network's output at the size in force: an array, or a list of them where it has several outputs.
+        """The network's output at the current size: an array, or a list of them where it has several outputs.
 
         Inputs are given by name, as a dict of arrays; where there is one, the array alone will do.
         """
-        size = self._in_force  # once: the whole request is of this size
+        size = self._current  # once: the whole request is of this size
         if not size.is_here:
             size = self._made_again()
         feeds = feeds_of(self.inputs, x)
@@ -269,7 +270,7 @@ class AnySizeSession:
                 layer.weight()
 
     def __repr__(self) -> str:
-        plan = self._in_force.plan
+        plan = self._current.plan
         part = plan.params_fraction if plan.macs_fraction is None else plan.macs_fraction
         measure = "parameters" if plan.macs_fraction is None else "MACs"
         return f"{type(self).__name__}({str(self.path)!r}; {len(plan.ranks)} layers decomposed; {part:.3f}x {measure})"
@@ -296,11 +297,11 @@ class AnySizeSession:
             warnings.warn(plan.warning, stacklevel=3)
 
     def _made_again(self) -> _Size:
-        """The size in force, after a fork, in the child."""
+        """The current size, after a fork, in the child."""
         with self._lock:
-            if not self._in_force.is_here:
-                self._in_force = self._size_of(self._in_force.plan)
-            return self._in_force
+            if not self._current.is_here:
+                self._current = self._size_of(self._current.plan)
+            return self._current
 
     def _size_of(self, plan: RankPlan) -> _Size:
         """The size of a plan: one that is kept, or made now."""

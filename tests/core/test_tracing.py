@@ -273,7 +273,9 @@ def test_transformer_layers_may_have_the_sequence_first():
 def fed(*modules: nn.Module) -> list[tuple[int, int]]:
     """(normalisation layer, the layer that feeds it) by their places."""
     model = nn.Sequential(*modules)
-    return [(modules.index(norm), modules.index(layer)) for norm, layer in trace(model, IMAGES).feeders.items()]
+    return [
+        (modules.index(norm), modules.index(layer)) for norm, layer in trace(model, IMAGES).layer_before_norm.items()
+    ]
 
 
 def test_the_layer_that_feeds_a_normalisation_layer_is_seen():

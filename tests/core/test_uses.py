@@ -47,7 +47,7 @@ BESIDES = {
 def test_who_else_uses_an_output(what):
     block = Block((ALONE | BESIDES)[what]).eval()
     seen = trace(block, torch.randn(2, 3, 6, 6))
-    assert seen.feeders[block.norm] is block.conv
+    assert seen.layer_before_norm[block.norm] is block.conv
     assert (block.conv in seen.only_normalised) == (what in ALONE)
 
 

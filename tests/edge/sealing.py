@@ -66,7 +66,7 @@ def tiny_model(width=6, seed=0):
         "fixed_macs": 0,
         "fixed_params": 0,
         "left_alone": [],
-        "feeders": {},
+        "layer_before_norm": {},
         "statistics": None,
         "tuned": None,
         "onnx": {"lengths": {}, "values": {}},

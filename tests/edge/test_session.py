@@ -252,15 +252,15 @@ def test_factors_are_not_copied(bundle):
 
 def test_recent_sizes_are_kept_and_the_oldest_goes(bundle):
     session = AnySizeSession(bundle, keep=2)
-    full = session._in_force
+    full = session._current
     session.resize(macs=0.5)
     session.resize(macs=1.0)
-    assert session._in_force is full
+    assert session._current is full
     session.resize(macs=0.4)
     assert [plan.macs_fraction for plan in session.kept] == [1.0, session.plan().macs_fraction]
     session.resize(macs=0.5)
     session.resize(macs=1.0)
-    assert session._in_force is not full
+    assert session._current is not full
 
 
 def test_a_resize_that_fails_leaves_the_size(session, x):
@@ -347,7 +347,7 @@ def test_the_threads_it_tells_are_those_that_run(bundle, x):
     session = AnySizeSession(bundle, session_options=two_threads, threads=1)
     assert (session.threads, made[-1].intra_op_num_threads) == (1, 1)
     made_by_itself = AnySizeSession(bundle)
-    assert made_by_itself._in_force.runtime.get_session_options().intra_op_num_threads == made_by_itself.threads
+    assert made_by_itself._current.runtime.get_session_options().intra_op_num_threads == made_by_itself.threads
     assert 1 <= made_by_itself.threads <= (os.cpu_count() or 1)
     providers = ["CPUExecutionProvider", ("CPUExecutionProvider", {})]
     assert AnySizeSession(bundle, providers=providers[1:]).run(x).shape == (7, 5)

@@ -12,7 +12,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import models
 from decomposable.export.measuring import measure, runners
-from decomposable.network.calls import Call, InputSpec
+from decomposable.network.calls import CallSignature, InputSpec
 from decomposable_edge.errors import BudgetError, InvalidArgumentError
 from decomposable_edge.sizing import sweep as sweeping
 from decomposable_edge.sizing.latency import LatencyProfile
@@ -234,7 +234,7 @@ class Asking(nn.Module):
 
 def test_torch_runs_in_inference_mode_on_so_many_threads_which_are_given_back():
     before, module = torch.get_num_threads(), Asking().train()
-    call = Call.with_first(InputSpec(shape=(8,), dtype="float32"))
+    call = CallSignature.with_first(InputSpec(shape=(8,), dtype="float32"))
     with runners("torch", {"a": module}, call, batch=5, threads=before + 1) as runs:
         runs["a"]()
     assert module.seen == [(5, before + 1, True, False)] * 2  # once to see whether it runs

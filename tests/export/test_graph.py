@@ -21,7 +21,7 @@ from decomposable.export import graph
 from decomposable.export.interface import Interface
 from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
-from decomposable.network.calls import Call, InputSpec
+from decomposable.network.calls import CallSignature, InputSpec
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError, MissingExtraError
 
 onnx = pytest.importorskip("onnx")
@@ -49,7 +49,7 @@ def randomised(model, seed=0):
 
 
 def to_onnx(module, spec, *, optimize, batch=None):
-    return graph.to_onnx(module, Interface(call=Call.with_first(spec), batch=batch), optimize=optimize)[0]
+    return graph.to_onnx(module, Interface(call=CallSignature.with_first(spec), batch=batch), optimize=optimize)[0]
 
 
 def outputs(model, x):

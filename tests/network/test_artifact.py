@@ -197,7 +197,7 @@ def assert_equal(one, other, x):
     assert all(map(np.array_equal, one.selector.scores, other.selector.scores))
     for name in ("skipped", "not_counted"):
         assert getattr(one, name) == getattr(other, name), name
-    assert one._in_force.parts.feeders == other._in_force.parts.feeders
+    assert one._current.parts.layer_before_norm == other._current.parts.layer_before_norm
     for name in ("trainable", "norms"):
         assert getattr(one._original, name) == getattr(other._original, name), name
     for ours, theirs in zip(one._factors.items(), other._factors.items(), strict=True):
@@ -1096,7 +1096,7 @@ LIES = {
     "same as nothing": lambda d: d["state"]["0.weight"].update(same_as="nowhere"),
     "same as itself": lambda d: d["state"]["0.weight"].update(same_as="0.weight"),
     "integers trained": lambda d: d["state"]["1.num_batches_tracked"].update(trainable=True),
-    "feeder": lambda d: d["feeders"].update({"1": "nowhere"}),
+    "feeder": lambda d: d["layer_before_norm"].update({"1": "nowhere"}),
     "statistics of nothing": lambda d: d["statistics"].update(names=["0"]),
     "statistics dropped": lambda d: d.update(statistics=None),
     "statistics no object": lambda d: d.update(statistics=[1]),

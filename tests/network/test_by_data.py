@@ -97,7 +97,7 @@ def test_the_full_size_is_the_network_itself(trained, by_loss):
 
 
 def test_all_bases_together_are_the_weights(trained, by_loss):
-    for name, factors in by_loss._in_force.parts.factors.items():
+    for name, factors in by_loss._current.parts.factors.items():
         weight = trained.get_submodule(name).weight
         form = "spatial" if weight.dim() == 4 else "channel"
         p, q = to_factors(*factors, form)

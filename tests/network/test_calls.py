@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from decomposable.network.calls import Call, InputSpec, Slot
+from decomposable.network.calls import CallSignature, InputSpec, Slot
 from decomposable.network.file.inputs import call_entries, read_call
 from decomposable_edge.fields import Damaged, Fields
 
@@ -32,7 +32,7 @@ def test_how_a_network_is_called_is_stored_as_an_addition(tmp_path):
     assert read_call(Fields(stored, "the file")) == call
     assert stored["unclear"] == "why"
     assert read_call(Fields({"input": None}, "the file")) is None
-    default = Call.with_first(InputSpec(shape=(3,), dtype="float32"))
+    default = CallSignature.with_first(InputSpec(shape=(3,), dtype="float32"))
     assert call_entries(default, None) == {"input": {"shape": [3], "dtype": "float32"}}  # as files have always had it
     assert read_call(Fields(call_entries(default, None), "the file")) == default
 

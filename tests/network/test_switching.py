@@ -248,7 +248,7 @@ def test_saving_copying_extracting_and_calibrating_go_on_meanwhile(net, x, tmp_p
     assert len(twins) > 2
     for other in (*twins, *(dn.load(path, model=build()) for path in files[:40])):
         np.testing.assert_allclose(other(x).detach().numpy(), plans[other.plan()], atol=1e-6)
-        assert other.module is other._in_force.module
+        assert other.module is other._current.module
         np.testing.assert_allclose(other.extract()(x).detach().numpy(), plans[other.plan()], atol=1e-6)
 
 
@@ -443,7 +443,7 @@ def test_a_fork_while_another_thread_resizes_leaves_a_child_that_can_resize(net,
 
 
 def resized_and_run(net, x):
-    assert net.module is net._in_force.module
+    assert net.module is net._current.module
     with torch.no_grad():
         net(x)
         plan = net.resize_(macs=0.5)

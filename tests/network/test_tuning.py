@@ -605,8 +605,11 @@ def _filled(place, value):
         (lambda d, t: d["tuned"]["names"].__setitem__(0, "stem.weight"), "'stem.weight' is tuned, and no vector"),
         (lambda d, t: d["tuned"]["names"].__setitem__(0, "stem_bn.running_mean"), "is tuned, and no vector"),
         (lambda d, t: d["tuned"]["names"].remove("norm.bias"), "tensor 'tuned/values' is"),
-        (lambda d, t: d["tuned"]["feeders"].update({"stem_bn.weight": "nothing"}), "lies where a layer is that is not"),
-        (lambda d, t: d["tuned"]["feeders"].update({"nothing": "stem"}), "lies where a layer is that is not"),
+        (
+            lambda d, t: d["tuned"]["layer_before_norm"].update({"stem_bn.weight": "nothing"}),
+            "lies where a layer is that is not",
+        ),
+        (lambda d, t: d["tuned"]["layer_before_norm"].update({"nothing": "stem"}), "lies where a layer is that is not"),
         (_set("tuned/values", lambda t: t[:, 1:].contiguous()), "tensor 'tuned/values' is"),
         (_set("tuned/values", lambda t: t.long()), "tensor 'tuned/values' is int64"),
         (_set("tuned/values", lambda t: t.double()), "tuned values are of several types"),

@@ -52,7 +52,7 @@ def make_statistics(selector):
     return CalibratedSizes(
         names=("norm",),
         channels=(6,),
-        feeders=("conv",),
+        layer_before_norm=("conv",),
         positions=tuple(map(position, plans)),
         plans=plans,
         has_explicit_full=True,
@@ -91,7 +91,7 @@ def test_what_was_written_is_read_again():
         assert chosen(selector, macs=size) == chosen(whole, macs=size)
     assert selector.full_plan() == whole.full_plan()
     before = make_statistics(whole)
-    for name in ("names", "channels", "feeders", "positions", "plans", "full_plan", "alignments", "grids"):
+    for name in ("names", "channels", "layer_before_norm", "positions", "plans", "full_plan", "alignments", "grids"):
         assert getattr(statistics, name) == getattr(before, name)
     assert statistics.has_explicit_full
     for one, other in ((statistics.mean_SC, before.mean_SC), (statistics.var_SC, before.var_SC)):
@@ -143,7 +143,7 @@ SPOILT = {
     "scores of another type": array("scores", lambda a: a.astype(np.float32)),
     "a limit of 0": array("limits/lower", lambda a: a * 0),
     "a limit above what is stored": array("limits/upper", lambda a: a + 1),
-    "fed by nobody": setting("feeders", {"norm": "nobody"}),
+    "fed by nobody": setting("layer_before_norm", {"norm": "nobody"}),
     "statistics of nothing": setting("statistics", "names", []),
     "statistics twice": setting("statistics", "names", ["norm", "norm"]),
     "alignments of 0": setting("statistics", "alignments", [0]),
@@ -167,7 +167,7 @@ def test_a_claim_that_cannot_be_is_refused(spoil):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["left_alone", "feeders", "fixed_params"])
+@pytest.mark.parametrize("key", ["left_alone", "layer_before_norm", "fixed_params"])
 def test_a_description_that_leaves_something_out_is_refused(key):
     description, arrays = written()
     del description[key]

@@ -1,4 +1,4 @@
-"""Recipes for runs that several processes share (`test_company.py`): small, without batch normalisation."""
+"""Recipes for runs that several processes share (`test_distributed.py`): small, without batch normalisation."""
 
 import os
 import signal

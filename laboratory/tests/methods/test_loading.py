@@ -17,7 +17,7 @@ from decomposable.network.file.container import read_container, write_container
 from decomposable.recipes import cross_entropy
 from decomposable.recipes.settings import Settings
 from decomposable.training import methods
-from decomposable.training.methods import Material
+from decomposable.training.methods import CalibrationData
 from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError, ModelNeededError
 
@@ -59,7 +59,7 @@ def made(name):
     network = method.network(with_structure(build()), x[:1], SETTINGS, is_trained=name == "tucker")
     network.train()
     method.step(network, SETTINGS).backward(lambda net: cross_entropy(net, batch))
-    material = Material(example_input=x[:1], calibration=[batch], loss=cross_entropy)
+    material = CalibrationData(example_input=x[:1], calibration=[batch], loss=cross_entropy)
     return method.sized(network.eval(), material, SETTINGS).eval(), x
 
 
@@ -267,7 +267,9 @@ def test_the_sizes_of_a_method_are_loaded_without_the_model(method, tmp_path):
     batch = x, torch.randint(0, 10, (16,))
     model = decaying(models.small_cnn((12, 16)))
     network = made.network(model, x[:1], settings, is_trained=method == "tucker")
-    net = made.sized(network.eval(), Material(example_input=x[:1], calibration=[batch], loss=cross_entropy), settings)
+    net = made.sized(
+        network.eval(), CalibrationData(example_input=x[:1], calibration=[batch], loss=cross_entropy), settings
+    )
     net.eval().save(tmp_path / "net", info={"input_shape": [1, 8, 8]})
     path = tmp_path / "net"
     again = lab.load(path)
@@ -289,7 +291,9 @@ def test_a_changed_model_has_to_be_given_for_the_sizes_of_a_method(change, tmp_p
     settings, x = Settings(sizes=(1.0, 0.5)), torch.randn(4, 1, 8, 8)
     made = methods.find("us-net")
     network = made.network(change(), x[:1], settings, is_trained=False).eval()
-    material = Material(example_input=x[:1], calibration=[(x, torch.zeros(4, dtype=torch.long))], loss=cross_entropy)
+    material = CalibrationData(
+        example_input=x[:1], calibration=[(x, torch.zeros(4, dtype=torch.long))], loss=cross_entropy
+    )
     made.sized(network, material, settings).save(tmp_path / "net", info={"input_shape": [1, 8, 8]})
     with pytest.raises(ModelNeededError, match=r"model= is needed: .*net was built by small_cnn, changed since;"):
         lab.load(tmp_path / "net")

@@ -16,7 +16,7 @@ from decomposable.core.standin import StandIn
 from decomposable.network.file.container import read_container
 from decomposable.recipes.settings import Settings
 from decomposable.training import methods
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError, NonFiniteError
 from decomposable_lab.methods.scratch import METHOD, ScratchSettings
@@ -64,7 +64,9 @@ def factored(model, settings=SETTINGS, x=None, is_trained=False):
 
 
 def material(x):
-    return Material(example_input=x[:1], calibration=[], loss=lambda net, pair: F.cross_entropy(net(pair[0]), pair[1]))
+    return CalibrationData(
+        example_input=x[:1], calibration=[], loss=lambda net, pair: F.cross_entropy(net(pair[0]), pair[1])
+    )
 
 
 def macs(module, x):

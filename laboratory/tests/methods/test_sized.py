@@ -10,7 +10,7 @@ from torch import nn
 
 from decomposable.network.file.container import read_container, write_container
 from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError
-from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics, restored
+from decomposable_lab.methods.sized import MethodSize, SizedNet, batch_statistics, restored
 
 CHANNELS = 8
 FULL_MACS, FULL_PARAMS = 9 * CHANNELS * 36 + 3 * CHANNELS, 12 * CHANNELS + 3 * CHANNELS + 3
@@ -36,7 +36,7 @@ def whole():
 def size(width):
     """MACs and parameters of the first so many channels."""
     k = round(CHANNELS * width)
-    return Size(
+    return MethodSize(
         name=f"width {width:g}",
         value=width,
         macs=9 * k * 36 + 3 * k,

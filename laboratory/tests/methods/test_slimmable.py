@@ -10,7 +10,7 @@ from decomposable.network.file.container import read_container
 from decomposable.recipes.settings import Settings
 from decomposable.training import experiment, methods
 from decomposable.training.loop import parameter_groups
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_lab.methods.sized import restored
@@ -39,7 +39,7 @@ def loss_of(batch):
 
 
 def material():
-    return Material(example_input=EXAMPLE, calibration=[], loss=lambda net, b: F.cross_entropy(net(b[0]), b[1]))
+    return CalibrationData(example_input=EXAMPLE, calibration=[], loss=lambda net, b: F.cross_entropy(net(b[0]), b[1]))
 
 
 def gradients(module):

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from decomposable import models
 from decomposable.core.tree import deep_copy
 from decomposable.recipes.settings import Settings
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import InvalidArgumentError, NonFiniteError
 from decomposable_lab.methods import trp
@@ -100,7 +100,7 @@ def sigma(weight, form):
 
 
 def material(x, batches=2):
-    return Material(
+    return CalibrationData(
         example_input=x[:1],
         calibration=[(x, torch.zeros(len(x), dtype=torch.long)) for _ in range(batches)],
         loss=lambda net, pair: F.cross_entropy(net(pair[0]), pair[1]),

@@ -14,7 +14,7 @@ from decomposable.core.forms import form_for, to_matrix, to_weight
 from decomposable.core.standin import StandIn
 from decomposable.network.file.container import read_container
 from decomposable.recipes.settings import Settings
-from decomposable.training.methods.base import Material, PlainStep
+from decomposable.training.methods.base import CalibrationData, PlainStep
 from decomposable.training.methods.flat import with_overrides
 from decomposable.training.weights import load_weights_
 from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError, NonFiniteError
@@ -101,7 +101,7 @@ def material(shape, batches=2, images=8):
     def loss(net, batch):
         return F.cross_entropy(net(batch[0]), batch[1] % 10)
 
-    return Material(example_input=torch.zeros(1, *shape), calibration=calibration, loss=loss)
+    return CalibrationData(example_input=torch.zeros(1, *shape), calibration=calibration, loss=loss)
 
 
 def made(model, form="tucker", shape=(3, 12, 12), **settings):

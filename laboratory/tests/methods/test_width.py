@@ -11,7 +11,7 @@ from decomposable.network.file.container import read_container
 from decomposable.recipes.settings import Settings
 from decomposable.training import experiment, methods
 from decomposable.training.devices import seed_everything
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable.training.methods.flat import with_overrides
 from decomposable_lab.methods.sized import restored
 from decomposable_lab.methods.width import METHOD
@@ -27,7 +27,9 @@ def seed():
 
 def material():
     batches = [(torch.randn(16, 1, 8, 8), torch.randint(10, (16,))) for _ in range(3)]
-    return Material(example_input=EXAMPLE, calibration=batches, loss=lambda net, b: F.cross_entropy(net(b[0]), b[1]))
+    return CalibrationData(
+        example_input=EXAMPLE, calibration=batches, loss=lambda net, b: F.cross_entropy(net(b[0]), b[1])
+    )
 
 
 def network(settings=SETTINGS, *, is_trained=False):

@@ -105,10 +105,10 @@ def _calibrated(
 ) -> tuple[CalibrationReport, int]:
     """Calibrate with the first images of an epoch, as at the end of a training; also how many those were."""
     from decomposable.training.evaluation import WrongDataError
-    from decomposable.training.finishing import material_for
+    from decomposable.training.finishing import calibration_data_for
 
     progress(Progress("reading the data"))
-    batches = material_for(task.load_data(), settings, task.loss, progress).calibration
+    batches = calibration_data_for(task.load_data(), settings, task.loss, progress).calibration
     x, _ = next(iter(batches))
     try:
         net.extract()(x.to(next(net.parameters()).device))

@@ -12,7 +12,7 @@ from decomposable_edge.console import Verb, answer, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from decomposable.training.cutting import Cut
+    from decomposable.training.cutting import CutResult
 
 CRITERIA = {
     "loss": "the answers of the network, by its logits (the default where it gives logits)",
@@ -108,7 +108,7 @@ def _run(options: argparse.Namespace) -> None:
     )
 
 
-def _bases(made: Cut) -> str:
+def _bases(made: CutResult) -> str:
     """Where the bases come from, and the statistics."""
     criterion, images = made.info["cut"]["criterion"], f"{made.images:,} images without labels"
     report = made.net.cut_report
@@ -123,7 +123,7 @@ def _bases(made: Cut) -> str:
     return f"bases by {criterion}, from {images}"
 
 
-def _draw(path: Path, recipe: str, made: Cut) -> str:
+def _draw(path: Path, recipe: str, made: CutResult) -> str:
     """Write the figure, if what it takes is installed; what to say about it."""
     return networks.draw_sizes(
         path,

@@ -43,13 +43,13 @@ def info_in(description: Mapping[str, Any]) -> Mapping[str, Any]:
 def first_complaint(contents: Artifact, sizes: Sequence[float]) -> str | None:
     """What to say of the first of these sizes whose statistics are not known."""
     plans = [contents.of_size(size) for size in sizes if contents.selector.smallest_size <= size <= 1]
-    return next((text for plan in plans if (text := contents.complaint(plan)) is not None), None)
+    return next((text for plan in plans if (text := contents.calibration_warning(plan)) is not None), None)
 
 
-def warn_of(verb: str, complaint: str | None) -> None:
+def warn_of(verb: str, calibration_warning: str | None) -> None:
     """Say what statistics are not known, where that is so."""
-    if complaint is not None:
-        print(f"decomposable {verb}: warning: {printable(complaint)}", file=sys.stderr)
+    if calibration_warning is not None:
+        print(f"decomposable {verb}: warning: {printable(calibration_warning)}", file=sys.stderr)
 
 
 def table(rows: Sequence[tuple[str, Row]], measured: str = "test accuracy") -> str:

@@ -32,7 +32,7 @@ def _run(options: argparse.Namespace) -> None:
     out = arguments.checked_out(options, [".safetensors"])
     contents = artifact.read(options.file, **size)  # no more of the file than this size
     plan = contents.plan
-    networks.warn_of("resize", contents.complaint(plan))
+    networks.warn_of("resize", contents.calibration_warning(plan))
     info = {**contents.info, "resized": asked, "sizes": _up_to(contents.info.get("sizes"), plan)}
     if options.kind == "artifact":
         contents.save(out, info)

@@ -44,7 +44,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace, line: ProgressLine) -> None:
     from decomposable.training import experiment
-    from decomposable.training.company import agreed, joined, silent_but_one
+    from decomposable.training.distributed import agreed, joined, silent_but_one
 
     if options.dry_run:
         if is_first_process():

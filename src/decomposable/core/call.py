@@ -17,7 +17,7 @@ Closure = Callable[[nn.Module], Tensor]
 Scaler = torch.amp.GradScaler
 
 
-class Call(NamedTuple):
+class LossSpec(NamedTuple):
     """How a network is run, the loss of what comes out, and how much that counts."""
 
     run: Callable[[nn.Module], Any]
@@ -37,7 +37,7 @@ class Call(NamedTuple):
         samples: int | None,
         distill: float,
         is_alone: bool,
-    ) -> Call:
+    ) -> LossSpec:
         """What was given to `backward`, checked; with several processes, one of them may have no samples."""
         if samples is not None and (not is_integer(samples) or samples < (1 if is_alone else 0)):
             raise InvalidArgumentError(

@@ -32,7 +32,7 @@ Scores = Sequence[NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
-class Size:
+class DrawnRanks:
     """The ranks of a low-rank network, and what part of all bases, MACs and parameters they are, where known."""
 
     ranks: Mapping[str, Rank]
@@ -47,7 +47,7 @@ class Draw(Protocol):
     def draw(self, generator: torch.Generator) -> float:
         """Z, or a budget."""
 
-    def choose(self, scores: Scores, drawn: float) -> Size:
+    def choose(self, scores: Scores, drawn: float) -> DrawnRanks:
         """The ranks for it, given every cut's scores in falling order."""
 
 
@@ -65,10 +65,10 @@ class DrawRatio:
         low, high = self.range
         return low + (high - low) * _place(generator)
 
-    def choose(self, scores: Scores, drawn: float) -> Size:
+    def choose(self, scores: Scores, drawn: float) -> DrawnRanks:
         """Taken literally: the best round(Z·ΣR) bases."""
         ranks = iter(prefix_ranks(scores, drawn, self.lower, self.upper).tolist())
-        return Size({name: rank_of([next(ranks) for _ in full]) for name, full in self.full_ranks.items()}, drawn)
+        return DrawnRanks({name: rank_of([next(ranks) for _ in full]) for name, full in self.full_ranks.items()}, drawn)
 
 
 @dataclass
@@ -87,7 +87,7 @@ class DrawBudget:
             return low
         return low * (high / low) ** ((place - self.smallest) / (1 - self.smallest))
 
-    def choose(self, scores: Scores, drawn: float) -> Size:
+    def choose(self, scores: Scores, drawn: float) -> DrawnRanks:
         """The very plan that `resize_` takes, its ranks rounded as there.
 
         A layer that is cheaper dense is the layer itself.
@@ -96,7 +96,7 @@ class DrawBudget:
         # Rounded up, so that the smallest possible budget stays possible.
         plan = selector.of_size(max(2, math.ceil(drawn)), self.measure)
         macs = math.nan if plan.macs_fraction is None else plan.macs_fraction
-        return Size(plan.ranks, plan.ratio, macs, plan.params_fraction)
+        return DrawnRanks(plan.ranks, plan.ratio, macs, plan.params_fraction)
 
 
 def _place(generator: torch.Generator) -> float:

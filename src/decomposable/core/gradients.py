@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.layers import Layer
-from decomposable.core.opening.parts import Cut
 from decomposable.core.svd import most_precise
+from decomposable.core.unpacking.parts import ParameterSlice
 from decomposable_edge.errors import InvalidArgumentError
 
 Gradient = Mapping[nn.Parameter, Tensor | None]
@@ -20,7 +20,7 @@ Gradient = Mapping[nn.Parameter, Tensor | None]
 _KEPT = 0.9  # of a running norm, when the next one comes
 
 
-def mix(full: Tensor | None, low: Tensor | None, balance: float, cuts: Sequence[Cut]) -> Tensor | None:
+def mix(full: Tensor | None, low: Tensor | None, balance: float, cuts: Sequence[ParameterSlice]) -> Tensor | None:
     """(1 − λ) ∇_f + λ ∇̂, where ∇̂ is ∇ scaled to the norm of ∇_f for a decomposed weight (end of appendix A).
 
     `cuts` are the decomposed weights that the parameter is, or holds.
@@ -43,9 +43,9 @@ def _rebalanced_mix(full: Tensor, low: Tensor, balance: float) -> Tensor:
     return (full * (1 - balance)).addcmul_(low, low_share.to(full.dtype))
 
 
-def cuts_of(layers: Sequence[Layer]) -> dict[nn.Parameter, list[Cut]]:
+def cuts_of(layers: Sequence[Layer]) -> dict[nn.Parameter, list[ParameterSlice]]:
     """The decomposed weights that each parameter is, or holds."""
-    cuts: dict[nn.Parameter, list[Cut]] = {}
+    cuts: dict[nn.Parameter, list[ParameterSlice]] = {}
     for layer in layers:
         cuts.setdefault(layer.parameter, []).append(layer.cut)
     return cuts
@@ -130,7 +130,7 @@ class RunningNorms:
                 )
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from there."""
+        """Continue from such a state."""
         self._norms = {name: torch.tensor(value, dtype=torch.float64) for name, value in state.items()}
 
 

@@ -33,10 +33,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from decomposable.core.bases import KeptBases
-from decomposable.core.call import Call, Closure, Scaler
+from decomposable.core.call import Closure, LossSpec, Scaler
 from decomposable.core.criteria import Criterion, ScoresByLayer, find_criterion, scores_of
 from decomposable.core.distillation import Distance, check_distance, detached
-from decomposable.core.draws import DrawRatio, Range, Size, cost_selector, draw_of, limits_of
+from decomposable.core.draws import DrawnRanks, DrawRatio, Range, cost_selector, draw_of, limits_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
 from decomposable.core.forms.base import Decomposition
 from decomposable.core.gradients import (
@@ -48,14 +48,14 @@ from decomposable.core.gradients import (
     refuse_reentrant_checkpoints,
     scaled,
 )
-from decomposable.core.inside import layers_inside, opened_where_it_runs
 from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, require_layers, source_of
-from decomposable.core.lowrank import Layout, LowRankLayer
-from decomposable.core.opening import openable, with_layers
+from decomposable.core.lowrank import ChannelsLastProbe, LowRankLayer
 from decomposable.core.passes import Local, Pass, averaged
 from decomposable.core.processes import Processes, same_buffers_
 from decomposable.core.tracing import Forward, call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, data_parallel, refuse_sharded, rewire, unwrap
+from decomposable.core.unpacked import layers_inside, opened_where_it_runs
+from decomposable.core.unpacking import openable, with_layers
 from decomposable_edge.checks import check_count, is_integer, is_number
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Rank, flat_ranks, like_ranks, ranks_of
@@ -191,7 +191,7 @@ class JointObjective:
         if seed is not None and not is_integer(seed):
             raise InvalidArgumentError(f"seed={seed!r}; allowed: an int")
         self._generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else int(seed))
-        self._layout = Layout(layers)
+        self._layout = ChannelsLastProbe(layers)
         self._norms = RunningNorms(layers)
         self._low_turns_left = 0  # until the full network's next
         self._in_full: set[nn.Parameter] = set()  # what the last full pass had a gradient for
@@ -281,18 +281,18 @@ class JointObjective:
         size = self._choose_for_all(decompositions, drawn)
         return full.gradient, self._low_rank_pass(call, None, decompositions, size, full.outputs).gradient
 
-    def _call(self, *how: Any, weight: float, samples: int | None) -> Call:
+    def _call(self, *how: Any, weight: float, samples: int | None) -> LossSpec:
         is_alone = self._processes.is_alone
-        return Call.of(*how, weight=weight, samples=samples, distill=self.distill, is_alone=is_alone)
+        return LossSpec.of(*how, weight=weight, samples=samples, distill=self.distill, is_alone=is_alone)
 
-    def _full_turn(self, call: Call, scaler: Scaler | None, share: float) -> Losses:
+    def _full_turn(self, call: LossSpec, scaler: Scaler | None, share: float) -> Losses:
         """2 (1 − λ) ∇_f, or another share of it."""
         full = self._full_pass(call, scaler)
         self._norms.update(full.gradient, call.scale(scaler, full.loss))
         accumulate(scaled(full.gradient, share))
         return Losses(full.loss, torch.full_like(full.loss, math.nan), math.nan)
 
-    def _low_turn(self, call: Call, scaler: Scaler | None) -> Losses:
+    def _low_turn(self, call: LossSpec, scaler: Scaler | None) -> Losses:
         """2 λ ∇̂."""
         drawn = self.sizes.draw(self._generator)
         decompositions = self._decompose()
@@ -304,15 +304,15 @@ class JointObjective:
         accumulate(self._norms.rebalanced(low.gradient, 2 * self.balance, call.scale(scaler, low.loss)))
         return Losses(torch.full_like(low.loss, math.nan), low.loss, size.ratio, size.macs, size.params)
 
-    def _learns_at(self, size: Size) -> bool:
+    def _learns_at(self, size: DrawnRanks) -> bool:
         return self.distill > 0 and not self._is_whole(size)
 
-    def _is_whole(self, size: Size) -> bool:
+    def _is_whole(self, size: DrawnRanks) -> bool:
         """Whether nothing is cut off: the full network has nothing to teach itself, its labels have."""
         return all(size.ranks[layer.name] == layer.full_rank for layer in self.layers)
 
     @torch.no_grad()
-    def _teach(self, call: Call) -> Any:
+    def _teach(self, call: LossSpec) -> Any:
         """The full network's outputs, from a pass that takes no gradient and leaves the model's buffers alone."""
         if call.samples == 0:
             return None
@@ -326,7 +326,7 @@ class JointObjective:
         """r_ℓ for every layer at a rank ratio Z, or within a budget (as a count) where budgets are drawn."""
         return dict(self._choose(decompositions, drawn).ranks)
 
-    def _choose(self, decompositions: Mapping[str, Decomposition], drawn: float) -> Size:
+    def _choose(self, decompositions: Mapping[str, Decomposition], drawn: float) -> DrawnRanks:
         spectra = [s for layer in self.layers for s in decompositions[layer.name].spectra]
         sigmas = torch.cat(spectra).cpu().double().numpy()
         sections = iter(np.split(sigmas, np.cumsum([len(s) for s in spectra])[:-1]))
@@ -336,12 +336,12 @@ class JointObjective:
         scores = [np.sort(each)[::-1] for each in found]
         return self.sizes.choose(scores, drawn)
 
-    def _choose_for_all(self, decompositions: Mapping[str, Decomposition], drawn: float) -> Size:
+    def _choose_for_all(self, decompositions: Mapping[str, Decomposition], drawn: float) -> DrawnRanks:
         """The first process's choice: a criterion of last bits, or of chance, may choose otherwise elsewhere."""
         size = self._processes.together(lambda: self._choose(decompositions, drawn))
         flat = flat_ranks(size.ranks)
         ratio, macs, params, *ranks = self._processes.from_first([size.ratio, size.macs, size.params, *flat])
-        return Size(like_ranks(size.ranks, map(int, ranks)), ratio, macs, params)
+        return DrawnRanks(like_ranks(size.ranks, map(int, ranks)), ratio, macs, params)
 
     def _meet(self) -> None:
         """Once: the processes compare their weights, and take the first one's generator."""
@@ -393,10 +393,10 @@ class JointObjective:
 
     def _low_rank_pass(
         self,
-        call: Call,
+        call: LossSpec,
         scaler: Scaler | None,
         decompositions: Mapping[str, Decomposition],
-        size: Size,
+        size: DrawnRanks,
         taught: Any,
     ) -> Pass:
         """The low-rank network's loss and gradient; `taught` are the full network's outputs, where they count."""
@@ -411,13 +411,13 @@ class JointObjective:
             self._check_used(layers)
         return result
 
-    def _full_pass(self, call: Call, scaler: Scaler | None) -> Pass:
+    def _full_pass(self, call: LossSpec, scaler: Scaler | None) -> Pass:
         """The full network's loss and gradient."""
         if not self._has_own_buffers:
             same_buffers_(unwrap(self.model), self._processes)
         return self._averaged(call, lambda: self._differentiate(call, self._full_network, scaler))
 
-    def _averaged(self, call: Call, run: Callable[[], Local]) -> Pass:
+    def _averaged(self, call: LossSpec, run: Callable[[], Local]) -> Pass:
         """What a pass gives on average over the processes, by their samples; its gradient is on its way."""
         trainable = [p for p in unwrap(self.model).parameters() if p.requires_grad]
         return averaged(run if call.samples != 0 else lambda: Local.nothing(trainable), trainable, self._processes)
@@ -440,7 +440,7 @@ class JointObjective:
         avoid_fast_paths_(network)
         return network, [layer for layer in low.values() if isinstance(layer, LowRankLayer)]
 
-    def _differentiate(self, call: Call, network: nn.Module, scaler: Scaler | None, taught: Any = None) -> Local:
+    def _differentiate(self, call: LossSpec, network: nn.Module, scaler: Scaler | None, taught: Any = None) -> Local:
         """The loss of one network, and its gradient for every trainable parameter."""
         outputs, samples = call.run_counted(network)
         is_distilled = taught is not None and self.distill > 0
@@ -464,7 +464,7 @@ class JointObjective:
             self._in_full = {p for p, g in gradient.items() if g is not None}
         return Local(loss.detach(), gradient, detached(outputs) if self.distill else None, samples)
 
-    def _distilled(self, call: Call, outputs: Any, taught: Any) -> Tensor:
+    def _distilled(self, call: LossSpec, outputs: Any, taught: Any) -> Tensor:
         """(1 − d) · loss + d · KL(full ‖ low)."""
         distance = self.distance(outputs, taught)
         if not isinstance(distance, Tensor):

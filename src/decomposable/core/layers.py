@@ -14,10 +14,10 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from decomposable.core.forms import TAKEN, FormOf, check_patterns, form_for, form_named
 from decomposable.core.forms.base import Decomposition, Form
-from decomposable.core.opening import COMPUTED, ViewLinear, has_own_forward, is_computed, may_call, why_closed
-from decomposable.core.opening.parts import WHOLE, Cut
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
+from decomposable.core.unpacking import COMPUTED, ViewLinear, has_own_forward, is_computed, may_call, why_closed
+from decomposable.core.unpacking.parts import WHOLE, ParameterSlice
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Axes, Chain, Rank, Ranks
 
@@ -35,7 +35,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 REJECTED = "rejected by filter_fn"
 _LARGE_VECTORS = 0.05  # of a model's parameters: scales and shifts that are fewer need no mention
 _KINDS = "convolutions and Linear"
-_SWAPPED = Cut(transposed=True)  # (inputs, outputs, kernel), as a transposed convolution holds its weight
+_SWAPPED = ParameterSlice(transposed=True)  # (inputs, outputs, kernel), as a transposed convolution holds its weight
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -67,7 +67,7 @@ class Layer:
         return source_of(self.modules[0])[0]
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> ParameterSlice:
         """Which part of the parameter the weight is."""
         return source_of(self.modules[0])[1]
 
@@ -82,7 +82,7 @@ class Layer:
         return self.chain.full_ranks
 
 
-Source = tuple[nn.Parameter, Cut]
+Source = tuple[nn.Parameter, ParameterSlice]
 """A parameter, and which part of it a weight is."""
 
 

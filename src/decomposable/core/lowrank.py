@@ -34,7 +34,9 @@ from decomposable_edge.sizing.cost import chain_is_faster
 class LowRankLayer(nn.Module):
     """A layer of the low-rank network: its chain, or a dense W̃ where that is faster; or the layer, uncut."""
 
-    def __init__(self, layer: Layer, layers: ChainLayers, weights: tuple[Tensor, ...] | None, layout: Layout) -> None:
+    def __init__(
+        self, layer: Layer, layers: ChainLayers, weights: tuple[Tensor, ...] | None, layout: ChannelsLastProbe
+    ) -> None:
         super().__init__()
         self._parameters["weight"] = layer.parameter  # by the name that the model knows it
         self.name, self.bias = layer.name, layers.module.bias
@@ -105,7 +107,7 @@ def _is_faster_as_chain(module: Decomposable, chain: Chain, ranks: Sequence[int]
 _REFUSALS = (RuntimeError, ValueError, AssertionError)  # torch's own words, and those of a model that checks
 
 
-class Layout:
+class ChannelsLastProbe:
     """The layout of the low-rank layers: channels last while their network's own forward runs, if it takes that."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:

@@ -62,7 +62,7 @@ class Processes:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is nobody to talk to."""
+        """Return whether this is the only process."""
         return self.group is None
 
     @property

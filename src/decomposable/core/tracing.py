@@ -14,9 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from decomposable.core.layers import CONVOLUTIONS, Layer
-from decomposable.core.opening import Opened
 from decomposable.core.products import Products
 from decomposable.core.tree import evaluating, plain_name
+from decomposable.core.unpacking import Opened
 from decomposable.core.uses import Uses
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Chain
@@ -106,7 +106,7 @@ class Trace:
     maps: dict[nn.Module, Counter[tuple[Extents, Extents]]] = field(default_factory=lambda: defaultdict(Counter))
     other_macs: Counter[nn.Module] = field(default_factory=Counter)
     products: Counter[nn.Module] = field(default_factory=Counter)
-    feeders: dict[nn.Module, nn.Module] = field(default_factory=dict)
+    layer_before_norm: dict[nn.Module, nn.Module] = field(default_factory=dict)
     only_normalised: set[nn.Module] = field(default_factory=set)
     samples: int = 1
     has_unbatched: bool = False
@@ -176,7 +176,7 @@ def _version(output: Any) -> int:
 def _see_norm(seen: Trace, norm: nn.Module, args: Any, outputs: list[tuple[nn.Module, Any, int]]) -> None:
     for layer, output, version in outputs:
         if args and output is args[0] and _version(output) == version:  # else changed in place since
-            seen.feeders[norm] = layer
+            seen.layer_before_norm[norm] = layer
 
 
 def _see_convolution(seen: Trace, conv: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:

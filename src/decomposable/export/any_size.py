@@ -40,9 +40,9 @@ from decomposable.export.one_size import check_ending, reported
 from decomposable.export.program import ExportError, FixedBatchError, ready
 from decomposable.export.quiet import reason, refusing
 from decomposable.export.report import ExportReport
+from decomposable.export.source import known_of, same_shapes, taken_by
 from decomposable.export.stages import COMPARING, SIMPLIFYING, Stages
-from decomposable.export.subject import known_of, same_shapes, taken_by
-from decomposable.network.calls import INPUT, Call
+from decomposable.network.calls import INPUT, CallSignature
 from decomposable.network.capture import Captured
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.progress import Report, shown
@@ -203,7 +203,7 @@ def _check_types(net: DecomposedNet) -> None:
 def _taken(net: DecomposedNet, example_input: Any, forward: Forward | None) -> Captured:
     """How the network is called; its inputs have to be as when its MACs were counted: the file tells them."""
     known = known_of(net)
-    found = taken_by(ready(net._in_force.module), known, example_input, forward, net._forward)
+    found = taken_by(ready(net._current.module), known, example_input, forward, net._forward)
     if known.call is not None and found.call is not None and not same_shapes(known.call, found.call):
         raise InvalidArgumentError(
             f"export: example_input has samples of {_shapes(found.call)}, and the network's MACs were counted "
@@ -212,7 +212,7 @@ def _taken(net: DecomposedNet, example_input: Any, forward: Forward | None) -> C
     return found
 
 
-def _shapes(call: Call) -> str:
+def _shapes(call: CallSignature) -> str:
     if call.is_default:
         return f"shape {call.inputs[INPUT].shape}"
     return " and ".join(f"shape {spec.shape} for '{name}'" for name, spec in call.inputs.items())

@@ -20,7 +20,7 @@ from decomposable.core.tree import deep_copy
 from decomposable.export.interface import Feeds, Interface, resized
 from decomposable.export.program import ExportError, run
 from decomposable.export.quiet import refusing
-from decomposable.network.calls import Call, InputSpec
+from decomposable.network.calls import CallSignature, InputSpec
 from decomposable_edge.checks import is_number
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -55,7 +55,7 @@ def largest_difference(reference: Run, candidate: Run, batches: Sequence[Feeds])
     return largest
 
 
-def torch_runner(module: nn.Module, call: Call) -> Run:
+def torch_runner(module: nn.Module, call: CallSignature) -> Run:
     """PyTorch, as a function of a batch."""
     return lambda batch: [as_numpy(y) for y in run(module, call, batch)]
 
@@ -81,7 +81,7 @@ def check_tolerance(tolerance: float) -> float:
     return float(tolerance)
 
 
-def rounding(module: nn.Module, call: Call, batches: Sequence[Feeds]) -> float:
+def rounding(module: nn.Module, call: CallSignature, batches: Sequence[Feeds]) -> float:
     """How far PyTorch itself is from the exact numbers: the difference between the module and itself in float64.
 
     No other program can be expected to be closer to it than this.

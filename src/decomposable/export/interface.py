@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decomposable.network.calls import Call
+from decomposable.network.calls import CallSignature
 from decomposable_edge.checks import is_integer
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -38,7 +38,7 @@ MOST_BATCH, MOST_NUMBERS = 1 << 16, 1 << 27
 class Interface:
     """What a file takes."""
 
-    call: Call  # how the network is called
+    call: CallSignature  # how the network is called
     axes: Axes = field(default_factory=dict)
     batch: int | None = None  # the one size of the batch, where it does not vary
     left_out: tuple[str, ...] = ()  # inputs that do not change what the network gives; the file has not got them
@@ -67,7 +67,7 @@ class Interface:
         return found
 
 
-def interface_of(call: Call, dynamic: object, batch: int | None) -> Interface:
+def interface_of(call: CallSignature, dynamic: object, batch: int | None) -> Interface:
     """What a file takes, with what was asked for checked."""
     interface = Interface(call=call, axes=check_dynamic(dynamic, call), batch=batch)
     if batch is not None:
@@ -89,7 +89,7 @@ def check_batch(batch: int | None) -> int | None:
     return None if batch is None else int(batch)
 
 
-def check_dynamic(dynamic: object, call: Call) -> dict[str, dict[int, str]]:
+def check_dynamic(dynamic: object, call: CallSignature) -> dict[str, dict[int, str]]:
     """The axes that vary, as they were asked for: ``{"input_ids": {1: "length"}}``."""
     if dynamic is None:
         return {}
@@ -123,7 +123,7 @@ def _check_axis(name: str, at: Any, axis: Any, count: int) -> None:
         )
 
 
-def _check_lengths(call: Call, axes: Axes) -> None:
+def _check_lengths(call: CallSignature, axes: Axes) -> None:
     """Refuse one name for axes that are not of one length in the example input."""
     lengths: dict[str, tuple[int, str]] = {}
     for name, places in axes.items():

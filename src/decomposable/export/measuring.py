@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from decomposable.export.graph import to_onnx
 from decomposable.export.interface import Interface
 from decomposable.export.quiet import refusing
-from decomposable.network.calls import Call, InputSpec
+from decomposable.network.calls import CallSignature, InputSpec
 from decomposable.network.decomposed import DecomposedNet
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.sizing.latency import Entry
@@ -46,7 +46,7 @@ def measure(
         input: what the network takes, where it was decomposed without an example input.
         say: told what is going on.
     """
-    call = net.call if input is None else Call.with_first(input)
+    call = net.call if input is None else CallSignature.with_first(input)
     if call is None:
         why = net.unclear or "the network was decomposed without an example_input"
         raise InvalidArgumentError(f"input= is needed: {why}; allowed: an InputSpec")
@@ -64,7 +64,9 @@ def measure(
 
 
 @contextmanager
-def runners(runtime: str, modules: Mapping[str, nn.Module], call: Call, *, batch: int, threads: int) -> Iterator[Runs]:
+def runners(
+    runtime: str, modules: Mapping[str, nn.Module], call: CallSignature, *, batch: int, threads: int
+) -> Iterator[Runs]:
     """Functions that run these modules, each with the same batch; the number of threads holds within the context.
 
     Each has run once: what the network cannot take, or the machine cannot hold, is an `InvalidArgumentError`.
@@ -93,12 +95,16 @@ def _inference_on(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _torch_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor], threads: int) -> Callable[[], object]:
+def _torch_run(
+    module: nn.Module, call: CallSignature, inputs: Mapping[str, Tensor], threads: int
+) -> Callable[[], object]:
     module = module.cpu().eval()
     return lambda: call.run(module, inputs)
 
 
-def _onnx_run(module: nn.Module, call: Call, inputs: Mapping[str, Tensor], threads: int) -> Callable[[], object]:
+def _onnx_run(
+    module: nn.Module, call: CallSignature, inputs: Mapping[str, Tensor], threads: int
+) -> Callable[[], object]:
     model, taken = to_onnx(module, Interface(call=call), optimize=True)
     from decomposable_edge.onnx_runtime import cpu_session  # now that it is known to be there
 

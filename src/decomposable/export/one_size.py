@@ -32,7 +32,7 @@ from decomposable.export.interface import Feeds, Interface, check_batch, interfa
 from decomposable.export.program import ExportError, output_names, tensors_of, to_program
 from decomposable.export.quiet import quiet, reason, refusing
 from decomposable.export.report import ExportReport
-from decomposable.export.subject import Subject, subject_of
+from decomposable.export.source import ExportSource, subject_of
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.files import replacing, write_atomically
 from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest
@@ -166,7 +166,7 @@ def check_ending(path: str | os.PathLike[str], ending: str) -> Path:
     return target
 
 
-def reported(size: Subject | RankPlan, interface: Interface, trials: Trials) -> dict[str, Any]:
+def reported(size: ExportSource | RankPlan, interface: Interface, trials: Trials) -> dict[str, Any]:
     """What a report says of a size, of the inputs, and of what they were tried with."""
     return {
         **_counts(size),
@@ -179,12 +179,12 @@ def reported(size: Subject | RankPlan, interface: Interface, trials: Trials) -> 
     }
 
 
-def _counts(size: Subject | RankPlan) -> dict[str, Any]:
+def _counts(size: ExportSource | RankPlan) -> dict[str, Any]:
     counts = {name: getattr(size, name) for name in ("macs", "params", "full_macs", "full_params")}
     return counts | {"ranks": None if size.ranks is None else dict(size.ranks)}
 
 
-def _description(subject: Subject) -> dict[str, str]:
+def _description(subject: ExportSource) -> dict[str, str]:
     """What a file says of its size, for whoever looks into it."""
     facts = {name: json.dumps(value) for name, value in _counts(subject).items() if value is not None}
     return {f"decomposable.{name}": text for name, text in {"version": __version__, **facts}.items()}

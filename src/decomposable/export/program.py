@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.export.interface import BATCH, Feeds, Interface, Named, is_plain, plain, resized
 from decomposable.export.quiet import quiet, reason
-from decomposable.network.calls import INPUT, Call
+from decomposable.network.calls import INPUT, CallSignature
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 
 _TRACED = 2  # an axis of one would be taken for a constant
@@ -40,7 +40,7 @@ def ready(module: nn.Module) -> nn.Module:
     return plain
 
 
-def run(module: nn.Module, call: Call, feeds: Feeds) -> list[Tensor]:
+def run(module: nn.Module, call: CallSignature, feeds: Feeds) -> list[Tensor]:
     """All tensors that a module returns, in order; None among them is left out, as in an exported file."""
     return tensors_of(_returned(module, call, feeds))
 
@@ -70,7 +70,7 @@ def _keys(returned: Mapping[Any, Any], before: str) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def _returned(module: nn.Module, call: Call, feeds: Feeds) -> Any:
+def _returned(module: nn.Module, call: CallSignature, feeds: Feeds) -> Any:
     try:
         return call.run(module, feeds)
     except Exception as error:  # code of somebody else

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from decomposable.core.opening.cells import CellWeights, State, chained
-from decomposable.core.opening.recurrence import RECORDER
+from decomposable.core.unpacking.cells import CellWeights, State, chained
+from decomposable.core.unpacking.recurrence import RECORDER
 from decomposable.export.program import ExportError
 
 if TYPE_CHECKING:

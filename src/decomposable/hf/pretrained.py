@@ -28,7 +28,7 @@ WEIGHTS = "model.decomposable.safetensors"
 
 
 def save_pretrained(net: DecomposedNet, folder: str | os.PathLike[str], plan: RankPlan | None = None) -> Path:
-    """Write the network at the size in force, or at that of a plan, with its configuration and a model card.
+    """Write the network at the current size, or at that of a plan, with its configuration and a model card.
 
     The weights come last, and each file as a whole: a folder that has them is complete.
     """
@@ -37,7 +37,7 @@ def save_pretrained(net: DecomposedNet, folder: str | os.PathLike[str], plan: Ra
         came = type(net if model is None else model).__name__
         raise InvalidArgumentError(
             f"save_pretrained: got a {came}; allowed: a network that decompose() made of a model of transformers (not "
-            "what its extract() returns), at the size in force or with plan="
+            "what its extract() returns), at the current size or with plan="
         )
     taken = net.plan() if plan is None else plan
     target = Path(folder)

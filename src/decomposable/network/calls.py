@@ -72,7 +72,7 @@ class Slot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class CallSignature:
     """How a network is called.
 
     Attributes:
@@ -87,7 +87,7 @@ class Call:
     kwargs: Mapping[str, Any]
 
     @classmethod
-    def with_first(cls, spec: InputSpec) -> Call:
+    def with_first(cls, spec: InputSpec) -> CallSignature:
         """The default: with the first entry of a batch and nothing else."""
         return cls(inputs={INPUT: spec}, kwargs={})
 

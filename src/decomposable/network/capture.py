@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.tracing import Entry, Forward, call_with_first, first_entry, map_entries
-from decomposable.network.calls import INPUT, Call, InputSpec, Slot
+from decomposable.network.calls import INPUT, CallSignature, InputSpec, Slot
 
 _KEPT_ROWS, _KEPT_BYTES = 8, 1 << 26
 
@@ -34,7 +34,7 @@ class Unclear(ValueError):
 class Captured:
     """How a network was called, and with which rows of each input; or, in `unclear`, why that cannot be said."""
 
-    call: Call | None = None
+    call: CallSignature | None = None
     rows: Mapping[str, Tensor] | None = None
     unclear: str | None = None
 
@@ -58,7 +58,7 @@ class Watch:
         self._is_default = forward is call_with_first
         self._forward = partial(call_with_first, name="example_input") if self._is_default else forward
         self._batch: Any = None
-        self._calls: list[Call | Unclear] = []
+        self._calls: list[CallSignature | Unclear] = []
 
     def __call__(self, net: nn.Module, batch: Any) -> Any:
         """Call the other one."""
@@ -78,7 +78,7 @@ class Watch:
         rows = {name: tensor.detach().cpu() for name, tensor in call.picked(self._batch).items()}
         return Captured(call=call, rows=rows if all(map(len, rows.values())) else None)
 
-    def _run(self, net: nn.Module, batch: Any, calls: list[Call | Unclear], *, stop: bool = False) -> Any:
+    def _run(self, net: nn.Module, batch: Any, calls: list[CallSignature | Unclear], *, stop: bool = False) -> Any:
         tensors: Tensors = {}
         others: list[Any] = []
 
@@ -105,7 +105,7 @@ class Watch:
         finally:
             hook.remove()
 
-    def _only_call(self) -> Call:
+    def _only_call(self) -> CallSignature:
         if len(self._calls) != 1:
             what = f"calls the network {len(self._calls)} times" if self._calls else "does not call the network itself"
             raise Unclear(f"forward= {what}")
@@ -114,14 +114,14 @@ class Watch:
             raise call
         return call
 
-    def _check_constants(self, net: nn.Module, call: Call) -> None:
+    def _check_constants(self, net: nn.Module, call: CallSignature) -> None:
         """What is not an input has to be the same for other batches: one sample, and more of them, of zeros."""
         for times in (0, 2):
-            others: list[Call | Unclear] = []
+            others: list[CallSignature | Unclear] = []
             with suppress(_Stop, Exception):  # code of somebody else
                 self._run(net, map_entries(partial(_changed, times), self._batch), others, stop=True)
             other = others[0] if others else None
-            if not isinstance(other, Call) or (other.args, other.kwargs) != (call.args, call.kwargs):
+            if not isinstance(other, CallSignature) or (other.args, other.kwargs) != (call.args, call.kwargs):
                 raise Unclear("forward= computes a number or a text from the batch, which the network is called with")
 
 
@@ -141,7 +141,7 @@ class _Arguments:
         self.inputs: dict[str, Tensor] = {}
         self.places: dict[str, Entry] = {}
 
-    def call(self, net: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def call(self, net: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallSignature:
         """The call with these; every input has to have one row for each sample."""
         names = _positional_names(net, len(args))
         made = tuple(self.read(value, name) for value, name in zip(args, names, strict=True))
@@ -157,7 +157,7 @@ class _Arguments:
                 rows = len(self.inputs[first])
                 raise Unclear(f"the input '{name}' has {len(tensor)} rows where '{first}' has {rows}")
         specs = {name: InputSpec.of_tensor(tensor) for name, tensor in self.inputs.items()}
-        return Call(inputs=specs, entries=self.places, args=made, kwargs=by_name)
+        return CallSignature(inputs=specs, entries=self.places, args=made, kwargs=by_name)
 
     def read(self, value: Any, where: str) -> Any:
         """The argument with a `Slot` for every input in it; `where` is what the network's code calls it."""
@@ -222,4 +222,4 @@ def first_captured(net: nn.Module, batch: Any) -> Captured:
     what = f"only the first entry of the batch goes into the network, whose forward takes {', '.join(others)}, too"
     first = first_entry(batch).detach().cpu()
     rows = {INPUT: first} if len(first) else None
-    return Captured(call=Call.with_first(spec), rows=rows, unclear=what if others else None)
+    return Captured(call=CallSignature.with_first(spec), rows=rows, unclear=what if others else None)

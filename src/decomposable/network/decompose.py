@@ -19,7 +19,6 @@ from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, find_cr
 from decomposable.core.draws import limits_of
 from decomposable.core.factors import Factors, Taylor, factors_in_order, memory_format_of
 from decomposable.core.forms import DEFAULT, FormOf, check_form
-from decomposable.core.inside import layers_of, opened_where_it_runs, refused_calls
 from decomposable.core.layers import FilterFn, Layer, decomposed, in_order_of, laid_out, require_layers
 from decomposable.core.tracing import (
     Forward,
@@ -33,6 +32,7 @@ from decomposable.core.tracing import (
     trace,
 )
 from decomposable.core.tree import deep_copy, refuse_sharded, rewire, settle_lazy_, undisturbed, unwrap
+from decomposable.core.unpacked import layers_of, opened_where_it_runs, refused_calls
 from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
@@ -40,7 +40,7 @@ from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.goals import BY_DATA, LOOKED_AT, goal_of
 from decomposable.network.importance import Order, order_by_data, require_one_cut
 from decomposable.network.judging import CutReport
-from decomposable.network.parts import Parts
+from decomposable.network.parts import NetworkState
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
 from decomposable.network.samples import dealt
 from decomposable.progress import Progress, Report, shown
@@ -153,7 +153,7 @@ def _check_criterion(
 
 
 def _ordered_by_data(
-    parts: Parts,
+    parts: NetworkState,
     base: nn.Module,
     layers: Sequence[Layer],
     batches: Iterable[Any],
@@ -161,7 +161,7 @@ def _ordered_by_data(
     criterion: str | None,
     centred: set[str],
     report: Report,
-) -> tuple[Parts, CutReport | None]:
+) -> tuple[NetworkState, CutReport | None]:
     """The same network with the bases, and the order of them, that lose the least on data; and how they were judged."""
 
     def run(net: nn.Module, batch: Any) -> Any:
@@ -184,12 +184,12 @@ def _ordered_by_data(
     return replace(parts, factors=factors, selector=order.selector), order.report
 
 
-def _centred(parts: Parts, layers: Sequence[Layer], seen: Trace | None) -> set[str]:
+def _centred(parts: NetworkState, layers: Sequence[Layer], seen: Trace | None) -> set[str]:
     """The layers whose mean output nobody sees: it goes into batch normalisation with running statistics, and nowhere
     else.
     """
     alone = set() if seen is None else seen.only_normalised
-    return {layer.name for layer in layers if alone.issuperset(layer.modules)} & set(parts.feeders.values())
+    return {layer.name for layer in layers if alone.issuperset(layer.modules)} & set(parts.layer_before_norm.values())
 
 
 def _laid_out_like(before: Factors, after: Factors) -> Factors:
@@ -249,7 +249,7 @@ def _parts(
     bounds: Mapping[str, list[tuple[int, int]]],
     watched: Trace | None,
     captured: Captured,
-) -> Parts:
+) -> NetworkState:
     """What the network consists of besides its modules, at full size; MACs are known where a pass was seen."""
     base, layers, seen = chosen.base, chosen.layers, watched or Trace()
     uncounted = {} if watched is None else not_counted(base, seen)
@@ -265,12 +265,14 @@ def _parts(
         left_alone=_left_alone(chosen, seen),
     )
     layer_names: dict[nn.Module | None, str] = {module: layer.name for layer in layers for module in layer.modules}
-    feeders = {name: layer_names.get(seen.feeders.get(norm)) for name, norm in tracked_batch_norms(base).items()}
-    return Parts(
+    layer_before_norm = {
+        name: layer_names.get(seen.layer_before_norm.get(norm)) for name, norm in tracked_batch_norms(base).items()
+    }
+    return NetworkState(
         factors={layer.name: factors[layer.name] for layer in layers},
         selector=selector,
         plan=selector.full_plan(),
-        feeders={name: feeder for name, feeder in feeders.items() if feeder is not None},
+        layer_before_norm={name: feeder for name, feeder in layer_before_norm.items() if feeder is not None},
         skipped=_with_shares(chosen.skipped, selector, uncounted),
         not_counted=uncounted,
         call=captured.call,

@@ -3,8 +3,8 @@
     model ── decompose ──▶ DecomposedNet ── resize_(macs=0.25) ──▶ the same network, smaller ── extract ──▶ plain module
 
 A size is a module tree of its own: plain layers whose weights are slices of the factors, made in milliseconds by
-`rewire`. The network holds one of them at a time, with the `Parts` that it was made from. Every change replaces both as
-one value, so that a forward pass that is under way in another thread ends at the size it began with.
+`rewire`. The network holds one of them at a time, with the `NetworkState` that it was made from. Every change replaces
+both as one value, so that a forward pass that is under way in another thread ends at the size it began with.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from decomposable.core.tree import clone_buffers_, deep_copy, own_parameters_, r
 from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.calibrating import calibrated, checked_plans, recalibrated
 from decomposable.network.calibration.grid import PASSES
-from decomposable.network.calibration.statistics import CalibrationReport, Statistics, Subject
-from decomposable.network.calls import Call, InputSpec
+from decomposable.network.calibration.statistics import CalibrationReport, CalibrationTarget, Statistics
+from decomposable.network.calls import CallSignature, InputSpec
 from decomposable.network.file.container import FilePath
 from decomposable.network.file.contents import Artifact
 from decomposable.network.file.skeleton import skeleton_of, state_of
 from decomposable.network.judging import CutReport
 from decomposable.network.original import Original
-from decomposable.network.parts import Parts
+from decomposable.network.parts import NetworkState
 from decomposable.network.saving import SaveReport, saved
 from decomposable.network.tuned import Tuned
 from decomposable.network.tuning import (
@@ -66,10 +66,10 @@ _OF_TRANSFORMERS = frozenset({"save_pretrained", "push_to_hub"})
 
 
 @dataclass(frozen=True, eq=False)
-class _InForce:
+class _Current:
     """What a change replaces as one: the parts, among them the size, and the network made from them."""
 
-    parts: Parts
+    parts: NetworkState
     module: nn.Module
 
 
@@ -77,25 +77,25 @@ T = TypeVar("T")
 
 
 class _Part(Generic[T]):
-    """An attribute of the network that is one of its `Parts`; setting it replaces these."""
+    """An attribute of the network that is one of its `NetworkState`; setting it replaces these."""
 
     def __set_name__(self, owner: type[DecomposedNet], name: str) -> None:
         self._name = name.removeprefix("_")
 
     def __get__(self, net: DecomposedNet, owner: type[DecomposedNet]) -> T:
-        found: T = getattr(net._in_force.parts, self._name)
+        found: T = getattr(net._current.parts, self._name)
         return found
 
     def __set__(self, net: DecomposedNet, value: T) -> None:
         with net._lock:
-            parts = replace(net._in_force.parts, **{self._name: value})  # type: ignore[arg-type]
-            net._put_in_force(parts, net._in_force.module)
+            parts = replace(net._current.parts, **{self._name: value})  # type: ignore[arg-type]
+            net._put_in_force(parts, net._current.module)
 
 
 class DecomposedNet(nn.Module):
     """A network that can be run at any size; made by `decompose`, called like the model it was made from.
 
-    `module` is the network at the size in force, of plain layers; a resize replaces it, and so do `train` and `to`. Its
+    `module` is the network at the current size, of plain layers; a resize replaces it, and so do `train` and `to`. Its
     parameters are not trainable, because they are shared by all sizes: to train one size further, `extract` it.
 
     Attributes:
@@ -113,7 +113,7 @@ class DecomposedNet(nn.Module):
     selector = _Part[RankSelector]()
     skipped = _Part[Mapping[str, str]]()
     not_counted = _Part[Mapping[str, str]]()
-    call = _Part[Call | None]()
+    call = _Part[CallSignature | None]()
     unclear = _Part[str | None]()
     info = _Part[Mapping[str, Any]]()
     graph = _Part[DeviceGraph | None]()
@@ -121,7 +121,7 @@ class DecomposedNet(nn.Module):
     _statistics = _Part[Statistics | None]()
     _tuned = _Part[Tuned | None]()
 
-    def __init__(self, *, base: nn.Module, layers: tuple[Layer, ...], parts: Parts, forward: Forward) -> None:
+    def __init__(self, *, base: nn.Module, layers: tuple[Layer, ...], parts: NetworkState, forward: Forward) -> None:
         super().__init__()
         self._rows: Mapping[str, Tensor] | None = None  # of the example input: exports are tried with them
         self._original, self._forward = Original(base, layers), forward
@@ -151,12 +151,12 @@ class DecomposedNet(nn.Module):
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
         """What it takes, by name; nothing where no example input has told."""
-        return self._in_force.parts.inputs
+        return self._current.parts.inputs
 
     @property
     def input(self) -> InputSpec | None:
         """What it takes, where that is one input."""
-        return self._in_force.parts.input
+        return self._current.parts.input
 
     @property
     def latency(self) -> LatencyProfile | None:
@@ -172,8 +172,8 @@ class DecomposedNet(nn.Module):
         self._latency, self.latency_beside = profile, None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the network at the size in force."""
-        return self._in_force.module(*args, **kwargs)
+        """Run the network at the current size."""
+        return self._current.module(*args, **kwargs)
 
     def plan(self, *, runtime: str = "torch", **size: Unpack[SizeKeywords]) -> RankPlan:
         """Return the plan that `resize_` would take for a size; without a size, the current plan. Nothing changes.
@@ -214,11 +214,11 @@ class DecomposedNet(nn.Module):
         self._warn_once(chosen, stacklevel=3)
         with self._lock:
             self.selector.check_plan(chosen)
-            self._install(replace(self._in_force.parts, plan=chosen))
+            self._install(replace(self._current.parts, plan=chosen))
         return chosen
 
     def _plan_for(self, request: SizeRequest, runtime: str = "torch") -> RankPlan:
-        parts = self._in_force.parts
+        parts = self._current.parts
         is_asked = bool(request.given())
         return self._with_warning(parts.plan_for(request, lambda: self.latency, runtime) if is_asked else parts.plan)
 
@@ -232,11 +232,11 @@ class DecomposedNet(nn.Module):
             warn(plan.warning, stacklevel=stacklevel)
 
     def macs_for(self, batch: Any, forward: Forward | None = None) -> int:
-        """The MACs of one sample at the size in force for inputs such as these, of another length for instance.
+        """The MACs of one sample at the current size for inputs such as these, of another length for instance.
 
         What is counted is what `decompose` counts, the products inside attention included. The batch is run once.
         """
-        module, call = self._in_force.module, forward or self._forward
+        module, call = self._current.module, forward or self._forward
         twin = rewire(module, {})
         clone_buffers_(twin)
         with undisturbed(twin):
@@ -245,13 +245,13 @@ class DecomposedNet(nn.Module):
 
     @torch.inference_mode(False)  # weights made in that mode could not be trained
     def extract(self, plan: RankPlan | None = None) -> nn.Module:
-        """The network at the size in force, or at that of a plan, as a plain module with no tie to this one."""
+        """The network at the current size, or at that of a plan, as a plain module with no tie to this one."""
         if plan is None:
-            module = deep_copy(self._in_force.module)
+            module = deep_copy(self._current.module)
         else:
             with self._lock:
                 self.selector.check_plan(plan)
-                module = deep_copy(self._original.at_size(replace(self._in_force.parts, plan=plan)))
+                module = deep_copy(self._original.at_size(replace(self._current.parts, plan=plan)))
         return self._original.with_trainable(module)
 
     def save(self, path: FilePath, info: Mapping[str, Any] | None = None, *, onnx: bool | None = None) -> SaveReport:
@@ -273,7 +273,7 @@ class DecomposedNet(nn.Module):
         with self._lock:
             original = self._original
             skeleton = skeleton_of(original.base, original.layers, original.trainable)
-            return Artifact(**vars(self._in_force.parts), skeleton=skeleton, state=state_of(original.base))
+            return Artifact(**vars(self._current.parts), skeleton=skeleton, state=state_of(original.base))
 
     def calibrate_(
         self,
@@ -305,7 +305,7 @@ class DecomposedNet(nn.Module):
         plans = checked_plans(self.selector, sizes, align=align, passes=passes, exact=exact)
         if not self._original.norms:
             return CalibrationReport(sizes=0, batches=0, seconds=0.0, bytes=0, passes=0.0)
-        subject = self._subject(self._in_force.parts, forward or self._forward)
+        subject = self._subject(self._current.parts, forward or self._forward)
         with shown(progress) as line:
             statistics, report = calibrated(
                 subject, self.selector, plans, loader, align=align, passes=passes, exact=exact, report=line
@@ -351,8 +351,8 @@ class DecomposedNet(nn.Module):
         check_training(steps, learning_rate, distance)
         plans = checked_sizes(self.selector, sizes)
         checked_plans(self.selector, None, align=DEFAULT_ALIGN, passes=passes, exact=False)
-        parts, original, forward = self._in_force.parts, self._original, forward or self._forward
-        vectors, feeders = original.vectors(parts.feeders)
+        parts, original, forward = self._current.parts, self._original, forward or self._forward
+        vectors, layer_before_norm = original.vectors(parts.layer_before_norm)
         if not vectors:
             raise InvalidArgumentError("tune_: the network has no scale, shift or bias; allowed: one that has some")
         batches, full_plan = renewable(loader, forward, "tune_"), self.selector.full_plan()
@@ -360,7 +360,7 @@ class DecomposedNet(nn.Module):
             build=lambda plan: original.uncalibrated(replace(parts, plan=plan, tuned=None)),
             teacher=original.at_size(replace(parts, plan=full_plan)).eval(),
             vectors=vectors,
-            feeders=feeders,
+            layer_before_norm=layer_before_norm,
             full_plan=full_plan,
             forward=forward,
             distance=distance or kl_of_logits,
@@ -399,18 +399,18 @@ class DecomposedNet(nn.Module):
     def train(self, mode: bool = True) -> DecomposedNet:
         """Set training mode here and for the sizes to come; a pass that is under way ends in the mode it began with.
 
-        What passes in training mode wrote to the statistics of the size in force stays.
+        What passes in training mode wrote to the statistics of the current size stays.
         """
         if not isinstance(mode, bool):
             raise InvalidArgumentError(f"train: mode={mode!r}; allowed: True or False")
         with self._lock:  # a size that is being made now must not come into force in the other mode
             self._original.base.train(mode)
             self.training = mode
-            module = self._in_force.module
+            module = self._current.module
             if any(part.training != mode for part in module.modules()):
                 twin = rewire(module, {})  # of its own modules, and the same tensors
                 twin.train(mode)
-                self._put_in_force(self._in_force.parts, twin)
+                self._put_in_force(self._current.parts, twin)
         return self
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
@@ -421,7 +421,7 @@ class DecomposedNet(nn.Module):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """What only the model has, such as `generate` or `config`: that of the size in force."""
+        """What only the model has, such as `generate` or `config`: that of the current size."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -443,8 +443,8 @@ class DecomposedNet(nn.Module):
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def extra_repr(self) -> str:
-        """What is decomposed, and the size in force."""
-        plan = self._in_force.parts.plan
+        """What is decomposed, and the current size."""
+        plan = self._current.parts.plan
         size = f"{plan.params_fraction:.3f}x parameters"
         if plan.macs_fraction is not None:
             size = f"{plan.macs_fraction:.3f}x MACs, {size}"
@@ -457,8 +457,8 @@ class DecomposedNet(nn.Module):
     def _base(self) -> nn.Module:
         return self._original.base
 
-    def _install(self, parts: Parts) -> None:
-        """Make the network of these parts, complete, and put it in force at once."""
+    def _install(self, parts: NetworkState) -> None:
+        """Make the network of these parts, complete, and make it the current one at once."""
         for known in (parts.statistics, parts.tuned):
             if known is not None:
                 known.prepare()
@@ -466,30 +466,30 @@ class DecomposedNet(nn.Module):
 
     def _take(self, **parts: Any) -> None:
         self._has_warned = False  # of what was not calibrated before
-        self._install(replace(self._in_force.parts, **parts))
+        self._install(replace(self._current.parts, **parts))
 
-    def _subject(self, parts: Parts, forward: Forward) -> Subject:
+    def _subject(self, parts: NetworkState, forward: Forward) -> CalibrationTarget:
         """The network of these parts, to be calibrated."""
-        return Subject(
+        return CalibrationTarget(
             build=lambda plan: self._original.uncalibrated(replace(parts, plan=plan)),
             forward=forward,
-            feeders=parts.feeders,
+            layer_before_norm=parts.layer_before_norm,
             full_plan=self.selector.full_plan(),
         )
 
-    def _put_in_force(self, parts: Parts, module: nn.Module) -> None:
+    def _put_in_force(self, parts: NetworkState, module: nn.Module) -> None:
         self._modules["module"] = module
-        self._in_force = _InForce(parts, module)
+        self._current = _Current(parts, module)
 
     def _apply(self, fn: Any, recurse: bool = True) -> DecomposedNet:
-        """Move or cast: the original and the factors, then the size in force is made anew from them.
+        """Move or cast: the original and the factors, then the current size is made anew from them.
 
         What a pass that is under way uses stays as it is.
         """
         with self._lock:
-            own_parameters_(self._original.base)  # the size in force has the same ones
+            own_parameters_(self._original.base)  # the current size has the same ones
             self._original.base._apply(fn)
-            self._install(self._in_force.parts.map(fn))
+            self._install(self._current.parts.map(fn))
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from decomposable.core.factors import as_held
 from decomposable.core.layers import CONVOLUTIONS, KINDS, TRANSPOSED, ChainLayers, Layer, avoid_fast_paths_
-from decomposable.core.opening import Copies, replaceable, with_opened
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
+from decomposable.core.unpacking import Copies, replaceable, with_opened
 from decomposable.models import BUILDERS, rebuilt
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import FilePath, open_container
 from decomposable.network.file.contents import Artifact
-from decomposable.network.file.parsing import Size, kind_of, naming, read_built_by, read_opened, size_from
+from decomposable.network.file.parsing import StoredSize, kind_of, naming, read_built_by, read_opened, size_from
 from decomposable.network.file.shrinking import read_network
 from decomposable.network.file.skeleton import Skeleton, TensorSlot, join, slots_of
 from decomposable_edge.errors import InvalidArgumentError, ModelNeededError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def load(path: FilePath, model: nn.Module | None = None, **size: Unpack[SizeKeywords]) -> Any:
     """Return the network that a file holds: a `DecomposedNet` of ``net.save(path)``, a plain module of ``save_size``.
 
-    The decomposed network is as it was saved, with the same size in force, mode, types and statistics; nothing is
+    The decomposed network is as it was saved, with the same current size, mode, types and statistics; nothing is
     decomposed again. The plain module is what ``extract()`` returned for that size, to be run or trained on.
 
     Args:
@@ -137,7 +137,7 @@ class _Filling:
             net._warn_once(net.plan(), stacklevel=5)  # the caller of load
         return net
 
-    def plain_module(self, size: Size) -> nn.Module:
+    def plain_module(self, size: StoredSize) -> nn.Module:
         """The model with chains in place of the layers that have become chains."""
         device = self.device
         moved: dict[int, Tensor] = {}  # what is one tensor stays one

@@ -11,7 +11,7 @@ from decomposable.core.factors import Factors, as_held
 from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_
 from decomposable.core.tree import clone_buffers_, put_parameters_, rewire
 from decomposable.network.calibration.statistics import tracked_batch_norms
-from decomposable.network.parts import LayerBases, Parts
+from decomposable.network.parts import LayerBases, NetworkState
 from decomposable.network.tuned import feeder_of, vectors_of
 from decomposable_edge.realising import realised, statistics_at
 
@@ -31,7 +31,7 @@ class Original:
         self.norms = tuple(tracked_batch_norms(base))
         self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
 
-    def at_size(self, parts: Parts) -> nn.Module:
+    def at_size(self, parts: NetworkState) -> nn.Module:
         """The network of the current size, with the statistics that were calibrated for it."""
         module = self.uncalibrated(parts)
         for key, values in statistics_at(parts.plan, parts.statistics).items():
@@ -41,7 +41,7 @@ class Original:
 
     @torch.inference_mode(False)  # a size made in that mode could not be used outside it
     @torch.no_grad()
-    def uncalibrated(self, parts: Parts) -> nn.Module:
+    def uncalibrated(self, parts: NetworkState) -> nn.Module:
         """The same with the original's statistics: slices of the factors, or W̃ as one weight, in each layer's place.
 
         Vectors are those that were tuned for the size, or else the original's.
@@ -66,15 +66,15 @@ class Original:
         put_parameters_(network, {own[name]: _like(own[name], values) for name, values in size.tuned.items()})
         return network
 
-    def vectors(self, feeders: Mapping[str, str]) -> tuple[dict[str, nn.Parameter], dict[str, str | None]]:
+    def vectors(self, layer_before_norm: Mapping[str, str]) -> tuple[dict[str, nn.Parameter], dict[str, str | None]]:
         """The model's parameters that can be tuned, and for each the decomposed layer whose rank says where it lies.
 
-        `feeders` are the layers that feed normalisation layers.
+        `layer_before_norm` are the layers that feed normalisation layers.
         """
         layer_of = {module: layer.name for layer in self.layers for module in layer.modules}
         paths = {path: layer_of[module] for path, module in self.base.named_modules() if module in layer_of}
         found = vectors_of(self.base)
-        return found, {name: feeder_of(name, feeders, paths) for name in found}
+        return found, {name: feeder_of(name, layer_before_norm, paths) for name in found}
 
     @torch.inference_mode(False)
     def put_vectors_(self, values: Mapping[str, Tensor]) -> None:

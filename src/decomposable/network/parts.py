@@ -1,6 +1,6 @@
 """What a decomposed network consists of, apart from its modules; and the tensors of each of its sizes.
 
-`decompose` makes `Parts`; a file holds them with everything else that the modules hold. Both the network and the
+`decompose` makes `NetworkState`; a file holds them with everything else that the modules hold. Both the network and the
 functions that do without a model take a size's tensors from here.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from decomposable.core.factors import Factors, as_held, memory_format_of
 from decomposable.core.standin import product
 from decomposable.network.calibration.statistics import Statistics
-from decomposable.network.calls import Call, InputSpec
+from decomposable.network.calls import CallSignature, InputSpec
 from decomposable.network.tuned import Tuned
 from decomposable_edge.device_graph import DeviceGraph
 from decomposable_edge.sizing.chain import Chain, Ranks
@@ -24,15 +24,15 @@ from decomposable_edge.sizing.latency import LatencyProfile, choose_timed
 from decomposable_edge.sizing.plans import RankPlan, SizeRequest
 from decomposable_edge.sizing.ranks import RankSelector
 
-P = TypeVar("P", bound="Parts")
+P = TypeVar("P", bound="NetworkState")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Parts:
+class NetworkState:
     """The factors of every layer, and all that choosing and setting a size depends on.
 
     Attributes:
-        plan: the size in force.
+        plan: the current size.
         tuned: vectors of their own that sizes have, where they were tuned.
         feeders: for every normalisation layer that a decomposed layer feeds, the latter's name.
         skipped: the layers left alone, each with the reason.
@@ -48,10 +48,10 @@ class Parts:
     plan: RankPlan
     statistics: Statistics | None = None
     tuned: Tuned | None = None
-    feeders: Mapping[str, str]
+    layer_before_norm: Mapping[str, str]
     skipped: Mapping[str, str]
     not_counted: Mapping[str, str]
-    call: Call | None = None
+    call: CallSignature | None = None
     unclear: str | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     graph: DeviceGraph | None = None
@@ -79,9 +79,9 @@ class Parts:
         tuned = None if self.tuned is None else self.tuned.map(function)
         return replace(self, factors=mapped(function, self.factors), statistics=statistics, tuned=tuned)
 
-    def alone(self) -> Parts:
+    def alone(self) -> NetworkState:
         """These, without what a file holds besides."""
-        return Parts(**{each.name: getattr(self, each.name) for each in fields(Parts)})
+        return NetworkState(**{each.name: getattr(self, each.name) for each in fields(NetworkState)})
 
 
 def sliced(factors: Factors, ranks: Ranks) -> Factors:

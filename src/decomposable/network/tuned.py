@@ -50,13 +50,13 @@ def vectors_of(base: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def feeder_of(name: str, feeders: Mapping[str, str], paths: Mapping[str, str]) -> str | None:
+def feeder_of(name: str, layer_before_norm: Mapping[str, str], paths: Mapping[str, str]) -> str | None:
     """The decomposed layer whose rank says where a vector lies between two sizes; None where none does.
 
-    `feeders` are the layers that feed normalisation layers, `paths` the places of decomposed layers.
+    `layer_before_norm` are the layers that feed normalisation layers, `paths` the places of decomposed layers.
 
     >>> feeder_of("norm.bias", {"norm": "conv"}, {"conv": "conv"}), feeder_of("conv.bias", {}, {"conv": "conv"})
     ('conv', 'conv')
     """
     path = name.rpartition(".")[0]
-    return feeders.get(path, paths.get(path))
+    return layer_before_norm.get(path, paths.get(path))

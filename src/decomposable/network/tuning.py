@@ -76,7 +76,7 @@ class Task:
     build: Build
     teacher: nn.Module
     vectors: Mapping[str, nn.Parameter]
-    feeders: Mapping[str, str | None]
+    layer_before_norm: Mapping[str, str | None]
     full_plan: RankPlan
     forward: Forward
     distance: Distance
@@ -136,7 +136,7 @@ def tuned(task: Task, plans: Sequence[RankPlan], loader: Iterable[Any], report: 
     vectors = Tuned(
         names=tuple(task.vectors),
         channels=tuple(vector.numel() for vector in own),
-        feeders=tuple(task.feeders[name] for name in task.vectors),
+        layer_before_norm=tuple(task.layer_before_norm[name] for name in task.vectors),
         positions=tuple(map(position, reversed(plans))),
         plans=tuple(reversed(plans)),
         full_plan=task.full_plan,

@@ -20,7 +20,7 @@ from decomposable.recipes.settings import Settings
 from decomposable.training import records
 from decomposable.training.evaluation import Row, answers, are_labelled, measure
 from decomposable.training.experiment import first_pass
-from decomposable.training.finishing import described, material_for
+from decomposable.training.finishing import calibration_data_for, described
 from decomposable.training.methods import decomposing
 from decomposable.training.runs import plain_settings
 from decomposable.training.weights import load_weights_, sha256
@@ -33,7 +33,7 @@ IMAGES = 2000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Cut:
+class CutResult:
     """A network that was cut, and what its sizes reach: accuracy, or agreement with the full one."""
 
     net: DecomposedNet
@@ -55,7 +55,7 @@ def cut(
     agreement: bool,
     device: str,
     progress: Report,
-) -> Cut:
+) -> CutResult:
     """The recipe's model with these weights, at every size.
 
     Bases, statistics and what is tuned come from the first images of a training epoch, without their labels; the
@@ -71,7 +71,7 @@ def cut(
     is_by_data = criterion is None or criterion in BY_DATA
     is_calibrated = not tune or bool(settings.calibrated_sizes or settings.calibrated_alignments)  # tuning makes a grid
     steps = Steps(progress, count=is_by_data + is_calibrated + tune + 1)
-    material = material_for(data, settings, task.loss, steps)
+    material = calibration_data_for(data, settings, task.loss, steps)
     net = decompose(
         model,
         material.example_input,
@@ -105,7 +105,7 @@ def cut(
         "agreement" if agreement else "sizes": [asdict(row) for row in rows],
         **described(data),
     }
-    return Cut(net=net, rows=rows, is_agreement=agreement, images=images, info=info)
+    return CutResult(net=net, rows=rows, is_agreement=agreement, images=images, info=info)
 
 
 def _judged(net: DecomposedNet) -> dict[str, Any]:

@@ -20,15 +20,15 @@ from decomposable.recipes.settings import Settings
 from decomposable.training import finishing, methods, records
 from decomposable.training import loop as training
 from decomposable.training.checkpoint import Checkpoints, position_in, read_checkpoint
-from decomposable.training.company import (
+from decomposable.training.devices import bits_depend_on, make_deterministic, seed_everything
+from decomposable.training.distributed import (
     agreed,
     file_of_the_first,
     from_the_first,
     joined,
-    leave_the_others_,
+    leave_process_group,
     seed_own_,
 )
-from decomposable.training.devices import bits_depend_on, make_deterministic, seed_everything
 from decomposable.training.evaluation import WrongDataError, accuracy, check_outputs
 from decomposable.training.loop import Say, Watchers
 from decomposable.training.methods.base import Looking
@@ -147,7 +147,7 @@ def _trained(job: Job, progress: Report, say: Say, processes: Processes) -> dict
         ready = agreed(processes, lambda: _make_ready(job, checkpoint, (processes.index, processes.count)))
     if isinstance(ready.step, Looking):
         seen = replace(settings, calibration_images=ready.step.images)
-        ready.step.look_at(finishing.material_for(ready.data, seen, job.task.loss, progress))
+        ready.step.look_at(finishing.calibration_data_for(ready.data, seen, job.task.loss, progress))
     seed_own_(settings.seed, processes)
     say(_opening(job, ready.batches, processes))
     if ready.saved is not None:
@@ -177,7 +177,7 @@ def _trained(job: Job, progress: Report, say: Say, processes: Processes) -> dict
             commit=code,
             processes=processes,
         )
-        leave_the_others_(ready.network, processes)
+        leave_process_group(ready.network, processes)
 
         def measured() -> dict[str, Any]:
             report = finishing.stopping(progress, stop)

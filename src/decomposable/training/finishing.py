@@ -41,7 +41,7 @@ def at_its_sizes(
     first, rows = None, []
     variants = job.variants or {job.curve: {}}
     in_turn = InTurn(report, count=len(variants))
-    material = material_for(data, job.settings, job.task.loss, in_turn)
+    material = calibration_data_for(data, job.settings, job.task.loss, in_turn)
     for curve, overrides in variants.items():
         net = method.sized(network, material, with_overrides(job.settings, overrides))
         first = first or net
@@ -57,7 +57,7 @@ def warn_of_statistics(net: methods.Sized, settings: Settings, say: Say) -> None
         return
     contents = net.artifact()
     sizes = [size for size in settings.sizes if size >= net.selector.smallest_size]
-    text = next(filter(None, (contents.complaint(contents.of_size(size)) for size in sizes)), None)
+    text = next(filter(None, (contents.calibration_warning(contents.of_size(size)) for size in sizes)), None)
     if text is not None:
         say(f"warning: {text}")
 
@@ -73,13 +73,13 @@ def stopping(progress: Report, stop: threading.Event) -> Report:
     return report
 
 
-def material_for(data: Data, settings: Settings, loss: Loss, progress: Report) -> methods.Material:
+def calibration_data_for(data: Data, settings: Settings, loss: Loss, progress: Report) -> methods.CalibrationData:
     """What the sizes of a trained network are made with."""
     x, _ = data.test_batch(torch.arange(1))
     count = min(settings.calibration_images, data.train_count)
     images = TrainBatches(data, batch_size=min(125, count), epochs=1, seed=settings.seed + 2**31)
     first = _FirstBatches(images, count)
-    return methods.Material(
+    return methods.CalibrationData(
         example_input=x, calibration=first, calibration_images=first.images, loss=loss, progress=progress
     )
 
@@ -180,7 +180,7 @@ def calibrate_anew(
     say(f"this run is complete; calibrating its network anew with {', '.join(changed)}")
     with stop_signals() as stop, job.folder.locked(), MetricsLog(job.folder.metrics, after_step=record["steps"]) as log:
         report = stopping(progress, stop)
-        material = material_for(data, settings, job.task.loss, report)
+        material = calibration_data_for(data, settings, job.task.loss, report)
         decomposing.calibrate_anew_(net.to(job.device), material, settings, before)
         rows = measure(net, data, settings, curve=job.curve, report=report)
         now = plain_settings(settings)

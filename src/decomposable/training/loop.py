@@ -4,8 +4,8 @@ Whatever a step depends on is either in the checkpoint (weights, optimiser, the 
 generators) or follows from the settings and the step's number (the batch, its augmentation, the learning rate). A run
 that is killed anywhere therefore ends, once resumed, with the very bits of one that was not.
 
-Several processes (`company.py`) have the same steps: each has its part of every batch, the mean of their gradients is
-the gradient, and the first of them writes. What they draw for themselves, dropout for instance, is in the checkpoint.
+Several processes (`distributed.py`) have the same steps: each has its part of every batch, the mean of their gradients
+is the gradient, and the first of them writes. What they draw for themselves, dropout for instance, is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from decomposable.data.base import Batch, TrainBatches
 from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.recipes.settings import Settings
 from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
-from decomposable.training.company import average_gradients_, mean_values
 from decomposable.training.devices import bits_depend_on, random_state
+from decomposable.training.distributed import average_gradients_, mean_values
 from decomposable.training.divergence import Loss, WatchedLoss, check_finite, check_weights, naming_step
 from decomposable.training.methods.base import Averaging, Paced, Steady, Step
 from decomposable.training.metrics import MetricsLog

@@ -62,7 +62,7 @@ class KnownSizes:
 
     names: tuple[str, ...]
     channels: tuple[int, ...]  # how many numbers each of these has
-    feeders: tuple[str | None, ...]  # the decomposed layer whose rank says where it lies, if there is one
+    layer_before_norm: tuple[str | None, ...]  # the decomposed layer whose rank says where it lies, if there is one
     positions: tuple[float, ...]  # of the sizes, ascending: their part of the original's MACs (or parameters)
     plans: tuple[RankPlan, ...]
     full_plan: RankPlan
@@ -102,7 +102,7 @@ class KnownSizes:
         lower = larger - 1 - int(np.argmin(distances[:larger][::-1]))  # of equal ones that of the nearest size
         upper = larger + int(np.argmin(distances[larger:]))
         below, above = (self.full_plan if i == len(self.plans) else self.plans[i] for i in (lower, upper))
-        places = [_place(plan, below, above, feeder) for feeder in self.feeders]
+        places = [_place(plan, below, above, feeder) for feeder in self.layer_before_norm]
         return Between(lower, upper, np.repeat(places, self.channels))
 
     def interpolated(self, plan: RankPlan) -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ class CalibratedSizes(KnownSizes):
                     return replace(smaller, instead_of=position(plan))
         return plan
 
-    def complaint(self, plan: RankPlan) -> str | None:
+    def calibration_warning(self, plan: RankPlan) -> str | None:
         """What to say where the statistics of this size may be far from its own; None where they are not."""
         is_made_for, align = self.is_made_for(plan), calibrated_as(plan.align)
         if plan.is_full or (is_made_for and self.is_near(plan)):
@@ -265,5 +265,5 @@ def with_warning(plan: RankPlan, calibrated: CalibratedSizes | None, *, has_norm
     """
     text = None
     if has_norms and not plan.is_full:
-        text = NOT_CALIBRATED if calibrated is None else calibrated.complaint(plan)
+        text = NOT_CALIBRATED if calibrated is None else calibrated.calibration_warning(plan)
     return plan if plan.warning == text else replace(plan, warning=text)

@@ -163,13 +163,13 @@ def is_rank(rank: object, most: Sequence[int]) -> bool:
 
 def describe(
     selector: RankSelector,
-    feeders: Mapping[str, str],
+    layer_before_norm: Mapping[str, str],
     statistics: CalibratedSizes | None,
     tuned: TunedSizes | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a description says besides its layers, and the arrays; those of sizes are as the statistics have them.
 
-    `feeders` are the layers that feed normalisation layers, by the names of the latter.
+    `layer_before_norm` are the layers that feed normalisation layers, by the names of the latter.
     """
     names = [cost.name for cost in selector.costs]
     arrays: dict[str, Any] = _describe_scores(selector)
@@ -180,7 +180,7 @@ def describe(
         "fixed_macs": selector.fixed_macs if selector.full_cost("macs") else None,  # no size is a part of nothing
         "fixed_params": selector.fixed_params,
         "left_alone": [asdict(part) for part in selector.left_alone],
-        "feeders": dict(feeders),
+        "layer_before_norm": dict(layer_before_norm),
         "statistics": None,
         "tuned": None,
     }
@@ -199,8 +199,12 @@ def describe(
             "statistics/original_var": statistics.original[1],
         }
     if tuned is not None:
-        placed = {name: feeder for name, feeder in zip(tuned.names, tuned.feeders, strict=True) if feeder is not None}
-        fields["tuned"] = {"names": list(tuned.names), "feeders": placed}
+        placed = {
+            name: feeder
+            for name, feeder in zip(tuned.names, tuned.layer_before_norm, strict=True)
+            if feeder is not None
+        }
+        fields["tuned"] = {"names": list(tuned.names), "layer_before_norm": placed}
         arrays |= _describe_plans("tuned", tuned, names)
         arrays |= {"tuned/values": tuned.values_ST, "tuned/original": tuned.original[0]}
     return fields, arrays
@@ -302,8 +306,8 @@ def read_statistics(
 
     Means and variances of the sizes are left where they lie, and so are the original's.
     """
-    feeders, known = top.texts_by_name("feeders"), {cost.name for cost in selector.costs}
-    require(set(feeders.values()) <= known, "a normalisation layer is fed by a layer that is not there")
+    layer_before_norm, known = top.texts_by_name("layer_before_norm"), {cost.name for cost in selector.costs}
+    require(set(layer_before_norm.values()) <= known, "a normalisation layer is fed by a layer that is not there")
     if top.get("statistics") is None:
         return None
     record = Fields(top.get("statistics"), "statistics")
@@ -318,7 +322,7 @@ def read_statistics(
     return kind(
         names=names,
         channels=channels,
-        feeders=tuple(map(feeders.get, names)),
+        layer_before_norm=tuple(map(layer_before_norm.get, names)),
         **rows,
         mean_SC=mean,
         var_SC=var,
@@ -355,21 +359,23 @@ def read_tuned(
     if top.get("tuned") is None:
         return None
     record = Fields(top.get("tuned"), "tuned")
-    names, feeders = tuple(record.texts("names")), record.texts_by_name("feeders")
+    names, layer_before_norm = tuple(record.texts("names")), record.texts_by_name("layer_before_norm")
     require(0 < len(names) == len(set(names)), "tuned parameters are none, or one is there twice")
     for name in names:
         is_vector = name in vectors and len(vectors[name]) <= 1 and math.prod(vectors[name]) > 0
         require(is_vector, f"'{name:.60}' is tuned, and no vector of the network")
     known = {cost.name for cost in selector.costs}
-    is_right = feeders.keys() <= set(names) and set(feeders.values()) <= known
+    is_right = layer_before_norm.keys() <= set(names) and set(layer_before_norm.values()) <= known
     require(is_right, "a tuned parameter lies where a layer is that is not there")
     channels = tuple(math.prod(vectors[name]) for name in names)
     rows = _read_plans("tuned", selector, arrays, "tuned values")
     values = arrays.take_as("tuned/values", FLOATS, (len(rows["positions"]), sum(channels)))
     original = arrays.take_as("tuned/original", FLOATS, (sum(channels),))
     require(type_name(values) == type_name(original), "tuned values are of several types")
-    placed = tuple(map(feeders.get, names))
-    return kind(names=names, channels=channels, feeders=placed, **rows, values_ST=values, original=(original,))
+    placed = tuple(map(layer_before_norm.get, names))
+    return kind(
+        names=names, channels=channels, layer_before_norm=placed, **rows, values_ST=values, original=(original,)
+    )
 
 
 def check_tuned(are_finite: bool) -> None:

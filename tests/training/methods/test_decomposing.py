@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from decomposable import models
 from decomposable.recipes.settings import Settings
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable.training.methods.decomposing import decomposed
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -37,7 +37,7 @@ class Watched:
 
 
 def material(data=None, lines=None):
-    return Material(
+    return CalibrationData(
         example_input=torch.zeros(1, 1, 8, 8),
         calibration=Watched() if data is None else data,
         loss=lambda net, batch: F.cross_entropy(net(batch[0]), batch[1]),

@@ -13,7 +13,7 @@ from decomposable.recipes.settings import Settings
 from decomposable.training import methods
 from decomposable.training.checkpoint import Position
 from decomposable.training.methods import elastic
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable.training.methods.elastic import NEVER
 from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import InvalidArgumentError
@@ -145,8 +145,10 @@ def test_means_over_an_epoch_are_of_the_steps_that_had_a_value():
     assert (position.sums, position.counts, position.count) == ({}, {}, 0)
 
 
-def material() -> Material:
-    return Material(example_input=X[:1], calibration=[(X, Y)], calibration_images=8, loss=lambda net, batch: loss(net))
+def material() -> CalibrationData:
+    return CalibrationData(
+        example_input=X[:1], calibration=[(X, Y)], calibration_images=8, loss=lambda net, batch: loss(net)
+    )
 
 
 def test_from_scratch_the_order_is_found_by_data_where_the_low_rank_steps_begin():
@@ -250,7 +252,7 @@ def test_a_layer_that_is_not_decomposed_is_never_cut():
     method = methods.find("elastic")
     network = method.network(Tied(), x, settings, is_trained=False)
     step = method.step(network, settings)
-    step.look_at(Material(example_input=x[:1], calibration=[(x, Y)], calibration_images=8, loss=None))
+    step.look_at(CalibrationData(example_input=x[:1], calibration=[(x, Y)], calibration_images=8, loss=None))
     step.at(0.5)
     assert (network.scores["first"][0] == NEVER).all()
     assert (network.scores["second"][0] < NEVER).all()
@@ -271,14 +273,14 @@ def test_what_runs_without_gradients_is_put_in_order_by_outputs_and_what_cannot_
     settings, method = Settings(method="elastic"), methods.find("elastic")
     network = method.network(Frozen(), x, settings, is_trained=False)
     step = method.step(network, settings)
-    seen = Material(example_input=x[:1], calibration=[(x, Y)], calibration_images=8, loss=None)
+    seen = CalibrationData(example_input=x[:1], calibration=[(x, Y)], calibration_images=8, loss=None)
     step.look_at(seen)
     step.at(0.5)
     expected = dn.decompose(network.model, x[:1], data=[x], criterion="output").scores
     torch.testing.assert_close(network.scores["second"][0], expected["second"][0])
 
     network, step = stepping()
-    step.look_at(Material(example_input=X[:1], calibration=[], calibration_images=0, loss=None))
+    step.look_at(CalibrationData(example_input=X[:1], calibration=[], calibration_images=0, loss=None))
     with pytest.warns(UserWarning, match="elastic_order=data is not taken, the weights say the order"):
         step.at(0.5)
     step.at(0.6)  # once

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from decomposable import DecomposedNet, models
 from decomposable.core.forms import MATRIX_FORMS
 from decomposable.recipes.settings import Settings
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable.training.methods.flat import with_overrides
 from decomposable.training.methods.plain import METHOD
 
@@ -52,7 +52,7 @@ def loss(net, batch):
 
 
 def material(data=None):
-    return Material(example_input=torch.zeros(1, 1, 8, 8), calibration=data or batches(), loss=loss)
+    return CalibrationData(example_input=torch.zeros(1, 1, 8, 8), calibration=data or batches(), loss=loss)
 
 
 def sized(net, variant, data=None):

@@ -31,7 +31,7 @@ _SLACK = 1e-6  # of rounding, in float32, where a difference is compared with an
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Divergence:
-    """KL(p ‖ p̃) of every image at the size in force, and what proposition 2 bounds it by."""
+    """KL(p ‖ p̃) of every image at the current size, and what proposition 2 bounds it by."""
 
     kl: Floats
     bound: Floats

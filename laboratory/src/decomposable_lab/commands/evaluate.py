@@ -15,7 +15,7 @@ from decomposable.training.evaluation import Row, judged
 from decomposable_edge.console import answer, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_lab.methods.loading import load
-from decomposable_lab.methods.sized import KIND, Size, SizedNet
+from decomposable_lab.methods.sized import KIND, MethodSize, SizedNet
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -51,7 +51,7 @@ def _measured(
     return rows, data.test_count
 
 
-def _plans(net: SizedNet, options: argparse.Namespace) -> list[tuple[str, float, Size]]:
+def _plans(net: SizedNet, options: argparse.Namespace) -> list[tuple[str, float, MethodSize]]:
     """Return all sizes, or the largest within each budget that was asked for."""
     if options.align is not None:
         raise InvalidArgumentError(f"--align: not for a network of the method {net.method}; allowed: no --align")

@@ -23,7 +23,7 @@ from decomposable.recipes.settings import Settings
 from decomposable.training.loop import moved
 from decomposable.training.metrics import read_metrics
 from decomposable_edge.errors import DataError, DecomposableError
-from decomposable_lab.comparison.parts import Circumstances, Comparison, Part
+from decomposable_lab.comparison.parts import Circumstances, Comparison, TrainingJob
 from decomposable_lab.comparison.scheduling import threads_for
 from decomposable_lab.comparison.stepping import Stepper, fresh_model
 
@@ -39,7 +39,7 @@ START_SECONDS = 4.0  # of a process: python and torch
 class Estimate:
     """One training: what there is of it, and about how many seconds are left to do."""
 
-    part: Part
+    part: TrainingJob
     state: str  # "done", "cut off", "to do", "cannot", or "no data": then nothing can be timed
     seconds: float
     reason: str = ""  # why it cannot, or which data
@@ -71,7 +71,7 @@ def estimate(
         torch.set_num_threads(threads)
 
 
-def _estimated(part: Part, clock: StepClock, progress: Report) -> Estimate:
+def _estimated(part: TrainingJob, clock: StepClock, progress: Report) -> Estimate:
     if part.is_done:
         return Estimate(part=part, state="done", seconds=0.0)
     try:
@@ -116,7 +116,7 @@ class StepClock:
         """Read when a training is left to do."""
         return self.task.load_data()
 
-    def seconds(self, part: Part, progress: Report) -> float:
+    def seconds(self, part: TrainingJob, progress: Report) -> float:
         """Of the training, the tests on the way, the calibration and the sizes."""
         settings = part.settings
         per_epoch = self.data.train_count // settings.batch_size
@@ -137,7 +137,7 @@ class StepClock:
             self._seconds[key] = timed()
         return self._seconds[key]
 
-    def _step(self, part: Part, progress: Report) -> float:
+    def _step(self, part: TrainingJob, progress: Report) -> float:
         # How fast a network is whose ranks come from weights that are not there yet, nobody knows: as the full one.
         is_known = part.training.init is None and part.training.ranks is None
         method = part.method if is_known else "plain"

@@ -25,7 +25,7 @@ import torch
 from decomposable.progress import Progress
 from decomposable_edge.errors import DecomposableError, MissingExtraError
 from decomposable_edge.text import first_line
-from decomposable_lab.comparison.parts import Part
+from decomposable_lab.comparison.parts import TrainingJob
 from decomposable_lab.comparison.scheduling import SECONDS_BETWEEN_LINES, Train, Worker, answer, work_off
 from decomposable_lab.comparison.watching import Failures, Watch
 
@@ -33,7 +33,7 @@ RETRIES = 3  # of a training whose process or machine died
 
 
 def on_ray(
-    parts: Sequence[Part], train: Train, watch: Watch, *, jobs: int, address: str | None, on_gpu: bool
+    parts: Sequence[TrainingJob], train: Train, watch: Watch, *, jobs: int, address: str | None, on_gpu: bool
 ) -> Failures:
     """Train all parts on a cluster, that of the address or, without one, one that is started here for them."""
     ray = _ray()
@@ -103,7 +103,7 @@ class _Cluster:
         """A new one."""
         return _Task(self)
 
-    def start(self, worker: _Task, part: Part) -> tuple[int, Any]:
+    def start(self, worker: _Task, part: TrainingJob) -> tuple[int, Any]:
         """Begin a task for a worker; by the number, its messages are known."""
         key = len(self._workers)
         self._workers[key] = worker
@@ -148,7 +148,7 @@ class _Task:
         self.said: deque[tuple[str, Any]] = deque()
         self._has_been_asked = False
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: TrainingJob) -> None:
         """Train this one."""
         self.part, self._has_been_asked = part, False
         self.said.clear()
@@ -170,7 +170,7 @@ class _Task:
             self.cluster.cancel(self.reference)
 
 
-def _work(part: Part, train: Train, mailbox: Any, key: int, threads: int) -> tuple[str, Any]:
+def _work(part: TrainingJob, train: Train, mailbox: Any, key: int, threads: int) -> tuple[str, Any]:
     """The task: one training, in a process of the cluster."""
     torch.set_num_threads(threads)
     telling = _Telling(mailbox, key)

@@ -32,7 +32,7 @@ RANKS_FROM = "decomposable"  # whose ranks a network has that is trained from sc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TrainingJob:
     """One training of a comparison."""
 
     method: str
@@ -83,7 +83,7 @@ class Comparison:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     settings: Settings = field(repr=False)
-    parts: tuple[Part, ...] = field(repr=False)
+    parts: tuple[TrainingJob, ...] = field(repr=False)
     added: dict[str, str] = field(default_factory=dict)  # by the method that needs it
 
 
@@ -115,12 +115,12 @@ def _needed(name: str, settings: Settings) -> set[str]:
     return {start for training in trainings_of(name, settings) for start in _starts_from(training)}
 
 
-def _parts(name: str, seed: int, settings: Settings, out: Path) -> list[Part]:
+def _parts(name: str, seed: int, settings: Settings, out: Path) -> list[TrainingJob]:
     # The sizes that are measured are those that are calibrated, the full one too, as other methods calibrate it: the
     # whole grid is for networks that are to be used.
     own = {"method": name, "seed": seed, "calibrated_sizes": settings.calibrated_sizes or settings.sizes}
     return [
-        Part(
+        TrainingJob(
             method=name,
             seed=seed,
             training=training,
@@ -195,7 +195,7 @@ def _refuse_what_is_swept(chosen: Mapping[str, Any], default: Mapping[str, Any])
             raise InvalidArgumentError(f"{key}={chosen[key]}: a comparison sets it itself; allowed: {instead}")
 
 
-def job_of(part: Part, circumstances: Circumstances) -> runs.Job:
+def job_of(part: TrainingJob, circumstances: Circumstances) -> runs.Job:
     """The training of a part, as `decomposable-lab train` would make it; what it starts from must be there."""
     settings = part.settings
     if part.training.ranks is not None:
@@ -223,7 +223,7 @@ def check_finished(comparison: Comparison, circumstances: Circumstances) -> None
             finished(part, circumstances)
 
 
-def finished(part: Part, circumstances: Circumstances) -> dict[str, Any]:
+def finished(part: TrainingJob, circumstances: Circumstances) -> dict[str, Any]:
     """The record of a part that is done under these very settings."""
     try:
         record = runs.finished(job_of(part, circumstances), needs_network=False)

@@ -20,7 +20,7 @@ from decomposable.training.runs import RunError
 from decomposable_edge.errors import DecomposableError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.machine import timestamp
-from decomposable_lab.comparison.parts import Circumstances, Comparison, Part, finished, plan
+from decomposable_lab.comparison.parts import Circumstances, Comparison, TrainingJob, finished, plan
 from decomposable_lab.comparison.watching import Failures
 
 Rows = list[dict[str, Any]]
@@ -74,7 +74,7 @@ def _all_in_folder(comparison: Comparison, circumstances: Circumstances) -> Comp
     )
 
 
-def _belongs(part: Part, circumstances: Circumstances) -> bool:
+def _belongs(part: TrainingJob, circumstances: Circumstances) -> bool:
     """Whether a part that nobody asked for is done under these settings."""
     try:
         return part.can_be_read and bool(finished(part, circumstances))
@@ -82,7 +82,7 @@ def _belongs(part: Part, circumstances: Circumstances) -> bool:
         return False
 
 
-def _write_record(comparison: Comparison, parts: Sequence[Part]) -> None:
+def _write_record(comparison: Comparison, parts: Sequence[TrainingJob]) -> None:
     """One record for the trainings of one method and seed."""
     found = {part.training.folder: part.folder.finished(needs_network=False) or {} for part in parts}
     first = next(iter(found.values()))
@@ -130,7 +130,7 @@ def _summary(comparison: Comparison) -> dict[str, Any]:
     return content
 
 
-def _curves_of(parts: Sequence[Part]) -> dict[str, Rows]:
+def _curves_of(parts: Sequence[TrainingJob]) -> dict[str, Rows]:
     """The rows of one method and seed by their curve; of alternatives those of the best training."""
     found: dict[str, dict[str, Rows]] = defaultdict(lambda: defaultdict(list))
     for part in parts:

@@ -20,7 +20,7 @@ from decomposable.training.loop import Say
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
 from decomposable_edge.locks import holding
 from decomposable_edge.machine import usable_cpus
-from decomposable_lab.comparison.parts import Circumstances, Comparison, Part, check_finished, job_of, prepare
+from decomposable_lab.comparison.parts import Circumstances, Comparison, TrainingJob, check_finished, job_of, prepare
 from decomposable_lab.comparison.results import gather
 from decomposable_lab.comparison.scheduling import Train, one_by_one, side_by_side
 from decomposable_lab.comparison.sharding import Shard, held_alone
@@ -106,7 +106,7 @@ def run(
     *,
     watchers: Watchers,
     how: How,
-    parts: Sequence[Part] | None = None,
+    parts: Sequence[TrainingJob] | None = None,
 ) -> tuple[dict[str, Any], Failures]:
     """Train what is missing, then write every method's record and the summary; it comes back, and what failed.
 
@@ -162,7 +162,7 @@ class How:
         """Whether trainings run in other processes than this one."""
         return at_once > 1 or (at_once > 0 and self.engine == "ray")
 
-    def schedule(self, parts: Sequence[Part], train: Train, watch: Watch, at_once: int, device: str) -> Failures:
+    def schedule(self, parts: Sequence[TrainingJob], train: Train, watch: Watch, at_once: int, device: str) -> Failures:
         """Train the parts; what failed comes back."""
         if self.engine == "ray":
             from decomposable_lab.comparison.on_ray import on_ray  # an extra
@@ -175,7 +175,7 @@ class How:
         """A path that means the same to processes that run in other folders."""
         return path.resolve() if self.engine == "ray" else path
 
-    def own(self, parts: Sequence[Part], before: int = 0) -> Sequence[Part]:
+    def own(self, parts: Sequence[TrainingJob], before: int = 0) -> Sequence[TrainingJob]:
         """The trainings of the shard, or all."""
         return parts if self.shard is None else self.shard.own(parts, before)
 
@@ -198,7 +198,7 @@ def what_is_missing(names: Sequence[str], shard: Shard | None) -> str | None:
     return f"missing{whose}: {len(names)} trainings ({listed})"
 
 
-def _train(circumstances: Circumstances, part: Part, progress: Report, say: Say) -> dict[str, Any]:
+def _train(circumstances: Circumstances, part: TrainingJob, progress: Report, say: Say) -> dict[str, Any]:
     for method in circumstances.guests:
         registered.register(method)
     return experiment.run(job_of(part, circumstances), progress=progress, say=say)

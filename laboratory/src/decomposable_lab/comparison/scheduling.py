@@ -35,21 +35,21 @@ from decomposable_edge.errors import DecomposableError
 from decomposable_edge.files import write_atomically
 from decomposable_edge.interrupts import Interrupted, stop_signals
 from decomposable_edge.machine import usable_cpus
-from decomposable_lab.comparison.parts import Part
+from decomposable_lab.comparison.parts import TrainingJob
 from decomposable_lab.comparison.watching import Failures, Watch
 
 SECONDS_BETWEEN_LINES = 0.5
-Train = Callable[[Part, Report, Callable[[str], None]], dict[str, Any]]
+Train = Callable[[TrainingJob, Report, Callable[[str], None]], dict[str, Any]]
 """Train a part, telling how far it is, and what stays; its record comes back."""
 
 
-def one_by_one(parts: Sequence[Part], train: Train, watch: Watch) -> Failures:
+def one_by_one(parts: Sequence[TrainingJob], train: Train, watch: Watch) -> Failures:
     """In this process, one after the other; what failed comes back, with the reason."""
     for part in parts:
         if _lacks_something(part, watch):
             continue
 
-        def report(line: Progress, part: Part = part) -> None:
+        def report(line: Progress, part: TrainingJob = part) -> None:
             watch.hear(part, line)
             watch.show()
 
@@ -63,7 +63,7 @@ def one_by_one(parts: Sequence[Part], train: Train, watch: Watch) -> Failures:
     return watch.failures
 
 
-def side_by_side(parts: Sequence[Part], train: Train, watch: Watch, *, jobs: int) -> Failures:
+def side_by_side(parts: Sequence[TrainingJob], train: Train, watch: Watch, *, jobs: int) -> Failures:
     """Some at a time, each in a process with its share of the cores."""
     return work_off(parts, watch, jobs, _Processes(train, threads_for(jobs)))
 
@@ -73,7 +73,7 @@ class Worker(Protocol):
 
     part: Any  # the one under way
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: TrainingJob) -> None:
         """Train this one."""
 
     def ask_to_stop(self) -> None:
@@ -96,7 +96,7 @@ class Engine(Protocol):
         """Those of them that have a message; it waits for one, but not longer than so many seconds."""
 
 
-def work_off(parts: Sequence[Part], watch: Watch, jobs: int, engine: Engine) -> Failures:
+def work_off(parts: Sequence[TrainingJob], watch: Watch, jobs: int, engine: Engine) -> Failures:
     """Train all parts with the workers of an engine, so many at a time."""
     pool = _Pool(parts, watch, jobs, engine)
     try:
@@ -111,7 +111,7 @@ def work_off(parts: Sequence[Part], watch: Watch, jobs: int, engine: Engine) -> 
 class _Pool:
     """The parts that wait to be trained, and the workers that train the others."""
 
-    def __init__(self, parts: Sequence[Part], watch: Watch, jobs: int, engine: Engine) -> None:
+    def __init__(self, parts: Sequence[TrainingJob], watch: Watch, jobs: int, engine: Engine) -> None:
         self.waiting, self.watch, self.jobs, self.engine = list(parts), watch, jobs, engine
         self.workers: list[Worker] = []
 
@@ -148,7 +148,7 @@ class _Pool:
                 self.workers.append(self.engine.worker())
             next(worker for worker in self.workers if worker.part is None).begin(part)
 
-    def _next(self) -> Part | None:
+    def _next(self) -> TrainingJob | None:
         """The first part that has what it needs; it is taken off the list."""
         for part in list(self.waiting):
             to_come = {other.path for other in (*self.waiting, *(worker.part for worker in self.busy))}
@@ -178,7 +178,7 @@ class _Pool:
         return kind != "died"
 
 
-def _lacks_something(part: Part, watch: Watch) -> bool:
+def _lacks_something(part: TrainingJob, watch: Watch) -> bool:
     """Whether what it starts from has failed; then it has, too."""
     lacks = part.lacks
     if lacks:
@@ -239,7 +239,7 @@ class _Worker:
         self.part: Any = None
         self._has_been_asked = False
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: TrainingJob) -> None:
         """Train this one."""
         self.part = part
         self.connection.send(("part", part))
@@ -300,7 +300,7 @@ def _serve(connection: Connection, train: Train, parent: int, threads: int) -> N
                 connection.send(answer(content[0], train, telling, telling.say))
 
 
-def answer(part: Part, train: Train, report: Report, say: Callable[[str], None]) -> tuple[str, Any]:
+def answer(part: TrainingJob, train: Train, report: Report, say: Callable[[str], None]) -> tuple[str, Any]:
     """Train a part where one is, and say in the last message how it ended."""
     try:
         (part.path / "error.txt").unlink(missing_ok=True)  # of an earlier try

@@ -18,7 +18,7 @@ from pathlib import Path
 from decomposable.training.runs import LOCK, RunError, held
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.locks import holding
-from decomposable_lab.comparison.parts import Part
+from decomposable_lab.comparison.parts import TrainingJob
 
 _NAME = re.compile(r"\.shard-(\d+)-of-(\d+)\.lock")
 
@@ -45,7 +45,7 @@ class Shard:
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
-    def own(self, parts: Sequence[Part], before: int = 0) -> list[Part]:
+    def own(self, parts: Sequence[TrainingJob], before: int = 0) -> list[TrainingJob]:
         """Its trainings; `before` is how many bundles of trainings were dealt out already, in other folders."""
         dealt = bundles(parts)[(self.number - 1 - before) % self.count :: self.count]
         return [part for bundle in dealt for part in bundle]
@@ -83,10 +83,10 @@ def running_shards(folder: Path) -> list[tuple[int, int]]:
     return [(int(name[1]), int(name[2])) for path, name in names.items() if name is not None and _is_held(path)]
 
 
-def bundles(parts: Sequence[Part]) -> list[list[Part]]:
+def bundles(parts: Sequence[TrainingJob]) -> list[list[TrainingJob]]:
     """The trainings in order, those together of which one starts from another."""
-    found: dict[Path, list[Part]] = {}
-    result: list[list[Part]] = []
+    found: dict[Path, list[TrainingJob]] = {}
+    result: list[list[TrainingJob]] = []
     for part in parts:  # what it starts from comes before it
         joined = [found[path] for path in part.needs if path in found]
         bundle = joined[0] if joined else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.training.loop import Say
-from decomposable_lab.comparison.parts import Part
+from decomposable_lab.comparison.parts import TrainingJob
 
 Failures = dict[str, str]  # why, by the name of the part
 
@@ -41,7 +41,7 @@ class Watch:
     took, or else what any took; `jobs` of them side by side.
     """
 
-    def __init__(self, parts: Sequence[Part], jobs: int, watchers: Watchers) -> None:
+    def __init__(self, parts: Sequence[TrainingJob], jobs: int, watchers: Watchers) -> None:
         self.total, self.done = len(parts), 0
         self._parts, self._jobs, self._watchers = {part.path: part for part in parts}, jobs, watchers
         self._under_way: dict[Any, _UnderWay] = {}
@@ -51,12 +51,12 @@ class Watch:
         self._start = time.monotonic()
         self.show()
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: TrainingJob) -> None:
         """It has just been begun."""
         self._under_way[part.path] = _UnderWay(time.monotonic())
         self.show()
 
-    def hear(self, part: Part, line: Progress) -> None:
+    def hear(self, part: TrainingJob, line: Progress) -> None:
         """It has said how far it is."""
         one, now = self._under_way[part.path], time.monotonic()
         is_training = line.task == "training"
@@ -67,11 +67,11 @@ class Watch:
             sizes = fmean(self._after_training) if is_training and self._after_training else 0.0
             one.seconds = now - one.since + line.seconds_left + sizes
 
-    def tell(self, part: Part, text: str) -> None:
+    def tell(self, part: TrainingJob, text: str) -> None:
         """It has said something that stays."""
         self._watchers.detail(f"{part.name}: {text}")
 
-    def end(self, part: Part, record: Mapping[str, Any]) -> None:
+    def end(self, part: TrainingJob, record: Mapping[str, Any]) -> None:
         """It is done."""
         one, now = self._under_way.pop(part.path), time.monotonic()
         self._took[part.path] = now - one.since
@@ -80,11 +80,11 @@ class Watch:
         self.done += 1
         self._watchers.say(_line(part, record, self.done, self.total))
 
-    def stop(self, part: Part) -> None:
+    def stop(self, part: TrainingJob) -> None:
         """It was stopped, and can go on."""
         self._under_way.pop(part.path, None)
 
-    def fail(self, part: Part, reason: str) -> None:
+    def fail(self, part: TrainingJob, reason: str) -> None:
         """It has failed."""
         self._under_way.pop(part.path, None)
         del self._parts[part.path]
@@ -118,7 +118,7 @@ class Watch:
         return fmean(alike or known.values())
 
 
-def _line(part: Part, record: Mapping[str, Any], number: int, count: int) -> str:
+def _line(part: TrainingJob, record: Mapping[str, Any], number: int, count: int) -> str:
     """What came out of one training: the best accuracy, and what it took."""
     rows = record["sizes"]
     best = max((row["accuracy"] for row in rows), default=float("nan"))

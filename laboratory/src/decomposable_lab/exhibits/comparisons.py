@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from decomposable.training.finishing import material_for
+from decomposable.training.finishing import calibration_data_for
 from decomposable.training.methods.flat import with_overrides
 from decomposable_lab.exhibits.context import (
     Context,
@@ -145,7 +145,7 @@ def figure_3b(context: Context) -> Shown:
 def _before_tuning(trained: Trained, forms: Sequence[str]) -> dict[str, tuple[float, float]]:
     """MACs and accuracy of the plainly trained network, decomposed at VBMF ranks and calibrated."""
     found = {}
-    material = material_for(trained.data, trained.settings, trained.task.loss, lambda line: None)
+    material = calibration_data_for(trained.data, trained.settings, trained.task.loss, lambda line: None)
     for form in forms:
         settings = with_overrides(trained.settings, {"vbmf_form": form, "sizes": (1.0,)})
         network = TUCKER.network(trained.model("plain"), trained.example, settings, is_trained=True)

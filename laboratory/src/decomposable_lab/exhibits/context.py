@@ -22,7 +22,7 @@ from decomposable.progress import Progress, Report
 from decomposable.recipes.settings import Settings
 from decomposable.training import records
 from decomposable.training.evaluation import accuracy
-from decomposable.training.finishing import material_for
+from decomposable.training.finishing import calibration_data_for
 from decomposable.training.methods import METHODS, find
 from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import DataError
@@ -89,13 +89,13 @@ class Trained:
     @property
     def calibration(self) -> Iterable[Any]:
         """Augmented training images, as networks are calibrated with after training; read when they are needed."""
-        return material_for(self.data, self.settings, self.task.loss, lambda line: None).calibration
+        return calibration_data_for(self.data, self.settings, self.task.loss, lambda line: None).calibration
 
     @cached_property
     def some(self) -> list[Any]:
         """A thousand of them, in whole batches: enough to tune sizes with, or to say which bases matter."""
         few = replace(self.settings, calibration_images=min(SOME, self.settings.calibration_images))
-        return list(material_for(self.data, few, self.task.loss, lambda line: None).calibration)
+        return list(calibration_data_for(self.data, few, self.task.loss, lambda line: None).calibration)
 
     def test_inputs(self, count: int) -> list[Tensor]:
         """The first so many test images."""
@@ -144,7 +144,7 @@ class Trained:
         settings = with_overrides(self.settings, training.settings)
         model = self.task.build_model().to(self.device)
         network = find(method).network(model, self.example, settings, is_trained=False)
-        material = material_for(self.data, settings, self.task.loss, lambda line: None)
+        material = calibration_data_for(self.data, settings, self.task.loss, lambda line: None)
         return find(method).sized(network.eval(), material, settings)
 
     def model(self, method: str, seed: int | None = None, training: str = "") -> nn.Module:

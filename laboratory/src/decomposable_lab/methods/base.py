@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from decomposable.recipes.settings import Settings
 from decomposable.training.methods import Method
-from decomposable_lab.methods.sized import Size
+from decomposable_lab.methods.sized import MethodSize
 
 Overrides = Mapping[str, Any]
 
@@ -74,8 +74,8 @@ class Rebuilding(Protocol):
 
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
-    ) -> tuple[nn.Module, Callable[[Size], nn.Module]]:
-        """Return the network whose state dict a file holds, and the function from a `Size` to its plain module."""
+    ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
+        """Return the network whose state dict a file holds, and the function from a `MethodSize` to its module."""
 
-    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
-        """Return what the `Size` of this value costs: no file is believed."""
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
+        """Return what the `MethodSize` of this value costs: no file is believed."""

@@ -23,7 +23,7 @@ _ALLOWED = (
 )
 
 
-class Cut(NamedTuple):
+class ChannelCounts(NamedTuple):
     """How many channels a module gives and receives."""
 
     outputs: int
@@ -88,7 +88,7 @@ def channels_of(module: nn.Module, x: Tensor) -> int:
     return x.shape[-1 - len(module.kernel_size)] if isinstance(module, _ConvNd) else x.shape[1]
 
 
-def extents_of(module: nn.Module, cut: Cut) -> dict[str, tuple[int, ...]]:
+def extents_of(module: nn.Module, cut: ChannelCounts) -> dict[str, tuple[int, ...]]:
     """How much of the leading axes of each tensor a module of this cut has."""
     if isinstance(module, _BatchNorm):
         return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (cut.inputs,))
@@ -103,7 +103,7 @@ def size_of(tensor: Tensor, extents: tuple[int, ...]) -> int:
     return math.prod((*extents, *tensor.shape[len(extents) :]))
 
 
-def _attributes(module: nn.Module, cut: Cut) -> dict[str, int]:
+def _attributes(module: nn.Module, cut: ChannelCounts) -> dict[str, int]:
     """What a module of this cut says of itself."""
     if isinstance(module, _BatchNorm):
         return {"num_features": cut.inputs}
@@ -122,7 +122,7 @@ def shell_of(module: nn.Module) -> nn.Module:
     return shell
 
 
-def _parts(module: nn.Module, cut: Cut) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _parts(module: nn.Module, cut: ChannelCounts) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The name of every tensor, the tensor, and the view of it that a module of this cut has."""
     tensors = {**module._buffers, **module._parameters}
     for name, extents in extents_of(module, cut).items():
@@ -134,7 +134,7 @@ def _parts(module: nn.Module, cut: Cut) -> Iterator[tuple[str, Tensor, Tensor]]:
             yield name, tensor, part
 
 
-def replace_by_views_(shell: nn.Module, cut: Cut) -> None:
+def replace_by_views_(shell: nn.Module, cut: ChannelCounts) -> None:
     """Cut a module in place; views of parameters are plain attributes, through which gradients flow."""
     for name, tensor, part in list(_parts(shell, cut)):
         if part is tensor:
@@ -147,7 +147,7 @@ def replace_by_views_(shell: nn.Module, cut: Cut) -> None:
     shell.__dict__.update(_attributes(shell, cut))
 
 
-def as_views(module: nn.Module, cut: Cut) -> nn.Module:
+def as_views(module: nn.Module, cut: ChannelCounts) -> nn.Module:
     """A cut module whose tensors are views of the model's."""
     shell = shell_of(module)
     replace_by_views_(shell, cut)
@@ -155,7 +155,9 @@ def as_views(module: nn.Module, cut: Cut) -> nn.Module:
 
 
 @torch.no_grad()
-def as_parameters(module: nn.Module, cut: Cut, made: dict[nn.Parameter, nn.Parameter], is_fresh: bool) -> nn.Module:
+def as_parameters(
+    module: nn.Module, cut: ChannelCounts, made: dict[nn.Parameter, nn.Parameter], is_fresh: bool
+) -> nn.Module:
     """A cut module with parameters of its own, laid out as the model's; `made` are those that there are already."""
     shell = shell_of(module)
     gain = _gain(module, cut) if is_fresh else 1.0
@@ -174,7 +176,7 @@ def as_parameters(module: nn.Module, cut: Cut, made: dict[nn.Parameter, nn.Param
     return shell
 
 
-def _gain(module: nn.Module, cut: Cut) -> float:
+def _gain(module: nn.Module, cut: ChannelCounts) -> float:
     """√(full fan-in / fan-in), with the fan-in that torch's initialisations use."""
     if isinstance(module, _BatchNorm):
         return 1.0

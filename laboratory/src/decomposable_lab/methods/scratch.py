@@ -25,11 +25,11 @@ from decomposable.core.tracing import on_device_of, other_macs, trace
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable_edge.checks import is_integer
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 from decomposable_lab.methods.base import LineStyle, Rival, Training
-from decomposable_lab.methods.sized import Size, SizedNet
+from decomposable_lab.methods.sized import MethodSize, SizedNet
 
 _PAIRS = "_pairs_of_factors"  # attribute of a factored network: where its pairs are
 
@@ -76,7 +76,7 @@ class Scratch(Rival):
         ranks = settings.of(ScratchSettings).ranks
         return _factored(model, ranks, settings.form, _truncated_factors if is_trained else _fresh_factors)
 
-    def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
+    def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> SizedNet:
         """The trained network at its one size."""
         structure = {
             "form": settings.form,
@@ -89,7 +89,7 @@ class Scratch(Rival):
 
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
-    ) -> tuple[nn.Module, Callable[[Size], nn.Module]]:
+    ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
         """The modules of a file; its ranks and form are those that count, whatever the settings say."""
         form, ranks = structure.get("form"), structure.get("ranks")
         if not isinstance(form, str) or not isinstance(ranks, list) or not all(map(is_integer, ranks)):
@@ -97,7 +97,7 @@ class Scratch(Rival):
         network = _factored(model, ranks, form, _empty_factors)
         return network, partial(_build, network)
 
-    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
         """There is only one."""
         return _size_of(network, example_input)
 
@@ -194,7 +194,7 @@ def _empty_factors(layer: Layer, rank: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(rows, rank), torch.zeros(rank, columns)
 
 
-def _size_of(network: nn.Module, example_input: Any) -> Size:
+def _size_of(network: nn.Module, example_input: Any) -> MethodSize:
     """What a factored network costs, and what its model does.
 
     A pair of factors tells the dense layer it stands for, so that the model itself is not needed: the output channels
@@ -214,7 +214,7 @@ def _size_of(network: nn.Module, example_input: Any) -> Size:
         extra_macs += (dense - other.numel()) * seen.outputs.get(second, 0) - one.numel() * seen.outputs.get(first, 0)
         extra_params[one] = dense - one.numel() - other.numel()  # layers may share weights
         ranks.append(len(one))
-    return Size(
+    return MethodSize(
         name=f"ranks {min(ranks)}-{max(ranks)}" if ranks else "full ranks",
         value=1.0,  # there is only one
         macs=macs,
@@ -224,7 +224,7 @@ def _size_of(network: nn.Module, example_input: Any) -> Size:
     )
 
 
-def _build(network: nn.Module, size: Size) -> nn.Module:
+def _build(network: nn.Module, size: MethodSize) -> nn.Module:
     """The network with tensors of its own, and no trace of where its factors are."""
     copy = deep_copy(network)
     copy.__dict__.pop(_PAIRS, None)

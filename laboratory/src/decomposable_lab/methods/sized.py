@@ -31,7 +31,7 @@ KIND = "sized"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class MethodSize:
     """One size of a network, and how its method calls it: a width, or a part of the ranks."""
 
     name: str  # such as "width 0.5"
@@ -58,7 +58,7 @@ class Size:
         )
 
 
-Build = Callable[[Size], nn.Module]
+Build = Callable[[MethodSize], nn.Module]
 """The plain module of a size, with tensors of its own."""
 
 
@@ -69,7 +69,7 @@ class SizedNet(nn.Module):
     further, `extract` it.
 
     Attributes:
-        module: the plain module of the size in force.
+        module: the plain module of the current size.
         method: the name of the method that made it.
         sizes: all of them, the largest first.
         structure: what the method needs besides the model's code to make the modules again; JSON holds it.
@@ -84,7 +84,7 @@ class SizedNet(nn.Module):
         *,
         method: str,
         network: nn.Module,
-        sizes: Sequence[Size],
+        sizes: Sequence[MethodSize],
         build: Build,
         statistics: Mapping[float, Row] | None = None,
         structure: Mapping[str, Any] | None = None,
@@ -101,10 +101,12 @@ class SizedNet(nn.Module):
         self._take_(self.sizes[0])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the network at the size in force."""
+        """Run the network at the current size."""
         return self.module(*args, **kwargs)
 
-    def resize_(self, plan: Size | None = None, /, *, macs: float | None = None, params: float | None = None) -> Size:
+    def resize_(
+        self, plan: MethodSize | None = None, /, *, macs: float | None = None, params: float | None = None
+    ) -> MethodSize:
         """Take one of `sizes`, or the largest within a budget: a float is a part of the original, an int above 1 a
         count.
         """
@@ -114,11 +116,11 @@ class SizedNet(nn.Module):
             raise InvalidArgumentError("resize_: got a plan and a budget; allowed: one of them")
         return self._take_(plan)
 
-    def plan(self, *, macs: float | None = None, params: float | None = None) -> Size:
+    def plan(self, *, macs: float | None = None, params: float | None = None) -> MethodSize:
         """Return what `resize_` would take for a budget; without one, the current size."""
         return self._plan if macs is None and params is None else self._within(macs=macs, params=params)
 
-    def _within(self, *, macs: float | None, params: float | None) -> Size:
+    def _within(self, *, macs: float | None, params: float | None) -> MethodSize:
         given = {name: value for name, value in (("macs", macs), ("params", params)) if value is not None}
         measure, budget = only_one(given, "resize_: give one of macs= and params=")
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
@@ -135,7 +137,7 @@ class SizedNet(nn.Module):
         return max(fitting, key=lambda size: getattr(size, measure))
 
     @torch.inference_mode(False)  # a size made in that mode could not be used outside it
-    def _take_(self, plan: Size) -> Size:
+    def _take_(self, plan: MethodSize) -> MethodSize:
         if plan not in self.sizes:
             raise InvalidArgumentError(
                 f"plan: {plan} is not one of this network's sizes; allowed: {', '.join(s.name for s in self.sizes)}"
@@ -152,12 +154,12 @@ class SizedNet(nn.Module):
         self._plan = plan
         return plan
 
-    def offered(self) -> list[tuple[float, Size]]:
+    def offered(self) -> list[tuple[float, MethodSize]]:
         """Return all sizes, each with its part of the MACs."""
         return [(round(size.macs_fraction, 4), size) for size in self.sizes]
 
     def extract(self) -> nn.Module:
-        """The network at the size in force, as a plain module with no tie to this one."""
+        """The network at the current size, as a plain module with no tie to this one."""
         module = deep_copy(self.module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(self._trainable[name])
@@ -189,11 +191,11 @@ class SizedNet(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The method, and the size in force."""
+        """The method, and the current size."""
         return f"{self.method}; {self._plan}; {len(self.sizes)} sizes"
 
     def _apply(self, fn: Any, recurse: bool = True) -> SizedNet:
-        """Move or cast: the whole network, then the size in force is made anew from it."""
+        """Move or cast: the whole network, then the current size is made anew from it."""
         self._network._apply(fn)
         self._statistics = {
             v: {n: (fn(m), fn(s)) for n, (m, s) in rows.items()} for v, rows in self._statistics.items()
@@ -254,7 +256,7 @@ def _kind(tensor: Tensor) -> str:
     return "float" if tensor.is_floating_point() else str(tensor.dtype)
 
 
-def sizes_of(path: FilePath, description: Mapping[str, Any]) -> list[Size]:
+def sizes_of(path: FilePath, description: Mapping[str, Any]) -> list[MethodSize]:
     """The sizes that a file says it has; nothing in it is trusted."""
     entries = description.get("sizes")
     with naming(path):
@@ -264,7 +266,7 @@ def sizes_of(path: FilePath, description: Mapping[str, Any]) -> list[Size]:
     return sizes
 
 
-def _checked_size(entry: Any) -> Size:
+def _checked_size(entry: Any) -> MethodSize:
     counts = ("macs", "params", "full_macs", "full_params")
     is_right = (
         isinstance(entry, Mapping)
@@ -276,10 +278,10 @@ def _checked_size(entry: Any) -> Size:
         and all(type(entry[key]) is int and 0 < entry[key] < 1 << 62 for key in counts)
     )
     require(is_right, f"a size is {entry!r:.80}")
-    return Size(**entry)
+    return MethodSize(**entry)
 
 
-def _read_statistics(path: FilePath, sizes: Sequence[Size], tensors: Mapping[str, Tensor]) -> dict[float, Row]:
+def _read_statistics(path: FilePath, sizes: Sequence[MethodSize], tensors: Mapping[str, Tensor]) -> dict[float, Row]:
     """The statistics of every size, from tensors called statistics/NUMBER/LAYER/mean and …/var."""
     found: dict[float, Row] = {}
     for key in tensors:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, is_one_of
-from decomposable.training.methods.base import Closure, Material, PlainStep
+from decomposable.training.methods.base import CalibrationData, Closure, PlainStep
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 from decomposable_lab.methods.base import LineStyle, Rival
-from decomposable_lab.methods.sized import Size, SizedNet
+from decomposable_lab.methods.sized import MethodSize, SizedNet
 from decomposable_lab.methods.width import WidthsSettings, are_widths
 from decomposable_lab.methods.widths import WidthsNet
 
@@ -55,7 +55,7 @@ class SlimmableNet(WidthsNet):
         """The network at one of its widths, for training: the model itself, or views of its weights."""
         return self.model if width == 1 else self.widths.at(width, self._norms_of(width))
 
-    def build(self, size: Size) -> nn.Module:
+    def build(self, size: MethodSize) -> nn.Module:
         """The plain module of a size."""
         return self.widths.extract(size.value, self._norms_of(size.value))
 
@@ -114,7 +114,7 @@ class Slimmable(Rival):
         assert isinstance(network, SlimmableNet)
         return SlimmableStep(network, settings)
 
-    def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
+    def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> SizedNet:
         """Every width, with the statistics that it gathered in training."""
         assert isinstance(network, SlimmableNet)
         widths = [1.0, *network.narrow]
@@ -124,12 +124,12 @@ class Slimmable(Rival):
 
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
-    ) -> tuple[nn.Module, Callable[[Size], nn.Module]]:
+    ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
         """The network with all its normalisation layers, for the weights of a file."""
         network = SlimmableNet(model, example_input, structure["widths"], multiple=structure["multiple"])
         return network, network.build
 
-    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
         """One of the widths that it has normalisation layers for."""
         assert isinstance(network, SlimmableNet)
         if value not in (1.0, *network.narrow):

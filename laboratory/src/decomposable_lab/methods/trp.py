@@ -33,7 +33,7 @@ from decomposable.core.tree import deep_copy, plain_name, rewire, unwrap
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings, is_one_of
-from decomposable.training.methods.base import Closure, Material
+from decomposable.training.methods.base import CalibrationData, Closure
 from decomposable.training.methods.decomposing import decomposed
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_lab.methods.base import LineStyle, Rival, Training
@@ -105,7 +105,7 @@ class TRPStep:
         return {"steps": self._steps, "ranks": dict(self.ranks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from such a state."""
         ranks = state.get("ranks")
         if "steps" not in state or not isinstance(ranks, Mapping) or list(ranks) != list(self.ranks):
             raise InvalidArgumentError("state: it is not of these layers; allowed: what state_dict() returned")
@@ -126,7 +126,7 @@ class TRP(Rival):
         """Truncate, one pass, the gradient and that of the nuclear norm."""
         return TRPStep(network, settings)
 
-    def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
+    def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> DecomposedNet:
         """A copy that is truncated once more, decomposed by the energy criterion, as the truncation goes.
 
         The last update has left the weights with their full rank; after this truncation all sizes above the ranks

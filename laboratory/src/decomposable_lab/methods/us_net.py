@@ -20,11 +20,11 @@ from decomposable.data.base import generator_for
 from decomposable.progress import Tracker
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check
-from decomposable.training.methods.base import Closure, Material
+from decomposable.training.methods.base import CalibrationData, Closure
 from decomposable.training.methods.outputs import loss_and_outputs
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_lab.methods.base import LineStyle, Rival
-from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics
+from decomposable_lab.methods.sized import MethodSize, SizedNet, batch_statistics
 from decomposable_lab.methods.width import WidthsSettings
 from decomposable_lab.methods.widths import Widths, WidthsNet
 
@@ -85,7 +85,7 @@ class SandwichStep:
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from such a state."""
         if "generator" not in state:
             raise InvalidArgumentError("state: it has no entry 'generator'; allowed: what state_dict() returned")
         self._generator.set_state(state["generator"].cpu())
@@ -122,7 +122,7 @@ class UniversallySlimmable(Rival):
         assert isinstance(network, WidthsNet)
         return SandwichStep(network, settings)
 
-    def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
+    def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> SizedNet:
         """For each of the settings' sizes the largest width within it; the statistics of each are calculated anew."""
         assert isinstance(network, WidthsNet)
         sizes = _sizes_within(network.widths, settings)
@@ -143,24 +143,24 @@ class UniversallySlimmable(Rival):
 
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
-    ) -> tuple[nn.Module, Callable[[Size], nn.Module]]:
+    ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
         """The network, for the weights of a file."""
         network = WidthsNet(model, example_input, multiple=structure["multiple"])
         return network, network.build
 
-    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
         """Any width."""
         assert isinstance(network, WidthsNet)
         return network.widths.size(value)
 
 
-def _sizes_within(widths: Widths, settings: Settings) -> list[Size]:
+def _sizes_within(widths: Widths, settings: Settings) -> list[MethodSize]:
     """The largest width within each of the settings' sizes that is not too small, and the two ends; each once."""
     low, high = settings.of(UniversalSettings).width_range
     full, least = widths.cost(1.0).macs, widths.cost(low).macs
     budgets = [part * full * (1 + 1e-12) for part in settings.sizes]  # rounding is no excess
     chosen = [widths.largest(macs=macs, smallest=low, largest=high) for macs in budgets if macs >= least]
-    found: dict[tuple[int, int], Size] = {}
+    found: dict[tuple[int, int], MethodSize] = {}
     for width in (high, low, *chosen):
         size = widths.size(width)
         found.setdefault((size.macs, size.params), size)  # widths that differ by less than a channel are the same

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from decomposable.core.tree import deep_copy
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable.training.methods.flat import with_overrides
 from decomposable_lab.methods.base import LineStyle, Rival, Training
-from decomposable_lab.methods.sized import Size, SizedNet
+from decomposable_lab.methods.sized import MethodSize, SizedNet
 from decomposable_lab.methods.widths import Widths
 
 _SIZE = "size_among_widths"  # an attribute of the narrow network: nothing in it tells what the full one would cost
@@ -72,9 +72,9 @@ class Width(Rival):
         vars(network)[_SIZE] = widths.size(own.width)
         return network
 
-    def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
+    def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> SizedNet:
         """The network as it is, at its one size."""
-        size: Size = vars(network)[_SIZE]
+        size: MethodSize = vars(network)[_SIZE]
         structure = {
             "width": size.value,
             "multiple": settings.of(WidthSettings).width_multiple,
@@ -85,15 +85,15 @@ class Width(Rival):
 
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
-    ) -> tuple[nn.Module, Callable[[Size], nn.Module]]:
+    ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
         """The narrow network, for the weights of a file."""
         stored = {"width": structure["width"], "width_multiple": structure["multiple"]}
         network = self.network(model, example_input, with_overrides(settings, stored), is_trained=True)
         return network, partial(_build, network)
 
-    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
         """There is only one."""
-        return cast(Size, vars(network)[_SIZE])
+        return cast(MethodSize, vars(network)[_SIZE])
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
         """One for every width."""
@@ -103,7 +103,7 @@ class Width(Rival):
         )
 
 
-def _build(network: nn.Module, size: Size) -> nn.Module:
+def _build(network: nn.Module, size: MethodSize) -> nn.Module:
     copy = deep_copy(network)
     vars(copy).pop(_SIZE, None)
     return copy

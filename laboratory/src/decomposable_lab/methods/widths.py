@@ -27,8 +27,8 @@ from decomposable_edge.checks import check_count, is_number
 from decomposable_edge.errors import BudgetError, DecomposableError, InvalidArgumentError, UnsupportedModelError
 from decomposable_edge.text import first_line
 from decomposable_lab.methods import cutting
-from decomposable_lab.methods.cutting import Cut, extents_of, is_depthwise, shell_of, size_of
-from decomposable_lab.methods.sized import Size
+from decomposable_lab.methods.cutting import ChannelCounts, extents_of, is_depthwise, shell_of, size_of
+from decomposable_lab.methods.sized import MethodSize
 
 Modules = Mapping[nn.Module, nn.Module]
 """What takes the places of the model's modules."""
@@ -142,10 +142,10 @@ class Widths:
         sizes |= {parameter: size_of(parameter, extents) for _, _, parameter, extents in _cut_parameters(shape.cuts)}
         return Cost(shape.macs, sum(sizes.values()))
 
-    def size(self, width: float) -> Size:
-        """The same as a `Size`; its name tells widths apart that differ by 1 / STEPS."""
+    def size(self, width: float) -> MethodSize:
+        """The same as a `MethodSize`; its name tells widths apart that differ by 1 / STEPS."""
         cost, (full_macs, full_params) = self.cost(width)._asdict(), self.cost(1.0)
-        return Size(name=f"width {width:.4g}", value=width, **cost, full_macs=full_macs, full_params=full_params)
+        return MethodSize(name=f"width {width:.4g}", value=width, **cost, full_macs=full_macs, full_params=full_params)
 
     def largest(self, *, macs: float, smallest: float, largest: float = 1.0) -> float:
         """The largest width between two whose MACs are within a budget."""
@@ -197,7 +197,7 @@ class Widths:
         probes = {module: shell_of(module) for module in self._scalable}
         network = rewire(self.model, {**probes, **self._resized(width)})
         clone_buffers_(network)
-        cuts: dict[nn.Module, Cut] = {}
+        cuts: dict[nn.Module, ChannelCounts] = {}
         for module, probe in probes.items():
             probe.register_forward_pre_hook(partial(self._see, module, width, cuts), with_kwargs=True)
         outputs: list[Any] = []
@@ -225,16 +225,22 @@ class Widths:
         return self._example.to(parameter if self._example.is_floating_point() else parameter.device)
 
     def _see(
-        self, module: nn.Module, width: float, cuts: dict[nn.Module, Cut], probe: nn.Module, args: Any, kwargs: Any
+        self,
+        module: nn.Module,
+        width: float,
+        cuts: dict[nn.Module, ChannelCounts],
+        probe: nn.Module,
+        args: Any,
+        kwargs: Any,
     ) -> None:
         """Note what a layer receives, and fit the probe in its place to it."""
         inputs = cutting.channels_of(module, args[0] if args else next(iter(kwargs.values())))
         if isinstance(module, _BatchNorm) or is_depthwise(module):
-            cut = Cut(inputs, inputs)
+            cut = ChannelCounts(inputs, inputs)
         elif module is self._classifier:
-            cut = Cut(cutting.outputs_of(module), inputs)
+            cut = ChannelCounts(cutting.outputs_of(module), inputs)
         else:
-            cut = Cut(self._scaled(cutting.outputs_of(module), width=width), inputs)
+            cut = ChannelCounts(self._scaled(cutting.outputs_of(module), width=width), inputs)
         before = cuts.pop(module, None)
         cuts[module] = cut  # in the order of the last calls
         if before is None:
@@ -245,7 +251,7 @@ class Widths:
                 f"at width {width:g}; allowed: as many in every call"
             )
 
-    def _check_ties(self, cuts: Mapping[nn.Module, Cut]) -> None:
+    def _check_ties(self, cuts: Mapping[nn.Module, ChannelCounts]) -> None:
         """A weight that several modules hold has to be cut alike in all of them."""
         found: dict[nn.Parameter, tuple[str, tuple[int, ...]]] = {}
         for module, name, parameter, extents in _cut_parameters(cuts):
@@ -260,12 +266,14 @@ class Widths:
 class _Shape(NamedTuple):
     """A network at some width: the cut of every module that a pass calls, in the order of their last calls."""
 
-    cuts: Mapping[nn.Module, Cut]
+    cuts: Mapping[nn.Module, ChannelCounts]
     macs: int
     outputs: list[Any]
 
 
-def _cut_parameters(cuts: Mapping[nn.Module, Cut]) -> Iterator[tuple[nn.Module, str, nn.Parameter, tuple[int, ...]]]:
+def _cut_parameters(
+    cuts: Mapping[nn.Module, ChannelCounts],
+) -> Iterator[tuple[nn.Module, str, nn.Parameter, tuple[int, ...]]]:
     """Every parameter of these modules: its module, its name, itself, and how much of its leading axes is left."""
     for module, cut in cuts.items():
         for name, extents in extents_of(module, cut).items():
@@ -274,7 +282,7 @@ def _cut_parameters(cuts: Mapping[nn.Module, Cut]) -> Iterator[tuple[nn.Module, 
                 yield module, name, parameter, extents
 
 
-def _macs(module: nn.Module, cut: Cut, positions: int) -> int:
+def _macs(module: nn.Module, cut: ChannelCounts, positions: int) -> int:
     if positions == 0 or isinstance(module, _BatchNorm):
         return 0
     return positions * size_of(cast(Tensor, module.weight), extents_of(module, cut)["weight"])
@@ -296,7 +304,7 @@ class WidthsNet(nn.Module):
         """Run the network at width 1."""
         return self.model(*args, **kwargs)
 
-    def build(self, size: Size) -> nn.Module:
+    def build(self, size: MethodSize) -> nn.Module:
         """The plain module of a size, with the model's batch normalisation statistics, which are not its own."""
         return self.widths.extract(size.value)
 

@@ -15,8 +15,8 @@ from decomposable.network.calibration.batches import Kept, seen_by
 from decomposable.network.calibration.grid import calibrated_grid
 from decomposable.network.calibration.statistics import (
     CalibrationReport,
+    CalibrationTarget,
     Statistics,
-    Subject,
     as_statistics,
     measured,
     measured_exactly,
@@ -52,7 +52,7 @@ def checked_plans(
 
 
 def calibrated(
-    subject: Subject,
+    subject: CalibrationTarget,
     selector: RankSelector,
     plans: Sequence[RankPlan] | None,
     loader: Iterable[Any],
@@ -88,7 +88,7 @@ def calibrated(
 
 
 def _grids(
-    subject: Subject, selector: RankSelector, batches: Kept, align: Align, passes: float, report: Report
+    subject: CalibrationTarget, selector: RankSelector, batches: Kept, align: Align, passes: float, report: Report
 ) -> tuple[Statistics, float, bool]:
     """A grid of the sizes that there are or, where budgets of parameters have an order of their own, one of each order:
     what lies on one is not near what lies on the other.
@@ -107,7 +107,7 @@ def _grids(
 
 
 def recalibrated(
-    subject: Subject,
+    subject: CalibrationTarget,
     selector: RankSelector,
     older: Statistics | None,
     loader: Iterable[Any],

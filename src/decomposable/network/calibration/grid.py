@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from decomposable.network.calibration.batches import Kept, tensors_in
 from decomposable.network.calibration.effort import Effort, Runs, sizes_between
-from decomposable.network.calibration.statistics import Row, Statistics, Subject, measured
+from decomposable.network.calibration.statistics import CalibrationTarget, Row, Statistics, measured
 from decomposable.progress import Report
 from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.plans import RankPlan
@@ -45,7 +45,7 @@ _COMPARED = 32  # samples that outputs are compared on
 
 @torch.no_grad()
 def calibrated_grid(
-    subject: Subject,
+    subject: CalibrationTarget,
     selector: RankSelector,
     batches: Kept,
     *,
@@ -104,7 +104,7 @@ class _Gap(NamedTuple):
 class _Grid:
     """What is measured so far, on all batches and on a part of them, and the gaps in it."""
 
-    subject: Subject
+    subject: CalibrationTarget
     sizes: _Sizes
     effort: Effort
     gaps: list[_Gap]  # a heap: the largest difference is next
@@ -116,7 +116,7 @@ class _Grid:
     share: float  # of a batch, that it is judged on
 
     @classmethod
-    def coarse(cls, subject: Subject, sizes: _Sizes, batches: Kept, effort: Effort, passes: float) -> _Grid:
+    def coarse(cls, subject: CalibrationTarget, sizes: _Sizes, batches: Kept, effort: Effort, passes: float) -> _Grid:
         """Both ends and some in between, on all batches and then on the part."""
         places = _coarse(sizes.costs, sizes.total, passes)
         plans = [sizes.plan(place) for place in places]
@@ -198,7 +198,7 @@ def _corrected(whole: Statistics, some: Statistics, newer: Statistics, plan: Ran
 class _Judge:
     """How far the outputs of a size are apart with one set of statistics and with another."""
 
-    def __init__(self, subject: Subject, batch: Any) -> None:
+    def __init__(self, subject: CalibrationTarget, batch: Any) -> None:
         self._subject, self._batch = subject, batch
         self._full = self._outputs(subject.build(subject.full_plan).eval(), {})
 

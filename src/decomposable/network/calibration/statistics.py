@@ -58,12 +58,12 @@ class CalibrationReport:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Subject:
+class CalibrationTarget:
     """The network to calibrate: how a size of it is made and run, and which layer feeds each normalisation layer."""
 
     build: Build
     forward: Forward
-    feeders: Mapping[str, str]
+    layer_before_norm: Mapping[str, str]
     full_plan: RankPlan
 
     @cached_property
@@ -142,7 +142,7 @@ def tracked_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
-def measured(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], ran: Ran) -> Statistics:
+def measured(subject: CalibrationTarget, plans: Sequence[RankPlan], batches: Iterable[Any], ran: Ran) -> Statistics:
     """The statistics of every plan's network: the average over the batches, in one pass over them."""
     plans = sorted(plans, key=position)
 
@@ -159,7 +159,7 @@ def measured(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any]
     return as_statistics(subject, plans, rows)
 
 
-def as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[Row]) -> Statistics:
+def as_statistics(subject: CalibrationTarget, plans: Sequence[RankPlan], rows: Sequence[Row]) -> Statistics:
     """What was found for each plan, in one table."""
     names = tuple(rows[0])
     mean, var = (torch.stack([torch.cat([row[name][i] for name in names]) for row in rows]) for i in (0, 1))
@@ -167,7 +167,7 @@ def as_statistics(subject: Subject, plans: Sequence[RankPlan], rows: Sequence[Ro
     return Statistics(
         names=names,
         channels=tuple(len(rows[0][name][0]) for name in names),
-        feeders=tuple(map(subject.feeders.get, names)),
+        layer_before_norm=tuple(map(subject.layer_before_norm.get, names)),
         positions=tuple(map(position, plans)),
         plans=tuple(plans),
         mean_SC=mean,
@@ -229,7 +229,9 @@ def run_normalising(forward: Forward, network: nn.Module, batch: Any, asker: str
 
 
 @torch.no_grad()
-def measured_exactly(subject: Subject, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report) -> Statistics:
+def measured_exactly(
+    subject: CalibrationTarget, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report
+) -> Statistics:
     """The same in the authors' way: each layer from a pass over all the data, those before it fixed."""
     plans = sorted(plans, key=position)
     rows: list[Row] = []

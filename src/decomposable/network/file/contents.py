@@ -16,7 +16,7 @@ from decomposable.core.factors import Factors
 from decomposable.network.file.container import FilePath, as_json, write_container
 from decomposable.network.file.inputs import call_entries
 from decomposable.network.file.skeleton import Skeleton, name_in_size
-from decomposable.network.parts import Parts
+from decomposable.network.parts import NetworkState
 from decomposable_edge.device_graph import GRAPH
 from decomposable_edge.sizing.interpolation import NOT_CALIBRATED, choose_calibrated
 from decomposable_edge.sizing.plans import RankPlan, SizeRequest
@@ -26,7 +26,7 @@ from decomposable_edge.sizing.rounding import Align
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Artifact(Parts):
+class Artifact(NetworkState):
     """A decomposed network without its model's code: what a file holds.
 
     `state` is the state dict of the network at its largest size, in order; weights that are one have one tensor.
@@ -40,10 +40,10 @@ class Artifact(Parts):
         budget: dict[str, Any] = {measure or self.selector.measure: size}
         return choose_calibrated(self.selector, self.statistics, SizeRequest(**budget, align=align))
 
-    def complaint(self, plan: RankPlan) -> str | None:
+    def calibration_warning(self, plan: RankPlan) -> str | None:
         """What to say where the statistics of this size may be far from its own; None where they are not."""
         if self.statistics is not None:
-            return self.statistics.complaint(plan)
+            return self.statistics.calibration_warning(plan)
         has_norms = any(key.endswith("running_mean") for key in self.state)
         return NOT_CALIBRATED if has_norms and not plan.is_full else None
 
@@ -75,7 +75,7 @@ def _describe_network(artifact: Artifact) -> tuple[dict[str, Any], dict[str, Ten
     """The description and the tensors of a whole network."""
     layers = artifact.skeleton.layers
     state, tensors = _state_entries(artifact.state, artifact.skeleton)
-    sizes, arrays = describe(artifact.selector, artifact.feeders, artifact.statistics, artifact.tuned)
+    sizes, arrays = describe(artifact.selector, artifact.layer_before_norm, artifact.statistics, artifact.tuned)
     of_sizes = {name: a if isinstance(a, Tensor) else torch.from_numpy(a) for name, a in arrays.items()}
     for layer in layers:
         tensors |= zip(factor_names(layer), as_stored(artifact.factors[layer.name]), strict=True)

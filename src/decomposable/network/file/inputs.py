@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from decomposable.network.calls import INPUT, Call, Entry, InputSpec, Slot
+from decomposable.network.calls import INPUT, CallSignature, Entry, InputSpec, Slot
 from decomposable.network.file.container import DTYPE_NAMES
 from decomposable_edge.fields import MOST, Damaged, Fields, require
 
@@ -17,7 +17,7 @@ _MOST_INPUTS, _MOST_DEPTH = 1000, 20
 _SINGLE = (bool, int, float, str)
 
 
-def call_entries(call: Call | None, unclear: str | None) -> dict[str, Any]:
+def call_entries(call: CallSignature | None, unclear: str | None) -> dict[str, Any]:
     """The fields of a description that say how the network is called."""
     entries: dict[str, Any] = {"input": None}
     if call is not None and call.is_default:
@@ -51,10 +51,10 @@ def _as_json(value: Any) -> dict[str, Any]:
     return {"value": value}
 
 
-def read_call(top: Fields) -> Call | None:
+def read_call(top: Fields) -> CallSignature | None:
     """How the network of a file is called; None where the file does not know."""
     if top.get("input") is not None:
-        return Call.with_first(_read_spec(Fields(top.get("input"), "input")))
+        return CallSignature.with_first(_read_spec(Fields(top.get("input"), "input")))
     if not top.has("call"):
         return None
     record = Fields(top.get("call"), "call")
@@ -67,7 +67,7 @@ def read_call(top: Fields) -> Call | None:
     args, kwargs = record.get("args"), record.mapping("kwargs")
     require(isinstance(args, list), "'args' of call is not a list")
     used: set[str] = set()
-    call = Call(
+    call = CallSignature(
         inputs=inputs,
         entries=dict(zip(names, map(_read_entry, records), strict=True)),
         args=tuple(_read_argument(value, names, used) for value in args),

@@ -106,7 +106,7 @@ def network_from(container: Container) -> Artifact:
         plan=_read_plan(top, selector),
         statistics=statistics,
         tuned=tuned,
-        feeders=top.texts_by_name("feeders"),
+        layer_before_norm=top.texts_by_name("layer_before_norm"),
         skipped=top.texts_by_name("skipped"),
         not_counted=top.texts_by_name("not_counted"),
         call=read_call(top),
@@ -118,7 +118,7 @@ def network_from(container: Container) -> Artifact:
 
 
 def _read_plan(top: Fields, selector: RankSelector) -> RankPlan:
-    """The size in force."""
+    """The current size."""
     rows = top.get("plan")
     is_list = isinstance(rows, list) and len(rows) == len(selector.costs)
     require(is_list and all(isinstance(row, list) and len(row) == 2 for row in rows), "the plan is not a list of pairs")
@@ -132,7 +132,7 @@ def _read_plan(top: Fields, selector: RankSelector) -> RankPlan:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Size:
+class StoredSize:
     """One size: what is as in the original by the original's names, and the chains by the names of their layers."""
 
     skeleton: Skeleton
@@ -140,7 +140,7 @@ class Size:
     chains: Mapping[str, Factors]
 
 
-def size_from(description: dict[str, Any], tensors: Tensors) -> Size:
+def size_from(description: dict[str, Any], tensors: Tensors) -> StoredSize:
     """The size that a description and tensors stand for; raises `Damaged` where they contradict each other."""
     top, unused = Fields(description, "the file"), Arrays(tensors, Tensor.numpy, "tensor")
     layers = _read_layers(top)
@@ -168,7 +168,7 @@ def size_from(description: dict[str, Any], tensors: Tensors) -> Size:
             is_right = layer.name in chains if weight is None else tuple(weight.shape) == layer.chain.held_shape
             require(is_right, f"the weight of layer '{path}' is not there or of another shape")
     unused.require_all_taken()
-    return Size(skeleton=_read_skeleton(top, layers, entries, state), state=state, chains=chains)
+    return StoredSize(skeleton=_read_skeleton(top, layers, entries, state), state=state, chains=chains)
 
 
 def _same(key: str, entry: Fields, state: Mapping[str, StateTensor]) -> StateTensor:

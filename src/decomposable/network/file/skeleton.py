@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.layers import Layer
-from decomposable.core.opening import names_of_opened
 from decomposable.core.tracing import shape_of
+from decomposable.core.unpacking import names_of_opened
 from decomposable.models import noted
 from decomposable.network.file.container import DTYPE_NAMES
 from decomposable_edge.errors import InvalidArgumentError
@@ -38,7 +38,7 @@ class Skeleton:
         trainable: for every parameter whether it is to be trained; what the state holds besides are buffers.
         training: whether the network was in training mode; the modules of `other_mode` were in the other one.
         dtypes: of the buffers that are not stored, because the model makes them itself.
-        opened: modules that are layers inside, as `core/opening` says it.
+        opened: modules that are layers inside, as `core/unpacking` says it.
         built_by: which of `decomposable.models` built it and from what arguments, where that is known.
     """
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from decomposable.training.methods import decomposable, elastic, plain
-from decomposable.training.methods.base import Material, Method, Sized, Step
+from decomposable.training.methods.base import CalibrationData, Method, Sized, Step
 from decomposable.training.methods.registry import METHODS, find, register
 
-__all__ = ["METHODS", "Material", "Method", "Sized", "Step", "find", "register"]
+__all__ = ["METHODS", "CalibrationData", "Method", "Sized", "Step", "find", "register"]
 
 for _module in (plain, decomposable, elastic):
     register(_module.METHOD)

@@ -45,7 +45,7 @@ class Step(Protocol):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from such a state."""
         return
 
 
@@ -83,7 +83,7 @@ class Looking(Protocol):
 
     images: int  # how many of the training it is to see, in whole batches
 
-    def look_at(self, material: Material) -> None:
+    def look_at(self, material: CalibrationData) -> None:
         """These images are its `calibration`, which may be gone through at any time."""
 
 
@@ -112,7 +112,7 @@ class HasOwnSizes(Sized, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Material:
+class CalibrationData:
     """What the sizes of a trained network are made with: data of the training, and its loss."""
 
     example_input: Tensor
@@ -166,6 +166,6 @@ class Method:
         """The training step around that network."""
         return PlainStep(network)
 
-    def sized(self, network: nn.Module, material: Material, settings: Settings) -> Sized:
+    def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> Sized:
         """The trained network at its sizes."""
         raise NotImplementedError

@@ -14,7 +14,7 @@ from decomposable.core.joint import JointObjective
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings
-from decomposable.training.methods.base import Closure, Material, Method
+from decomposable.training.methods.base import CalibrationData, Closure, Method
 from decomposable.training.methods.decomposing import decomposed
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -51,7 +51,7 @@ class JointStep:
         return self.joint.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from such a state."""
         self.joint.load_state_dict(state)
 
 
@@ -87,7 +87,7 @@ class Decomposable(Method):
             )
         )
 
-    def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
+    def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> DecomposedNet:
         """Decomposed by the form and the criterion that it was trained with."""
         return decomposed(network, material, settings)
 

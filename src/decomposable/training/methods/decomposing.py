@@ -12,13 +12,13 @@ from decomposable.network.decompose import decompose
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.progress import Progress
 from decomposable.recipes.settings import Settings
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align
 
 
 def decomposed(
     network: nn.Module,
-    material: Material,
+    material: CalibrationData,
     settings: Settings,
     *,
     filter_fn: FilterFn | None = None,
@@ -43,7 +43,7 @@ def decomposed(
     return net
 
 
-def calibrate_(net: DecomposedNet, material: Material, settings: Settings) -> None:
+def calibrate_(net: DecomposedNet, material: CalibrationData, settings: Settings) -> None:
     """Statistics for the sizes and the alignments of the settings."""
     aligns: tuple[Align, ...] = (DEFAULT_ALIGN, *settings.calibrated_alignments)
     for align in aligns:
@@ -59,7 +59,7 @@ def calibrate_(net: DecomposedNet, material: Material, settings: Settings) -> No
         )
 
 
-def calibrate_anew_(net: DecomposedNet, material: Material, settings: Settings, before: Settings) -> None:
+def calibrate_anew_(net: DecomposedNet, material: CalibrationData, settings: Settings, before: Settings) -> None:
     """The same for a network that was calibrated by other settings; nothing of those statistics is kept.
 
     Where the method itself had calibrated the full size, that is done again.
@@ -72,5 +72,5 @@ def calibrate_anew_(net: DecomposedNet, material: Material, settings: Settings, 
         net.calibrate_(material.calibration, sizes=[1.0], progress=material.progress)
 
 
-def _taylor(material: Material) -> Taylor:
+def _taylor(material: CalibrationData) -> Taylor:
     return Taylor(material.calibration, lambda net, batch: material.loss(net, on_device_of(net, batch)))

@@ -7,7 +7,7 @@ plain, because a low-rank network has little to learn from weights that are stil
 has both networks, and only there does the learning rate fall: small steps would teach small networks little. That is
 0.6 of the passes of the paper's training from trained weights, and 0.75 from scratch.
 
-From trained weights the ranks of a budget follow the singular values of the day, as in the paper. From scratch they are
+From trained weights the ranks of a budget follow the current singular values, as in the paper. From scratch they are
 settled once, when the low-rank steps begin: what a cut of each layer costs then, by images of the training, is the
 order of all sizes from there on (`scores_by_data`), so that a small network is the same one to the end.
 """
@@ -34,7 +34,7 @@ from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.importance import require_one_cut
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings
-from decomposable.training.methods.base import Closure, Material
+from decomposable.training.methods.base import CalibrationData, Closure
 from decomposable.training.methods.decomposable import Decomposable, JointStep
 from decomposable.training.methods.decomposing import decomposed
 from decomposable.training.methods.outputs import loss_and_outputs
@@ -110,9 +110,9 @@ class ElasticStep(JointStep):
         self.network, self.settings = network, settings
         self.start, self.even, self.order = start, even, order
         self._balance, self._turns = joint.balance, joint.turns
-        self._material: Material | None = None
+        self._material: CalibrationData | None = None
 
-    def look_at(self, material: Material) -> None:
+    def look_at(self, material: CalibrationData) -> None:
         """With these images the order of the bases is found, where data say it."""
         self._material = material
 
@@ -142,7 +142,7 @@ class ElasticStep(JointStep):
         values: dict[str, Tensor | float] = {} if self.joint.turns and has_low else {"loss": losses.full}
         return {**values, "loss_low": losses.low, "macs": losses.macs} if has_low else values
 
-    def _settle(self, material: Material) -> None:
+    def _settle(self, material: CalibrationData) -> None:
         """Go by what the images say to the end, in training and afterwards; where they say nothing, by the weights."""
         scores: dict[str, tuple[Scores, ...]] | None = None
         why = "it is no better on samples that were kept out"
@@ -157,14 +157,14 @@ class ElasticStep(JointStep):
             self.joint.criterion = self.network.scores = scores
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, in the order that was settled."""
+        """Continue from such a state, in the order that was settled."""
         super().load_state_dict(state)
         if isinstance(self.joint.criterion, Mapping):
             self.network.scores = self.joint.criterion
 
 
 def scores_by_data(
-    joint: JointObjective, model: nn.Module, settings: Settings, material: Material
+    joint: JointObjective, model: nn.Module, settings: Settings, material: CalibrationData
 ) -> dict[str, tuple[Scores, ...]] | None:
     """What every basis of the model as it is now is worth by what data say; what is not decomposed is never cut.
 
@@ -226,7 +226,7 @@ class Elastic(Decomposable):
         even, order = start + (1 - start) * own.elastic_even, _order_of(joint, network, settings)
         return ElasticStep(joint, network, settings, start=start, even=even, order=order)
 
-    def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
+    def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> DecomposedNet:
         """Decomposed by the form and the order that it was trained with."""
         assert isinstance(network, WithExample)
         return decomposed(network.model, material, settings, scores=network.scores)

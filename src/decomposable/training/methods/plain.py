@@ -10,7 +10,7 @@ from torch import nn
 
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.recipes.settings import Settings
-from decomposable.training.methods.base import Material, Method
+from decomposable.training.methods.base import CalibrationData, Method
 from decomposable.training.methods.decomposing import decomposed
 
 
@@ -21,7 +21,7 @@ class Plain(Method):
     summary = "normal learning, decomposed afterwards by both forms and every criterion"
     label = "normal learning, decomposed"
 
-    def sized(self, network: nn.Module, material: Material, settings: Settings) -> DecomposedNet:
+    def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> DecomposedNet:
         """Decomposed by the form and the criterion of the settings."""
         return decomposed(network, material, settings)
 

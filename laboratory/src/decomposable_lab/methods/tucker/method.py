@@ -19,10 +19,10 @@ from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.progress import Tracker
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings, is_one_of
-from decomposable.training.methods.base import Material
+from decomposable.training.methods.base import CalibrationData
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
 from decomposable_lab.methods.base import LineStyle, Rival, Training
-from decomposable_lab.methods.sized import Size, SizedNet, batch_statistics
+from decomposable_lab.methods.sized import MethodSize, SizedNet, batch_statistics
 from decomposable_lab.methods.tucker import layers as factored
 from decomposable_lab.methods.tucker.layers import FactorForm
 from decomposable_lab.methods.tucker.ranks import LayerRanks, Structure, is_dense, structure_of
@@ -119,7 +119,7 @@ class Tucker(Rival):
         form = cast(FactorForm, settings.of(TuckerSettings).vbmf_form)
         return _with_factors(base, structure_of(base, example_input, form))
 
-    def sized(self, network: nn.Module, material: Material, settings: Settings) -> SizedNet:
+    def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> SizedNet:
         """The size that was fine-tuned, as it is, and smaller ones without retraining, with statistics of their own.
 
         For each of `settings.sizes` below it, the ranks are the largest common part ρ of the VBMF ranks within it, and
@@ -146,8 +146,8 @@ class Tucker(Rival):
 
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
-    ) -> tuple[nn.Module, Callable[[Size], nn.Module]]:
-        """The network of a file with factors that are still 0, and the function from a `Size` to its plain module."""
+    ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
+        """The network of a file with factors that are still 0, and the function from a `MethodSize` to its module."""
         known = Structure.from_json(structure)
         base = deep_copy(rewire(unwrap(model), {}))
         for layer in known.layers:
@@ -155,7 +155,7 @@ class Tucker(Rival):
         network = _with_factors(base, known, are_empty=True)
         return network, partial(_build, network, known)
 
-    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> Size:
+    def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
         """Any part of the ranks."""
         return _structure_of(network).size(value)
 
@@ -207,7 +207,7 @@ def _instead_of_dense(
 
 
 @torch.no_grad()
-def _build(network: nn.Module, structure: Structure, size: Size) -> nn.Module:
+def _build(network: nn.Module, structure: Structure, size: MethodSize) -> nn.Module:
     """The plain module of a size, made from the weights that the network has now."""
     replacements: dict[nn.Module, nn.Module] = {}
     for layer in structure.layers if size.value < 1 else ():

@@ -24,7 +24,7 @@ from decomposable.core.tree import plain_name
 from decomposable_edge.checks import is_integer
 from decomposable_edge.errors import ArtifactError
 from decomposable_edge.sizing.chain import Chain
-from decomposable_lab.methods.sized import Size
+from decomposable_lab.methods.sized import MethodSize
 from decomposable_lab.methods.tucker.layers import FactorForm, form_of
 from decomposable_lab.methods.tucker.tensors import Kept, possible_ranks, unfold
 from decomposable_lab.methods.tucker.vbmf import vbmf_rank
@@ -109,11 +109,11 @@ class Structure:
     fixed_macs: int  # of what is not decomposed
     fixed_params: int
 
-    def size(self, part: float) -> Size:
-        """The network at a part of the VBMF ranks, as a `Size`."""
+    def size(self, part: float) -> MethodSize:
+        """The network at a part of the VBMF ranks, as a `MethodSize`."""
         kept = [(layer, layer.kept(part)) for layer in self.layers]
         dense = [(layer, (None,) * len(layer.ranks)) for layer in self.layers]
-        return Size(
+        return MethodSize(
             name="VBMF ranks" if part == 1 else f"{part:.4g} of the VBMF ranks",
             value=part,
             macs=self.fixed_macs + sum(layer.macs(ranks) for layer, ranks in kept),
@@ -122,7 +122,7 @@ class Structure:
             full_params=self.fixed_params + sum(layer.params(ranks) for layer, ranks in dense),
         )
 
-    def sizes(self, budgets: Iterable[float]) -> list[Size]:
+    def sizes(self, budgets: Iterable[float]) -> list[MethodSize]:
         """The size that was trained, and for every smaller part of the MACs the largest part of the ranks within it.
 
         Where it is smaller than all of them, so that none would say what another size costs, parts of it are taken.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from decomposable.core.opening.parts import Make, Part
+from decomposable.core.unpacking.parts import Make, PackedWeight
 
 _OWN = frozenset(vars(nn.Module()))  # hooks, parameters, flags: every module has its own
 
@@ -31,7 +31,7 @@ class Opened(nn.Module):
         return opened
 
     @classmethod
-    def parts(cls, module: nn.Module) -> dict[str, Part]:
+    def parts(cls, module: nn.Module) -> dict[str, PackedWeight]:
         """The weights of a module, by the names that their layers get."""
         raise NotImplementedError
 

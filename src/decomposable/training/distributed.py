@@ -215,7 +215,7 @@ def seed_own_(seed: int, processes: Processes) -> None:
         seed_everything(int(generator_for(seed, "process", processes.index).initial_seed()) % 2**31)
 
 
-def leave_the_others_(network: nn.Module, processes: Processes) -> None:
+def leave_process_group(network: nn.Module, processes: Processes) -> None:
     """Have synchronised batch normalisation ask nobody from now on: the first process goes on alone."""
     synchronised = [module for module in network.modules() if isinstance(module, nn.SyncBatchNorm)]
     if synchronised and not processes.is_alone:

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from decomposable.core.opening.cells import CellWeights, State, chained, from_input, step_of
 from decomposable.core.standin import product
+from decomposable.core.unpacking.cells import CellWeights, State, chained, from_input, step_of
 
 Recorder = Callable[[str, Tensor, State, CellWeights, bool], tuple[Tensor, Tensor]]
 """From mode, input, first state, weights and whether time runs backwards to all outputs and the last c (else h)."""

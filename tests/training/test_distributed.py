@@ -18,7 +18,7 @@ from decomposable.data.augment import Drawing, PadCropFlip, Standardise
 from decomposable.data.base import TrainBatches
 from decomposable.network.file.container import open_container
 from decomposable.training.checkpoint import read_checkpoint
-from decomposable.training.company import agreed, by_the_first, own_device, was_launched
+from decomposable.training.distributed import agreed, by_the_first, own_device, was_launched
 from decomposable_edge.errors import InvalidArgumentError
 
 SOURCE = Path(dn.__file__).parents[1]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from decomposable.core.opening import Copies, ViewLinear, openable, opened
+from decomposable.core.unpacking import Copies, ViewLinear, openable, opened
 
 KINDS = [ViewLinear, Copies()]
 

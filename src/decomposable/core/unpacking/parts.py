@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class ParameterSlice:
     """Which part of a parameter a weight is: some of its rows, or all; and whether inputs lie before outputs in it."""
 
     rows: tuple[int, int] | None = None
@@ -27,11 +27,11 @@ class Cut:
         return part.transpose(0, 1) if self.transposed else part
 
 
-WHOLE = Cut()
+WHOLE = ParameterSlice()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class PackedWeight:
     """Where a `Linear` inside a module has its weight and its bias from, by the names of the module's parameters.
 
     `rows` are those of the bias.
@@ -40,7 +40,7 @@ class Part:
     owner: nn.Module
     weight: str
     bias: str | None
-    cut: Cut = WHOLE
+    cut: ParameterSlice = WHOLE
     rows: tuple[int, int] | None = None
 
     @property
@@ -63,9 +63,9 @@ class Part:
 class ViewLinear(nn.Linear):
     """A `Linear` that holds nothing: its weight and bias are views, made when they are asked for."""
 
-    part: Part
+    part: PackedWeight
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: PackedWeight) -> None:
         nn.Module.__init__(self)
         self.__dict__["part"] = part  # its owner is no submodule
         self.out_features, self.in_features = part.cut.of(part.parameter).shape
@@ -87,7 +87,7 @@ class ViewLinear(nn.Linear):
         return None if bias is None else self.part.of_bias(bias)
 
 
-Make = Callable[[Part], nn.Linear]
+Make = Callable[[PackedWeight], nn.Linear]
 """From where a weight is to the `Linear` that has it."""
 
 
@@ -95,18 +95,18 @@ class Copies:
     """Makes `Linear` layers with parameters of their own; what is one part of one parameter stays one."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[nn.Parameter, Cut], nn.Parameter] = {}
+        self._made: dict[tuple[nn.Parameter, ParameterSlice], nn.Parameter] = {}
 
-    def __call__(self, part: Part) -> nn.Linear:
+    def __call__(self, part: PackedWeight) -> nn.Linear:
         """The layer of a part."""
         linear = nn.Linear(1, 1, bias=False, device="meta")
         linear.weight = self._copied(part.parameter, part.cut, part.cut.of)
         linear.out_features, linear.in_features = linear.weight.shape
         if (bias := part.bias_parameter) is not None:
-            linear.bias = self._copied(bias, Cut(rows=part.rows), part.of_bias)
+            linear.bias = self._copied(bias, ParameterSlice(rows=part.rows), part.of_bias)
         return linear.train(part.owner.training)
 
-    def _copied(self, parameter: nn.Parameter, cut: Cut, view: Callable[[Tensor], Tensor]) -> nn.Parameter:
+    def _copied(self, parameter: nn.Parameter, cut: ParameterSlice, view: Callable[[Tensor], Tensor]) -> nn.Parameter:
         if (parameter, cut) not in self._made:
             values = view(parameter.detach()).clone().contiguous()
             self._made[parameter, cut] = nn.Parameter(values, requires_grad=parameter.requires_grad)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decomposable.core.opening.base import Opened
-from decomposable.core.opening.parts import WHOLE, Cut, Part
+from decomposable.core.unpacking.base import Opened
+from decomposable.core.unpacking.parts import WHOLE, PackedWeight, ParameterSlice
 
 
 class OpenedAttention(Opened):
@@ -33,7 +33,7 @@ class OpenedAttention(Opened):
         return None
 
     @classmethod
-    def parts(cls, module: nn.Module) -> dict[str, Part]:
+    def parts(cls, module: nn.Module) -> dict[str, PackedWeight]:
         """Three projections of the input, packed in one weight where query, key and value are equally wide."""
         assert isinstance(module, nn.MultiheadAttention)
         is_packed, width = module._qkv_same_embed_dim, module.embed_dim
@@ -41,10 +41,10 @@ class OpenedAttention(Opened):
         parts = {}
         for i, name in enumerate(("q_proj", "k_proj", "v_proj")):
             rows = (i * width, (i + 1) * width)
-            weight, cut = ("in_proj_weight", Cut(rows=rows)) if is_packed else (f"{name}_weight", WHOLE)
-            parts[name] = Part(owner=module, weight=weight, bias=bias, cut=cut, rows=rows)
+            weight, cut = ("in_proj_weight", ParameterSlice(rows=rows)) if is_packed else (f"{name}_weight", WHOLE)
+            parts[name] = PackedWeight(owner=module, weight=weight, bias=bias, cut=cut, rows=rows)
         out_bias = None if module.out_proj.bias is None else "bias"
-        return {**parts, "out_proj": Part(owner=module.out_proj, weight="weight", bias=out_bias)}
+        return {**parts, "out_proj": PackedWeight(owner=module.out_proj, weight="weight", bias=out_bias)}
 
     def forward(
         self,

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from decomposable.core.opening.parts import ViewLinear
 from decomposable.core.standin import StandIn
+from decomposable.core.unpacking.parts import ViewLinear
 
 State = tuple[Tensor, ...]
 """h, and of an LSTM c."""

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from decomposable.core.opening import recurrence
-from decomposable.core.opening.base import Opened
-from decomposable.core.opening.cells import CellWeights, State, gru, lstm, plain
-from decomposable.core.opening.parts import Part
+from decomposable.core.unpacking import recurrence
+from decomposable.core.unpacking.base import Opened
+from decomposable.core.unpacking.cells import CellWeights, State, gru, lstm, plain
+from decomposable.core.unpacking.parts import PackedWeight
 from decomposable_edge.errors import InvalidArgumentError
 
 
@@ -41,7 +41,7 @@ class OpenedRecurrent(Opened):
         return None
 
     @classmethod
-    def parts(cls, module: nn.Module) -> dict[str, Part]:
+    def parts(cls, module: nn.Module) -> dict[str, PackedWeight]:
         """Two or three weights for every layer and direction."""
         assert isinstance(module, nn.RNNBase)
         parts = {}
@@ -49,7 +49,7 @@ class OpenedRecurrent(Opened):
             if name.startswith("weight_"):
                 bias = name.replace("weight", "bias")
                 bias_name = bias if bias in module._parameters else None
-                parts[name.removeprefix("weight_")] = Part(owner=module, weight=name, bias=bias_name)
+                parts[name.removeprefix("weight_")] = PackedWeight(owner=module, weight=name, bias=bias_name)
         return parts
 
     def flatten_parameters(self) -> None:

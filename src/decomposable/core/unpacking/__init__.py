@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from decomposable.core.opening.attention import OpenedAttention
-from decomposable.core.opening.base import Opened
-from decomposable.core.opening.calling import Calling, Refused, calling, check_calls, has_own_forward, may_call
-from decomposable.core.opening.computed import COMPUTED, forget_norms_, is_computed, settled
-from decomposable.core.opening.parts import Copies, Make, Part, ViewLinear
-from decomposable.core.opening.parts import Cut as Cut
-from decomposable.core.opening.recurrent import OpenedRecurrent
 from decomposable.core.tree import plain_name, rewire
+from decomposable.core.unpacking.attention import OpenedAttention
+from decomposable.core.unpacking.base import Opened
+from decomposable.core.unpacking.calling import Calling, Refused, calling, check_calls, has_own_forward, may_call
+from decomposable.core.unpacking.computed import COMPUTED, forget_norms_, is_computed, settled
+from decomposable.core.unpacking.parts import Copies, Make, PackedWeight, ViewLinear
+from decomposable.core.unpacking.parts import ParameterSlice as ParameterSlice
+from decomposable.core.unpacking.recurrent import OpenedRecurrent
 
 OPENED = "_opened"  # an attribute of what stands in for a module that was opened
 
@@ -54,22 +54,22 @@ def why_closed(module: nn.Module) -> str | None:
     return kind.why_not(module) or _why_not_weights(_parts(module))
 
 
-def _why_not_weights(parts: Sequence[Part]) -> str | None:
+def _why_not_weights(parts: Sequence[PackedWeight]) -> str | None:
     for part in parts:
         if not isinstance(part.owner._parameters.get(part.weight), nn.Parameter):
             return f"{COMPUTED}; remove that first"
     return None
 
 
-def _parts(module: nn.Module) -> list[Part]:
+def _parts(module: nn.Module) -> list[PackedWeight]:
     kind = _kind_of(module)
     if kind is not None:
         return list(kind.parts(module).values())
     return [_part_of_transposed(module)]
 
 
-def _part_of_transposed(module: nn.Module) -> Part:
-    return Part(owner=module, weight="weight", bias="bias", cut=Cut(transposed=True))
+def _part_of_transposed(module: nn.Module) -> PackedWeight:
+    return PackedWeight(owner=module, weight="weight", bias="bias", cut=ParameterSlice(transposed=True))
 
 
 def _holders(model: nn.Module) -> dict[nn.Parameter, set[nn.Module]]:

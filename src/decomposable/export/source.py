@@ -14,7 +14,7 @@ from decomposable.core.tracing import Forward, call_with_first, on_device_of, ot
 from decomposable.export.interface import Feeds, Interface
 from decomposable.export.program import ExportError, ready
 from decomposable.export.quiet import refusing
-from decomposable.network.calls import Call
+from decomposable.network.calls import CallSignature
 from decomposable.network.capture import Captured, Watch, first_captured
 from decomposable.network.decomposed import DecomposedNet
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
@@ -23,7 +23,7 @@ from decomposable_edge.sizing.plans import RankPlan, SizeRequest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Subject:
+class ExportSource:
     """A module that is `ready`, its counts, and what it takes."""
 
     module: nn.Module
@@ -32,16 +32,16 @@ class Subject:
     full_macs: int | None
     full_params: int
     ranks: Mapping[str, Rank] | None  # None for a network that is not decomposed
-    call: Call
+    call: CallSignature
     rows: Feeds | None  # samples to try it with; None where made-up ones have to do
 
 
 def subject_of(
     net: nn.Module, request: SizeRequest, example_input: Any, forward: Forward | None = None, *, runtime: str
-) -> Subject:
+) -> ExportSource:
     """The network at the size that is asked for; `net` stays as it is.
 
-    Where none is, that is the size in force, and a module that is no such network as it is. A time is one in the
+    Where none is, that is the current size, and a module that is no such network as it is. A time is one in the
     `runtime` that the export is for. `forward` says how a batch like the example input is used.
     """
     asked = {name: value for name, value in request.given().items() if name != "batch"}
@@ -58,7 +58,7 @@ def subject_of(
     found = taken_by(module, known, example_input, forward, net._forward)
     assert found.call is not None
     is_counted = known.call is None or same_shapes(known.call, found.call)  # MACs are those at the shapes then
-    return Subject(
+    return ExportSource(
         module=module,
         macs=plan.macs if is_counted else None,
         params=plan.params,
@@ -71,13 +71,13 @@ def subject_of(
 
 
 def _resized(net: DecomposedNet, request: SizeRequest, runtime: str) -> tuple[RankPlan, nn.Module]:
-    """The size that a request asks for, and the network of it; that which is in force stays."""
+    """The size that a request asks for, and the network of it; the current one stays."""
     plan = net.plan(**request.given(), runtime=runtime)
     net._warn_once(plan, stacklevel=5)  # the line that called for the export
     return plan, net.extract(plan)
 
 
-def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> Subject:
+def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> ExportSource:
     """A module of one size; its MACs are counted."""
     plain = ready(module)
     found = taken_by(plain, Captured(), example_input, forward, call_with_first)
@@ -86,7 +86,7 @@ def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> Su
     params = sum(p.numel() for p in plain.parameters())
     with suppress(Exception):  # a model that cannot run is refused later, in better words
         macs = other_macs((), trace(plain, Interface(call=call).rows(rows, 1), call.run))
-    return Subject(
+    return ExportSource(
         module=plain, macs=macs, params=params, full_macs=macs, full_params=params, ranks=None, call=call, rows=rows
     )
 
@@ -127,7 +127,7 @@ def _captured(module: nn.Module, batch: Any, forward: Forward) -> Captured:
     return watch.captured(module)
 
 
-def same_shapes(call: Call, other: Call) -> bool:
+def same_shapes(call: CallSignature, other: CallSignature) -> bool:
     """Whether two calls are of inputs of the same shapes."""
     return {k: v.shape for k, v in call.inputs.items()} == {k: v.shape for k, v in other.inputs.items()}
 

@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from decomposable.core.forms import FormOf
 from decomposable.core.layers import REJECTED, FilterFn, Layer, avoid_fast_paths_, find_layers, in_order_of
-from decomposable.core.opening import (
+from decomposable.core.tracing import Forward
+from decomposable.core.tree import plain_name, rewire, undisturbed
+from decomposable.core.unpacking import (
     Calling,
     Copies,
     Opened,
@@ -32,8 +34,6 @@ from decomposable.core.opening import (
     why_not_called,
     with_opened,
 )
-from decomposable.core.tracing import Forward
-from decomposable.core.tree import plain_name, rewire, undisturbed
 
 
 @dataclass(frozen=True, eq=False)
