@@ -3,8 +3,7 @@
     file ── choose a plan ── build its model ── make an ONNX Runtime session ── make it the current one
 
 A size is an immutable whole, made the current one by one assignment. `run` takes no lock and holds on to the size that
-it began
-with, so a request that is under way ends at that size, whatever happens in other threads.
+it began with, so a request that is under way ends at that size, whatever happens in other threads.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ generators) or follows from the settings and the step's number (the batch, its a
 that is killed anywhere therefore ends, once resumed, with the very bits of one that was not.
 
 Several processes (`distributed.py`) have the same steps: each has its part of every batch, the mean of their gradients
-is the gradient, and the first of them writes. What they draw for themselves, dropout for instance, is in the checkpoint.
+is the gradient, and the first of them writes. What they draw for themselves, such as dropout, is in the checkpoint.
 """
 
 from __future__ import annotations
