@@ -63,7 +63,7 @@ def answers(tiny, x):
 
 
 @pytest.mark.slow
-def test_every_answer_is_of_a_size_that_was_in_force(session, x, answers):
+def test_every_answer_is_of_a_size_that_was_current(session, x, answers):
     order = [RATIOS[i] for i in np.random.default_rng(0).integers(0, len(RATIOS), SWITCHES)]
     begun, done = -1, -1
 
@@ -71,8 +71,8 @@ def test_every_answer_is_of_a_size_that_was_in_force(session, x, answers):
         first = done
         answer = run()
         last = begun
-        in_force = [order[i] if i >= 0 else 1.0 for i in range(first, last + 1)]
-        return answer in {answers[ratio] for ratio in in_force}
+        current = [order[i] if i >= 0 else 1.0 for i in range(first, last + 1)]
+        return answer in {answers[ratio] for ratio in current}
 
     with Load(session, x, is_right) as load:
         for i, ratio in enumerate(order):

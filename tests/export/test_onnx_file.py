@@ -15,7 +15,6 @@ from decomposable.export import checking, one_size
 from decomposable.export.program import ExportError
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
 from decomposable_edge.sizing.latency import LatencyProfile, TimedSize, timed_now
-from decomposable_lab.methods.widths import Widths
 
 # Few sizes are calibrated here, on purpose: what a size far from them does is looked at in test_grid.py.
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation was calibrated")
@@ -119,7 +118,7 @@ def test_a_calibrated_network(form, sizes, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_network_stays_as_it_is_and_without_a_size_that_in_force_is_taken(net, tmp_path):
+def test_the_network_stays_as_it_is_and_without_a_size_the_current_one_is_taken(net, tmp_path):
     before = net.plan(), net.module, net.training, {k: v.clone() for k, v in net.state_dict().items()}
     report = dn.export_onnx(net, tmp_path / "in-force.onnx")
     assert report.macs == net.plan().macs

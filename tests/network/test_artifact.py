@@ -261,7 +261,7 @@ def test_an_explicitly_calibrated_full_size_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize("size", [{"macs": 0.8}, {"ratio": 0.7}, {"ranks": {"4": 9, "0": 1}}])
-def test_the_size_in_force_comes_back(size, tmp_path):
+def test_the_current_size_comes_back(size, tmp_path):
     net = make(calibrated=True)
     plan = net.resize_(**size)
     loaded = saved(net, tmp_path)

@@ -304,7 +304,7 @@ def test_training_flags_and_momentum_are_as_before(is_training, exact):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_the_size_in_force_and_the_model_stay(exact):
+def test_the_current_size_and_the_model_stay(exact):
     model = cnn()
     net, batches = make(model)
     before = {name: t.clone() for name, t in model.state_dict().items()}
@@ -429,7 +429,7 @@ def test_of_a_size_calibrated_twice_the_newer_one_counts():
     assert_statistics(net, expected)
 
 
-def test_calibrating_the_size_in_force_takes_effect_at_once():
+def test_calibrating_the_current_size_takes_effect_at_once():
     net, batches = make()
     expected = cumulative_average(extracted(net, macs=0.5), batches)
     net.calibrate_(batches, sizes=[0.5])

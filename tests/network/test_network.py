@@ -1197,7 +1197,7 @@ def test_hooks_on_the_network_itself_outlive_a_resize():
     assert seen == [1]
 
 
-def test_module_is_the_network_at_the_size_in_force():
+def test_module_is_the_network_at_the_current_size():
     net, x = reduced()
     small = net.module
     assert torch.equal(small(x), net(x))
@@ -1465,11 +1465,11 @@ def test_the_profile_beside_a_file_is_read_when_it_is_needed(tmp_path):
     assert net.latency is None
 
 
-def test_a_size_can_be_extracted_that_is_not_in_force():
+def test_a_size_can_be_extracted_that_is_not_current():
     net, x = reduced()
-    in_force, plan = net.module, net.plan(macs=0.6)
+    current, plan = net.module, net.plan(macs=0.6)
     apart = net.extract(plan)
-    assert net.module is in_force
+    assert net.module is current
     net.resize_(plan)
     assert torch.equal(apart(x), net(x))
     mine = {storage(t) for t in apart.state_dict().values()}

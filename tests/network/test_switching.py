@@ -165,7 +165,7 @@ def verdict(begin, end, size, begins, ends, sizes):
     return "right" if could_be.any() else "stale"
 
 
-def test_every_answer_is_that_of_a_size_in_force(net, x):
+def test_every_answer_is_that_of_a_current_size(net, x):
     load = Load(net, x)
     verdicts = load.run()
     assert len(load.switches) == 2 * 1000 + 1
@@ -188,7 +188,7 @@ def test_the_load_notices_a_pass_that_reads_the_size_twice(net, x):
     assert load.errors == []
 
 
-def test_the_load_notices_a_size_that_is_not_in_force_any_more(net, x):
+def test_the_load_notices_a_size_that_is_not_current_any_more(net, x):
     load = Load(net, x)
     kept = []
 
@@ -215,7 +215,7 @@ def test_the_load_notices_a_size_that_is_not_in_force_any_more(net, x):
         (20, 50, None, "torn"),
     ],
 )
-def test_which_sizes_may_have_been_in_force(begin, end, size, expected):
+def test_which_sizes_may_have_been_current(begin, end, size, expected):
     switches = [(-1, -1, 0), (10, 15, 1), (34, 40, 2), (35, 38, 3)]
     assert verdict(begin, end, size, *(np.array(column) for column in zip(*switches, strict=True))) == expected
 
@@ -276,10 +276,10 @@ def test_what_is_copied_is_one_size_whatever_happens_meanwhile(net):
     net.resize_(macs=0.5)
     state = net.__getstate__()  # copy and pickle begin with it, and then take their time
     net.resize_(macs=0.3)
-    assert state["_modules"]["module"] is state["_in_force"].module
+    assert state["_modules"]["module"] is state["_current"].module
 
 
-def test_what_is_in_force_is_not_changed_by_using_it(net):
+def test_what_is_current_is_not_changed_by_using_it(net):
     net.resize_(ratio=1.0)
     net.calibrate_(loader(), sizes=[0.25, 0.8])
     parts = net.selector, net._statistics

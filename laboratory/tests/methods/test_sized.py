@@ -218,7 +218,7 @@ def test_a_size_made_in_inference_mode_can_be_trained():
     assert module[0].weight.grad is not None
 
 
-def test_its_state_is_that_of_the_size_in_force_and_cannot_be_loaded():
+def test_its_state_is_that_of_the_current_size_and_cannot_be_loaded():
     net = sized()
     net.resize_(macs=0.25)
     assert net.state_dict()["module.0.weight"].shape == (2, 1, 3, 3)
@@ -226,7 +226,7 @@ def test_its_state_is_that_of_the_size_in_force_and_cannot_be_loaded():
         net.load_state_dict(net.state_dict())
 
 
-def test_all_sizes_are_cast_with_the_one_in_force():
+def test_all_sizes_are_cast_with_the_current_one():
     net = sized().eval()
     net.resize_(macs=0.5)
     before = net(images())

@@ -89,7 +89,7 @@ class _Part(Generic[T]):
     def __set__(self, net: DecomposedNet, value: T) -> None:
         with net._lock:
             parts = replace(net._current.parts, **{self._name: value})  # type: ignore[arg-type]
-            net._put_in_force(parts, net._current.module)
+            net._make_current(parts, net._current.module)
 
 
 class DecomposedNet(nn.Module):
@@ -410,7 +410,7 @@ class DecomposedNet(nn.Module):
             if any(part.training != mode for part in module.modules()):
                 twin = rewire(module, {})  # of its own modules, and the same tensors
                 twin.train(mode)
-                self._put_in_force(self._current.parts, twin)
+                self._make_current(self._current.parts, twin)
         return self
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
@@ -425,8 +425,8 @@ class DecomposedNet(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            in_force = self.__dict__.get("_in_force")
-            if in_force is None or name.startswith("_"):
+            current = self.__dict__.get("_current")
+            if current is None or name.startswith("_"):
                 raise
             if name in _OF_TRANSFORMERS:
                 raise InvalidArgumentError(
@@ -434,9 +434,9 @@ class DecomposedNet(nn.Module):
                     "allowed: decomposable.hf.save_pretrained(net, folder), or net.save(path)"
                 ) from None
             try:
-                return getattr(in_force.module, name)
+                return getattr(current.module, name)
             except AttributeError:
-                kinds = f"{type(self).__name__} of a {type(in_force.module).__name__}"
+                kinds = f"{type(self).__name__} of a {type(current.module).__name__}"
                 raise AttributeError(f"{kinds} has no attribute {name!r}") from None
 
     def __repr__(self) -> str:
@@ -462,7 +462,7 @@ class DecomposedNet(nn.Module):
         for known in (parts.statistics, parts.tuned):
             if known is not None:
                 known.prepare()
-        self._put_in_force(parts, self._original.at_size(parts))
+        self._make_current(parts, self._original.at_size(parts))
 
     def _take(self, **parts: Any) -> None:
         self._has_warned = False  # of what was not calibrated before
@@ -477,7 +477,7 @@ class DecomposedNet(nn.Module):
             full_plan=self.selector.full_plan(),
         )
 
-    def _put_in_force(self, parts: NetworkState, module: nn.Module) -> None:
+    def _make_current(self, parts: NetworkState, module: nn.Module) -> None:
         self._modules["module"] = module
         self._current = _Current(parts, module)
 
