@@ -14,7 +14,7 @@ from decomposable.training.methods.base import CalibrationData
 from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_lab.methods.sized import restored
-from decomposable_lab.methods.slimmable import METHOD
+from decomposable_lab.methods.slimmable import METHOD, SlimmableSettings
 
 SETTINGS = with_overrides(Settings(), method="slimmable", widths=(0.25, 0.5, 0.75, 1.0))
 EXAMPLE = torch.zeros(1, 1, 8, 8)
@@ -140,7 +140,7 @@ def test_it_goes_on_from_a_state_dict(batch):
     torch.manual_seed(7)
     other = make().train()
     other.load_state_dict(network.state_dict())
-    for width in SETTINGS.widths:
+    for width in SETTINGS.of(SlimmableSettings).widths:
         assert torch.equal(other.at(width)(batch[0]), network.at(width)(batch[0]))
 
 
