@@ -83,8 +83,7 @@ def test_every_model_of_the_zoo(name, form, size, tmp_path):
     model = models.build(name).eval()
     for stage in [child for child in model.named_children() if child[0].startswith("layer")]:
         setattr(model, stage[0], stage[1][:2])
-    thin = Widths(model, x).extract(0.25, is_fresh=True)
-    net = dn.decompose(randomised(thin), example_input=x, form=form)
+    net = dn.decompose(randomised(model), example_input=x, form=form)
     plan = net.selector.smallest_plan() if size == "smallest" else net.plan(macs=size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -177,7 +178,9 @@ def appendix_e(context: Context) -> Shown:
     count = sum(map(len, inputs))
     found = {}
     for ratio in LIPSCHITZ_RATIOS:
-        net.resize_(ratio=ratio)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # between calibrated sizes, too, a layer has a Lipschitz constant
+            net.resize_(ratio=ratio)
         found[ratio] = analysis.lipschitz(net, inputs, images=count)
     constants = _Constants(found)
     names = readable(trained.task.build_model(), found[0.5].names)

@@ -187,7 +187,7 @@ def truncate_network_(network: nn.Module, settings: Settings) -> dict[str, int]:
 
     >>> model = nn.Linear(3, 3, bias=False)
     >>> _ = model.weight.data.copy_(torch.diag(torch.tensor([3.0, 2.0, 0.1])))
-    >>> truncate_network_(model, Settings(trp_energy=0.99))
+    >>> truncate_network_(model, Settings(of_methods=(TRPSettings(trp_energy=0.99),)))
     {'': 2}
     >>> round(model.weight[2, 2].item(), 6)
     0.0
