@@ -68,8 +68,6 @@ def test_flips_are_exact_and_half_of_all():
     is_flipped = (flipped == x.flip(3)).flatten(1).all(1)
     assert bool((is_flipped | (flipped == x).flatten(1).all(1)).all())
     assert int(is_flipped.sum()) == pytest.approx(5000, abs=5 * 50)
-    assert torch.equal(augment.random_flip(x, seeded(), probability=0), x)
-    assert torch.equal(augment.random_flip(x, seeded(), probability=1), x.flip(3))
 
 
 def naive_jitter(image, factors, order):

@@ -32,8 +32,9 @@ def test_nothing_is_drawn():
 
 @pytest.mark.parametrize("wrong", [{"train_images": 9}, {"train_images": 1788}, {"seed": -1}, {"seed": 2**32}])
 def test_wrong_arguments(wrong):
-    with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}=.*; allowed: "):
+    with pytest.raises(InvalidArgumentError) as caught:
         digits.load_data(**wrong)
+    assert {caught.value.option: caught.value.came} == wrong
 
 
 def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch):

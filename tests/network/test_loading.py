@@ -19,8 +19,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable import decompose, models
-from decomposable.models import BUILDERS, rebuilt
-from decomposable.models.origin import built_by
+from decomposable.models.origin import BUILDERS, built_by, rebuilt
 from decomposable.network import artifact
 from decomposable.network.file import container
 from decomposable.recipes import BUILT_IN, find, make_task

@@ -8,7 +8,6 @@ import torch
 import decomposable as dn
 from decomposable.data import python_text
 from decomposable.data.base import Images, InMemory
-from decomposable.data.digits import unaugmented, unchanged
 from decomposable.data.python_text import Text
 from decomposable.models import small_lm, small_vit
 from decomposable.recipes import Task
@@ -36,7 +35,7 @@ def vit(settings: Settings = VIT) -> Task:
         labels = torch.arange(96) % 4
         pixels = torch.randn(96, 3, 16, 16, generator=torch.Generator().manual_seed(0)) + labels.view(-1, 1, 1, 1)
         images = Images(pixels, labels)
-        return InMemory(classes=4, train=images, test=images, augment=unaugmented, prepare=unchanged)
+        return InMemory(classes=4, train=images, test=images)
 
     return Task(build_model=lambda: small_vit(4, 16, 1, 2, 8, 16), load_data=load)
 

@@ -24,9 +24,9 @@ PerChannel = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Drawing:
-    """Random numbers for each of `count` images; where only a part of them is here, those of that part.
+    """Draw random numbers for each of `count` images, and keep those of one `part` of them.
 
-    So an image is augmented in the same way wherever it is: alone or with its whole batch.
+    So an image is augmented in the same way alone and with its whole batch.
     """
 
     generator: torch.Generator
@@ -35,36 +35,36 @@ class Drawing:
 
     @classmethod
     def of(cls, generator: torch.Generator | Drawing, count: int) -> Drawing:
-        """From a generator, for images that are all here."""
+        """Draw from a generator, for a whole batch of `count` images."""
         return generator if isinstance(generator, Drawing) else cls(generator, count)
 
     def uniform(self, *shape: int) -> Tensor:
-        """From 0 to 1, in this shape for each image."""
+        """Draw numbers from 0 to 1, in this shape for each image."""
         return torch.rand(self.count, *shape, generator=self.generator)[self.part]
 
     def normal(self, *shape: int) -> Tensor:
-        """With mean 0 and deviation 1."""
+        """Draw numbers with mean 0 and deviation 1."""
         return torch.randn(self.count, *shape, generator=self.generator)[self.part]
 
     def places(self, below: int) -> Tensor:
-        """Two whole numbers from 0 to below a limit: rows of 2 × N."""
+        """Draw two whole numbers from 0 to below a limit: rows of 2 × N."""
         return torch.randint(0, below, (2, self.count), generator=self.generator)[:, self.part]
 
 
 @dataclass(frozen=True)
 class Standardise:
-    """Bytes → floats with mean 0 and deviation 1 per channel: (x / 255 − mean) / std."""
+    """Turn bytes into floats with mean 0 and deviation 1 per channel: (x / 255 − mean) / std."""
 
     mean: PerChannel
     std: PerChannel
 
     @classmethod
     def of(cls, mean: PerChannel, std: PerChannel, *, channels: int) -> Standardise:
-        """The same, if both have a value for every channel."""
-        if len(mean) != channels or not all(map(math.isfinite, mean)):
-            raise InvalidArgumentError(f"mean={mean}; allowed: {channels} finite numbers, one per channel")
-        if len(std) != channels or not all(0 < value < math.inf for value in std):
-            raise InvalidArgumentError(f"std={std}; allowed: {channels} positive numbers, one per channel")
+        """Check that both have a value for every channel."""
+        for option, values, least in (("mean", mean, -math.inf), ("std", std, 0)):
+            if len(values) != channels or not all(least < value < math.inf for value in values):
+                kind = "finite" if option == "mean" else "positive"
+                raise InvalidArgumentError.about(option, values, f"{channels} {kind} numbers, one per channel")
         return cls(mean, std)
 
     def __call__(self, x_NCHW: Tensor) -> Tensor:
@@ -93,9 +93,9 @@ class PadCropFlip:
 
 @dataclass(frozen=True)
 class FlipJitterLighting:
-    """ImageNet's: flip left and right at random, jitter the colours, add PCA lighting, then standardise.
+    """Augment as for ImageNet: flip left and right at random, jitter the colours, add PCA lighting, then standardise.
 
-    What comes in is cropped and resized already: that is done as images are decoded, when they still differ in size.
+    Images come in cropped and resized: that is done as they are decoded, when they still differ in size.
     """
 
     standardise: Standardise
@@ -111,7 +111,7 @@ class FlipJitterLighting:
 
 
 def pad_and_crop(x_NCHW: Tensor, padding: int, generator: torch.Generator | Drawing) -> Tensor:
-    """Zeros around every image, then a window of the old size at a random place."""
+    """Put zeros around every image, then cut a window of the old size at a random place."""
     count, _, height, width = x_NCHW.shape
     dy, dx = Drawing.of(generator, count).places(2 * padding + 1).to(x_NCHW.device)
     padded = F.pad(x_NCHW, (padding, padding, padding, padding))
@@ -119,9 +119,9 @@ def pad_and_crop(x_NCHW: Tensor, padding: int, generator: torch.Generator | Draw
     return windows[torch.arange(count, device=x_NCHW.device), :, dy, dx]
 
 
-def random_flip(x_NCHW: Tensor, generator: torch.Generator | Drawing, probability: float = 0.5) -> Tensor:
-    """Left and right exchanged, for each image with this probability."""
-    flip_N = Drawing.of(generator, len(x_NCHW)).uniform().to(x_NCHW.device) < probability
+def random_flip(x_NCHW: Tensor, generator: torch.Generator | Drawing) -> Tensor:
+    """Exchange left and right, for each image with probability ½."""
+    flip_N = Drawing.of(generator, len(x_NCHW)).uniform().to(x_NCHW.device) < 0.5
     return torch.where(flip_N[:, None, None, None], x_NCHW.flip(3), x_NCHW)
 
 
@@ -131,11 +131,11 @@ _BRIGHTNESS, _CONTRAST, _SATURATION = range(3)
 
 
 def colour_jitter_(x_NCHW: Tensor, strength: float, generator: torch.Generator | Drawing) -> Tensor:
-    """Brightness, contrast and saturation of RGB floats from 0 to 255, times factors from 1 − strength to 1 + strength.
+    """Multiply brightness, contrast and saturation of RGB floats by factors from 1 − strength to 1 + strength.
 
     Every image has its own factors and its own order of the three. Each of them blends the image with another one, by
     factor · image + (1 − factor) · other: with black for brightness, with the mean of its grey values for contrast,
-    with its grey values for saturation. So one blend per turn serves the whole batch, whichever an image has then.
+    with its grey values for saturation. So one blend per turn serves the whole batch. Values stay from 0 to 255.
     """
     count, device = len(x_NCHW), x_NCHW.device
     drawing = Drawing.of(generator, count)
@@ -154,47 +154,42 @@ def colour_jitter_(x_NCHW: Tensor, strength: float, generator: torch.Generator |
 
 # Of the colours of ImageNet's pixels on a scale from 0 to 1 (AlexNet's; the figures are those of fb.resnet.torch).
 EIGENVALUES = (0.2175, 0.0188, 0.0045)
-EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
-"""Each is a column."""
+EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))  # columns
 
 
 def lighting_(x_NCHW: Tensor, std: float, generator: torch.Generator | Drawing) -> Tensor:
-    """AlexNet's noise on RGB floats from 0 to 255: every image moves along the principal components of colour.
+    """Add AlexNet's noise to RGB floats from 0 to 255: every image moves along the principal components of colour.
 
     The increment is on the scale of its eigenvalues, 0 to 1, and so 255 times that here. (The code of slimmable
-    networks adds it to bytes as it is, where it all but vanishes.) Nothing is cut off at 0 or 255.
+    networks adds it to bytes as it is, where it is nearly nothing.) Nothing is clipped at 0 or 255.
     """
     alpha_N3 = std * Drawing.of(generator, len(x_NCHW)).normal(3)
     shift_NC = (alpha_N3 * torch.tensor(EIGENVALUES)) @ torch.tensor(EIGENVECTORS).T
     return x_NCHW.add_(255 * shift_NC.to(x_NCHW.device)[:, :, None, None])
 
 
-def random_boxes(
-    sizes_N2: Tensor,
-    generator: torch.Generator,
-    *,
-    scale: tuple[float, float] = (0.08, 1.0),
-    aspect: tuple[float, float] = (3 / 4, 4 / 3),
-    tries: int = 10,
-) -> Tensor:
-    """Where to crop images of these sizes (width, height): left, top, right, bottom, whole pixels, N × 4.
+_TRIES, _ASPECT = 10, (3 / 4, 4 / 3)
 
-    A box has a share `scale` of the area, uniform, and a ratio `aspect` of width to height, uniform in its logarithm.
-    The first of ten tries that fits is taken; where none does, the largest box in the middle with an allowed aspect.
+
+def random_boxes(sizes_N2: Tensor, generator: torch.Generator, *, scale: tuple[float, float] = (0.08, 1.0)) -> Tensor:
+    """Return where to crop images of these sizes (width, height): left, top, right, bottom, whole pixels, N × 4.
+
+    A box has a share `scale` of the area, uniform, and an aspect (width to height) from 3:4 to 4:3, uniform in its
+    logarithm. The first of ten tries that fits is taken; where none does, the largest box in the middle.
     """
     width_N, height_N = sizes_N2.double().unbind(1)
     count = len(sizes_N2)
     area_TN, log_aspect_TN, place_N2 = (
         torch.rand(*shape, generator=generator, dtype=torch.float64)
-        for shape in ((tries, count), (tries, count), (count, 2))
+        for shape in ((_TRIES, count), (_TRIES, count), (count, 2))
     )
     area_TN = (scale[0] + (scale[1] - scale[0]) * area_TN) * width_N * height_N
-    low, high = math.log(aspect[0]), math.log(aspect[1])
+    low, high = math.log(_ASPECT[0]), math.log(_ASPECT[1])
     aspect_TN = (low + (high - low) * log_aspect_TN).exp()
     tried_TN2 = torch.stack([(area_TN * aspect_TN).sqrt().round(), (area_TN / aspect_TN).sqrt().round()], dim=2)
     fits_TN = ((tried_TN2 >= 1) & (tried_TN2 <= sizes_N2)).all(2)
 
-    largest_N2 = torch.stack([(height_N * aspect[1]).round(), (width_N / aspect[0]).round()], dim=1)
+    largest_N2 = torch.stack([(height_N * _ASPECT[1]).round(), (width_N / _ASPECT[0]).round()], dim=1)
     largest_N2 = largest_N2.clamp_min(1).minimum(sizes_N2.double())
     found_N = fits_TN.any(0)
     first_N = fits_TN.int().argmax(0)
@@ -206,7 +201,7 @@ def random_boxes(
 
 
 def central_box(width: int, height: int, *, resize: int, size: int) -> tuple[float, float, float, float]:
-    """What remains of an image whose short side becomes `resize` pixels, of which the middle `size` × `size` is cut.
+    """Return which box of an image is its middle `size` × `size` once its short side is resized to `resize`.
 
     In pixels of the image as it is: left, top, right, bottom.
 

@@ -1,7 +1,7 @@
 """What training needs from a data set: any batch of it, by number, with random numbers that are handed in.
 
 Nothing here has a state. Which images make up batch k of a training, and how they are augmented, follows from the seed
-and k alone, so that a run which was cut off goes on exactly where it was, with any number of worker processes.
+and k alone. So a run that was stopped continues exactly where it was, with any number of worker processes.
 """
 
 from __future__ import annotations
@@ -9,13 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import signal
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,49 +23,39 @@ from decomposable_edge.errors import DataError, DecomposableError, InvalidArgume
 from decomposable_edge.interrupts import leave_signals_to_the_parent
 
 Batch = tuple[Tensor, Tensor]
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-Prepare = Callable[[Tensor], Tensor]
-
-
 UNKNOWN = -1
-"""The label of an image whose class nobody knows: to be cut by, and not to be trained or judged by."""
+"""The label of an image whose class is not known: it can help to choose ranks, but not to train or to measure."""
 
 
 class Data(Protocol):
-    """Images in two parts; labels are 0 … classes − 1, or all of them `UNKNOWN`. Must be picklable where worker
-    processes are used.
+    """Offer images in two parts; labels are 0 … classes − 1, or all of them `UNKNOWN`.
+
+    It must be picklable where worker processes are used. It may also have ``train_part(indices, generator, part)``,
+    which makes a part of a batch without the rest, each image as it is in the whole batch.
     """
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """Return the number of classes."""
 
     @property
     def train_count(self) -> int:
-        """Images to train with."""
+        """Return the number of training images."""
 
     @property
     def test_count(self) -> int:
-        """Images to test with."""
+        """Return the number of test images."""
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """These training images, augmented, as the network takes them; all that is random is from the generator."""
+        """Return these training images, augmented by numbers from the generator, as the network takes them."""
 
     def test_batch(self, indices: Tensor) -> Batch:
-        """These test images, as the network takes them."""
-
-
-@runtime_checkable
-class InParts(Protocol):
-    """Data of which a part of a batch can be made without the rest, each image as it is in the whole batch."""
-
-    def train_part(self, indices: Tensor, generator: torch.Generator, part: slice) -> Batch:
-        """A part of what `train_batch` returns."""
+        """Return these test images, as the network takes them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images (N × C × H × W, bytes or floats) and their labels (N), in memory."""
+    """Hold images (N × C × H × W, bytes or floats) and their labels (N) in memory."""
 
     pixels: Tensor
     labels: Tensor
@@ -78,44 +65,46 @@ class Images:
 
 
 class TwoParts:
-    """How many images a data set has whose parts know their length."""
+    """Count the images of a data set whose parts know their length."""
 
     train: Any
     test: Any
 
     @property
     def train_count(self) -> int:
-        """Images to train with."""
+        """Return the number of training images."""
         return len(self.train)
 
     @property
     def test_count(self) -> int:
-        """Images to test with."""
+        """Return the number of test images."""
         return len(self.test)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InMemory(TwoParts):
-    """A data set that fits into memory."""
+    """Hold a data set that fits into memory; without `augment` or `prepare` images stay as they are."""
 
     classes: int
     train: Images
     test: Images
-    augment: Augment
-    prepare: Prepare
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    prepare: Callable[[Tensor], Tensor] | None = None
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """These training images, augmented."""
-        return self.augment(self.train.pixels[indices], generator), self.train.labels[indices]
+        """Return these training images, augmented."""
+        x = self.train.pixels[indices]
+        return x if self.augment is None else self.augment(x, generator), self.train.labels[indices]
 
     def test_batch(self, indices: Tensor) -> Batch:
-        """These test images, prepared."""
-        return self.prepare(self.test.pixels[indices]), self.test.labels[indices]
+        """Return these test images, prepared."""
+        x = self.test.pixels[indices]
+        return x if self.prepare is None else self.prepare(x), self.test.labels[indices]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FromDatasets(TwoParts):
-    """Two map-style PyTorch data sets of (input, label) pairs, or of inputs alone, with whatever transforms they have.
+    """Take two map-style PyTorch data sets of (input, label) pairs, or of inputs alone, with their own transforms.
 
     >>> from torch.utils.data import TensorDataset
     >>> pairs = TensorDataset(torch.zeros(6, 3), torch.arange(6) % 2)
@@ -129,12 +118,12 @@ class FromDatasets(TwoParts):
     test: Dataset[Any]
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """These training samples; what their transforms draw from global generators follows from the generator."""
+        """Return these training samples; the global generators that transforms draw from are seeded by this one."""
         with _seeded(int(torch.randint(2**31, (), generator=generator))):
             return _collate(self.train, indices)
 
     def test_batch(self, indices: Tensor) -> Batch:
-        """These test samples, the same every time even where a transform is random."""
+        """Return these test samples, the same every time even where a transform is random."""
         with _seeded(int(indices[0])):
             return _collate(self.test, indices)
 
@@ -162,46 +151,44 @@ def _collate(dataset: Dataset[Any], indices: Tensor) -> Batch:
     return x, torch.as_tensor(y)
 
 
+def _are_classes(labels: Tensor) -> bool:
+    return labels.dim() == 1 and not labels.is_floating_point()
+
+
 def has_labels(batch: Batch) -> bool:
-    """Whether anybody knows the classes of its images."""
-    labels = batch[1]
-    return not (labels.dim() == 1 and not labels.is_floating_point() and bool((labels == UNKNOWN).all()))
+    """Return whether the classes of its images are known."""
+    return not (_are_classes(batch[1]) and bool((batch[1] == UNKNOWN).all()))
 
 
 def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
-    """A generator of its own for every purpose and number, such as the augmentation of batch 7."""
+    """Return a generator of its own for every purpose and number, such as the augmentation of batch 7."""
     digest = hashlib.sha256(f"{seed} {purpose} {number}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def _with_checked_labels(batch: Batch, classes: int) -> Batch:
-    """The batch; in training, a label that is no class would end in an error that nobody can read."""
+    """Refuse a label that is no class: in training it would end in an error that nobody can read."""
     labels = batch[1]
-    if labels.dim() == 1 and not labels.is_floating_point() and len(labels) and has_labels(batch):
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= classes:
-            wrong = low if low < 0 else high
-            raise DataError(f"data: a label is {wrong}; allowed: 0 to {classes - 1}, as there are {classes} classes")
+    if _are_classes(labels) and has_labels(batch):
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        if len(wrong):
+            raise DataError(f"data: a label is {int(wrong[0])}; allowed: 0 to {classes - 1}, of {classes} classes")
     return batch
 
 
 class TrainBatches(Dataset[Batch]):
-    """The batches of a whole training by number: every epoch has each image once, in an order of its own.
+    """Make the batches of a whole training by number: every epoch has each image once, in an order of its own.
 
-    What is left over at the end of an epoch is left out, so that all batches are of one size. Where several processes
-    train together, each has its `place` among so many, and that part of every batch: no image is in two, none is lost.
+    What is left over at the end of an epoch is left out, so that all batches have one size. Where several processes
+    train together, `place` is (index, processes), and each has its part of every batch: no image is in two, none is
+    lost.
     """
 
     def __init__(self, data: Data, *, batch_size: int, epochs: int, seed: int, place: tuple[int, int] = (0, 1)) -> None:
-        if not 1 <= batch_size <= data.train_count:
-            raise InvalidArgumentError(
-                f"batch_size={batch_size}; allowed: an int from 1 to {data.train_count:,}, the count of training images"
-            )
         index, processes = place
-        if batch_size < processes:
-            raise InvalidArgumentError(
-                f"batch_size={batch_size}; allowed: at least {processes}, one image for each of the processes"
-            )
+        if not processes <= batch_size <= data.train_count:
+            allowed = f"an int from {processes}, one image for each process, to {data.train_count:,}, all of them"
+            raise InvalidArgumentError.about("batch_size", batch_size, allowed)
         self.data, self.batch_size, self.epochs, self.seed = data, batch_size, epochs, seed
         self.part = slice(index * batch_size // processes, (index + 1) * batch_size // processes)
         self.per_epoch = data.train_count // batch_size
@@ -219,11 +206,11 @@ class TrainBatches(Dataset[Batch]):
         return _with_checked_labels(self._part_of(indices, generator), self.data.classes)
 
     def _part_of(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """The images of this process; where the data cannot say how these alone are augmented, all are made."""
-        if self.part == slice(0, self.batch_size):
-            return self.data.train_batch(indices, generator)
-        if isinstance(self.data, InParts):
-            return self.data.train_part(indices, generator, self.part)
+        """Return the images of this process; where the data cannot make these alone, it makes all."""
+        train_part = getattr(self.data, "train_part", None)
+        if train_part is not None and self.part != slice(0, self.batch_size):
+            batch: Batch = train_part(indices, generator, self.part)
+            return batch
         x, y = self.data.train_batch(indices, generator)
         return x[self.part], y[self.part]
 
@@ -234,12 +221,12 @@ class TrainBatches(Dataset[Batch]):
         return self._order[1]
 
     def loader(self, start: int = 0, *, workers: int = 0) -> _Loader:
-        """The batches from number `start` on, made ahead in `workers` processes."""
+        """Return the batches from number `start` on, made ahead in `workers` processes."""
         return _Loader(self, range(start, len(self)), workers)
 
 
 class TestBatches(Dataset[Batch]):
-    """The test images in order; the last batch may be smaller."""
+    """Make batches of the test images in order; the last one may be smaller."""
 
     __test__ = False  # not a test case
 
@@ -257,12 +244,12 @@ class TestBatches(Dataset[Batch]):
         return _with_checked_labels(batch, self.data.classes)
 
     def loader(self, *, workers: int = 0, place: tuple[int, int] = (0, 1)) -> _Loader:
-        """All batches, or every so manieth from a `place` on, made ahead in `workers` processes."""
+        """Return all batches, or those of the process at this `place`, made ahead in `workers` processes."""
         return _Loader(self, range(len(self))[place[0] :: place[1]], workers)
 
 
 class _Loader:
-    """Batches by number, made ahead by worker processes."""
+    """Yield batches by number, made ahead by worker processes."""
 
     def __init__(self, batches: TrainBatches | TestBatches, numbers: Sequence[int], workers: int) -> None:
         self.batches, self.numbers = batches, numbers
@@ -272,6 +259,10 @@ class _Loader:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[Batch]:
+        if self.workers:
+            # Torch's handler of SIGCHLD raises the death of a worker wherever the program is at that time, even in the
+            # middle of a checkpoint. Without it, the death is raised where the batch is waited for.
+            torch.utils.data._utils.signal_handling._SIGCHLD_handler_set = True
         loader: DataLoader[Any] = DataLoader(
             _Shielded(self.batches),
             batch_size=None,  # a number stands for a whole batch
@@ -281,15 +272,7 @@ class _Loader:
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # else starting an iterator would advance the global one
         )
-        with _child_handler.aside() if self.workers else nullcontext():
-            batches = iter(loader)
-            try:
-                yield from self._checked(batches)
-            finally:
-                # Now, and not when the last traceback that holds it is gone: by then the handler is back.
-                getattr(batches, "_shutdown_workers", lambda: None)()
-
-    def _checked(self, batches: Iterator[Any]) -> Iterator[Batch]:
+        batches = iter(loader)
         while True:
             try:
                 batch = next(batches, None)
@@ -297,8 +280,8 @@ class _Loader:
                 if not self.workers or not _is_of_a_dead_worker(error):
                     raise
                 raise DataError(
-                    "a worker process that makes batches was killed, perhaps for want of memory; "
-                    "--resume goes on from the last checkpoint, with fewer workers if need be"
+                    "a worker process that makes batches was killed, perhaps because memory ran out; "
+                    "--resume continues from the last checkpoint, if need be with fewer workers"
                 ) from error
             if batch is None:
                 return
@@ -307,52 +290,15 @@ class _Loader:
             yield batch
 
 
-class _ChildHandler:
-    """The program's handler of SIGCHLD, put aside from the first loader that starts to the last one that ends.
-
-    So the death of a worker is raised where its batch is waited for, some seconds later. Torch's own handler raises it
-    wherever the program happens to be: in the middle of a checkpoint, or where no exception can be raised, and then it
-    is lost, or leaves a queue that is waited for without end.
-    """
-
-    def __init__(self) -> None:
-        self._users = 0
-        self._is_aside = False
-        self._before: Any = None
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """No handler meanwhile."""
-        if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
-            yield  # where torch sets no handler
-            return
-        if not self._is_aside:
-            self._before = signal.getsignal(signal.SIGCHLD)
-            torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()  # it does so once, and not after this
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._is_aside = True
-        self._users += 1
-        try:
-            yield
-        finally:  # in any thread; only the main one may set handlers, so that otherwise the next to end there does it
-            self._users -= 1
-            if self._users == 0 and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGCHLD, self._before)
-                self._is_aside = False
-
-
-_child_handler = _ChildHandler()
-
-
 def _is_of_a_dead_worker(error: Exception) -> bool:
-    """Torch's words, or a connection to the worker, on which it hands over memory, that nobody answers any more."""
+    """Return whether torch says so, or a connection to the worker, which hands over memory, is not answered."""
     is_connection = isinstance(error, EOFError | ConnectionError | FileNotFoundError)
-    is_raised_in_it = str(error).startswith("Caught ")  # by the data set, and only handed on
+    is_raised_in_it = str(error).startswith("Caught ")  # by the data set
     return "DataLoader worker (pid" in str(error) or (is_connection and not is_raised_in_it)
 
 
 class _Shielded(Dataset[Any]):
-    """Batches, or why there is none: raised in a worker, an error of ours would arrive wrapped in its traceback."""
+    """Return batches, or our error: raised in a worker, it would arrive wrapped in its traceback."""
 
     def __init__(self, batches: TrainBatches | TestBatches) -> None:
         self.batches = batches

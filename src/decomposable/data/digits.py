@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from decomposable.data.base import Images, InMemory
@@ -16,7 +15,7 @@ CLASSES = 10
 
 
 class Digits(NamedTuple):
-    """Images (1 × 8 × 8, standardised) with their labels, split into two parts that share no image."""
+    """Hold images (1 × 8 × 8, standardised) with their labels, in two parts that share no image."""
 
     train: TensorDataset
     test: TensorDataset
@@ -25,7 +24,7 @@ class Digits(NamedTuple):
 def load(*, train_images: int = 1000, seed: int = 0) -> Digits:
     """Split the digits at random, every class alike, into `train_images` for training and the rest for testing.
 
-    Standardised by the mean and deviation of the training images alone.
+    Both parts are standardised by the mean and deviation of the training images alone.
 
     >>> digits = load(train_images=300)
     >>> len(digits.train), len(digits.test), digits.train[0][0].shape
@@ -39,9 +38,9 @@ def load(*, train_images: int = 1000, seed: int = 0) -> Digits:
 
     if not CLASSES <= train_images <= IMAGES - CLASSES:
         allowed = f"an int from {CLASSES} to {IMAGES - CLASSES}"
-        raise InvalidArgumentError(f"train_images={train_images!r}; allowed: {allowed}")
+        raise InvalidArgumentError.about("train_images", train_images, allowed)
     if not 0 <= seed < 2**32:
-        raise InvalidArgumentError(f"seed={seed!r}; allowed: an int from 0 to {2**32 - 1}")
+        raise InvalidArgumentError.about("seed", seed, f"an int from 0 to {2**32 - 1}")
     pixels, labels = load_digits(return_X_y=True)
     train, test = train_test_split(range(IMAGES), train_size=train_images, stratify=labels, random_state=seed)
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8)
@@ -51,20 +50,10 @@ def load(*, train_images: int = 1000, seed: int = 0) -> Digits:
 
 
 def load_data(*, train_images: int = 1000, seed: int = 0) -> InMemory:
-    """The same split as a data set for training. Nothing is augmented: a digit that is flipped is another sign.
+    """Load the same split as a data set for training. Nothing is augmented: a digit that is flipped is another sign.
 
     >>> load_data(train_images=300).test_count
     1497
     """
     train, test = (Images(*part.tensors) for part in load(train_images=train_images, seed=seed))
-    return InMemory(classes=CLASSES, train=train, test=test, augment=unaugmented, prepare=unchanged)
-
-
-def unaugmented(x_NCHW: Tensor, generator: torch.Generator) -> Tensor:
-    """The images as they are, and nothing drawn."""
-    return x_NCHW
-
-
-def unchanged(x_NCHW: Tensor) -> Tensor:
-    """The images as they are: `load` has standardised them."""
-    return x_NCHW
+    return InMemory(classes=CLASSES, train=train, test=test)

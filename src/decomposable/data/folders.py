@@ -1,4 +1,4 @@
-"""Finding a data set on disk and reading its files, with one clear line for whatever is wrong."""
+"""Find the files of a data set and read them; whatever is wrong is said in one line."""
 
 from __future__ import annotations
 
@@ -11,48 +11,35 @@ from decomposable_edge.errors import DataError, InvalidArgumentError
 
 
 def given(folder: Path | str | None, what: str, source: str) -> Path:
-    """The folder that was given, if it is one."""
+    """Return the folder that `--data` names, if there is one."""
+    allowed = f"a folder with {what}, to be had from {source}"
     if folder is None:
-        raise InvalidArgumentError(f"--data is needed: a folder with {what}, to be had from {source}")
+        raise InvalidArgumentError.about("--data", None, allowed, text=f"--data is needed: {allowed}")
     path = Path(folder).expanduser()
     if not path.is_dir():
         came = "not a folder" if path.exists() else "no such folder"
-        raise DataError(f"--data {path}: {came}; allowed: a folder with {what}, to be had from {source}")
+        raise DataError(f"--data {path}: {came}; allowed: {allowed}")
     return path
 
 
-def all_there(folder: Path, names: Sequence[str], source: str) -> list[Path]:
-    """These files of a folder, if none is missing."""
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        are = "is" if len(missing) == 1 else "are"
-        raise DataError(f"--data {folder}: {listed(missing)} {are} missing; to be had from {source}")
-    return [folder / name for name in names]
-
-
-def none_there(folder: Path, name: str, what: str, source: str) -> DataError:
-    """The error of a folder that has no file of a data set."""
-    return DataError(
-        f"--data {folder}: no file of {name} in it; allowed: a folder with {what}, or its parent; "
-        f"to be had from {source}"
-    )
+def find(
+    folder: Path | str | None, names: Sequence[str], *, inside: Sequence[str], what: str, source: str, ending: str = ""
+) -> list[Path]:
+    """Return these files of a folder, or of one of the folders `inside` it; a name may have the `ending`."""
+    root = given(folder, what, source)
+    for place in (root, *(root / name for name in inside)):
+        files = [place / name if (place / name).is_file() else place / (name + ending) for name in names]
+        missing = [file.name for file in files if not file.is_file()]
+        if not missing:
+            return files
+        if len(missing) < len(names):
+            raise DataError(f"--data {place}: without {listed(missing)}; allowed: {what}, to be had from {source}")
+    raise DataError(f"--data {root}: no file of {what}; allowed: a folder with these, to be had from {source}")
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first of these, and how many more there are."""
+    """Return the first three names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def read_bytes(file: Path, limit: int) -> bytes:
-    """The whole file, unless it is larger than any file of the data set can be."""
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(limit + 1)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror or error})") from error
-    if len(content) > limit:
-        raise DataError(f"{file}: {file.stat().st_size:,} bytes; allowed: at most {limit:,}")
-    return content
 
 
 def check_labels(file: Path, labels: np.ndarray, classes: int) -> None:

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from math import ceil
 from pathlib import Path
 from types import ModuleType
@@ -36,112 +35,52 @@ _WHAT = "class folders of images, train/CLASS/*.JPEG and val/CLASS/*.JPEG"
 def load(
     folder: Path | str | None, *, size: int = 224, mean: PerChannel = MEAN, std: PerChannel = STD, resize: int = 256
 ) -> ImageFolders:
-    """The images of a folder with `train` and `val`; crops are `size` × `size`.
+    """Load the images of a folder with `train` and `val`; crops are `size` × `size`.
 
     A test image is the middle of one whose short side is `resize`.
     """
     if not 1 <= size <= resize:
-        raise InvalidArgumentError(f"size={size}, resize={resize}; allowed: ints with 1 ≤ size ≤ resize")
+        raise InvalidArgumentError.about("size", size, f"an int from 1 to resize={resize}")
     standardise = Standardise.of(mean, std, channels=3)
     _pillow()  # say at once what is missing
     root = folders.given(folder, _WHAT, SOURCE)
-    for part in ("train", "val"):
-        if not (root / part).is_dir():
-            raise DataError(f"--data {root}: no folder {part!r} in it; allowed: {_WHAT}; to be had from {SOURCE}")
-    names = _class_names(root / "train")
-    _check_same_classes(root, names, _class_names(root / "val"))
-    return ImageFolders(
-        class_names=names,
-        train=ImageFiles.scan(root / "train", names),
-        test=ImageFiles.scan(root / "val", names),
-        size=size,
-        resize=resize,
-        augment=FlipJitterLighting(standardise),
-        prepare=standardise,
-    )
+    names = {part: _class_names(root, part) for part in ("train", "val")}
+    only = {part: sorted({*names[part]} - {*names[other]}) for part, other in (("train", "val"), ("val", "train"))}
+    differences = [f"only {part} has {folders.listed(classes)}" for part, classes in only.items() if classes]
+    if differences:
+        raise DataError(f"--data {root}: {'; '.join(differences)}; allowed: the same class folders in train and val")
+    train, test = (ImageFiles(root / part, names[part]) for part in names)
+    return ImageFolders(train, test, size, resize, FlipJitterLighting(standardise), standardise)
+
+
+def _class_names(root: Path, part: str) -> list[str]:
+    folder = root / part
+    if not folder.is_dir():
+        raise DataError(f"--data {root}: no folder {part!r} in it; allowed: {_WHAT}; to be had from {SOURCE}")
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not names:
+        raise DataError(f"{folder}: no class folders; allowed: one folder per class, with its images in it")
+    return names
 
 
 class ImageFiles:
-    """The image files of class folders with their labels.
+    """Hold the names of the image files of class folders, sorted, and their labels.
 
-    The names are in one string and not in a list: 1.3 million objects would be copied into every worker process, little
-    by little, as their reference counts change.
+    The names are in one array of bytes and not in a list: 1.3 million objects would be copied into every worker
+    process, little by little, as their reference counts change.
     """
 
-    def __init__(self, folder: Path, class_names: Sequence[str], files: Sequence[Sequence[str]]) -> None:
+    def __init__(self, folder: Path, class_names: Sequence[str]) -> None:
         self.folder, self.class_names = folder, tuple(class_names)
-        encoded = [os.fsencode(name) for names in files for name in names]
-        self._names = b"".join(encoded)
-        self._ends = np.fromiter(accumulate(map(len, encoded), initial=0), dtype=np.int64)
+        files = [_image_names(folder / name) for name in class_names]
+        self._names = np.array([os.fsencode(name) for names in files for name in names])
         self.labels = torch.repeat_interleave(torch.tensor([len(names) for names in files]))
-
-    @classmethod
-    def scan(cls, folder: Path, class_names: Sequence[str]) -> ImageFiles:
-        """All images in these subfolders, in the order of their names."""
-        return cls(folder, class_names, [_image_names(folder / name) for name in class_names])
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Path:
-        name = os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
-        return self.folder / self.class_names[int(self.labels[index])] / name
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ImageFolders(TwoParts):
-    """A data set whose images stay on disk, in class folders. Classes are numbered in the order of their names."""
-
-    class_names: tuple[str, ...]
-    train: ImageFiles
-    test: ImageFiles
-    size: int
-    resize: int
-    augment: FlipJitterLighting
-    prepare: Standardise
-
-    @property
-    def classes(self) -> int:
-        """How many there are."""
-        return len(self.class_names)
-
-    def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """Random crops of these training images, augmented."""
-        return self.train_part(indices, generator, slice(None))
-
-    def train_part(self, indices: Tensor, generator: torch.Generator, part: slice) -> Batch:
-        """A part of such a batch, of which no other image is read."""
-        files = [self.train[i] for i in indices[part].tolist()]
-        sizes_N2 = torch.ones(len(indices), 2, dtype=torch.long)  # of the others, no size changes what is drawn
-        sizes_N2[part] = torch.tensor([_size_of(file) for file in files])
-        boxes_N4 = random_boxes(sizes_N2, generator)[part]
-        pixels = _decode(files, boxes_N4.tolist(), self.size, draft=True)
-        return self.augment(pixels, Drawing(generator, len(indices), part)), self.train.labels[indices[part]]
-
-    def test_batch(self, indices: Tensor) -> Batch:
-        """The middles of these test images."""
-        files = [self.test[i] for i in indices.tolist()]
-        boxes = (central_box(*_size_of(file), resize=self.resize, size=self.size) for file in files)
-        pixels = _decode(files, boxes, self.size, draft=False)
-        return self.prepare(pixels), self.test.labels[indices]
-
-
-def _class_names(folder: Path) -> tuple[str, ...]:
-    with os.scandir(folder) as entries:
-        found = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
-    names = sorted(name for name, is_dir in found if is_dir)
-    if not names:
-        images = sum(name.lower().endswith(EXTENSIONS) for name, _ in found)
-        came = f"{images:,} images and no class folders" if images else "no class folders"
-        raise DataError(f"{folder}: {came}; allowed: one folder per class, with its images in it")
-    return tuple(names)
-
-
-def _check_same_classes(root: Path, train: Sequence[str], test: Sequence[str]) -> None:
-    only = {"train": sorted(set(train) - set(test)), "val": sorted(set(test) - set(train))}
-    differences = [f"only {part} has {folders.listed(names)}" for part, names in only.items() if names]
-    if differences:
-        raise DataError(f"--data {root}: {'; '.join(differences)}; allowed: the same class folders in train and val")
+        return self.folder / self.class_names[int(self.labels[index])] / os.fsdecode(self._names[index])
 
 
 def _image_names(folder: Path) -> list[str]:
@@ -151,6 +90,43 @@ def _image_names(folder: Path) -> list[str]:
     if not names:
         raise DataError(f"{folder}: no image in it; allowed: at least one of {', '.join(EXTENSIONS)}")
     return sorted(names)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFolders(TwoParts):
+    """Read images from class folders as they are needed. Classes are numbered in the order of their names."""
+
+    train: ImageFiles
+    test: ImageFiles
+    size: int
+    resize: int
+    augment: FlipJitterLighting
+    prepare: Standardise
+
+    @property
+    def classes(self) -> int:
+        """Return the number of classes."""
+        return len(self.train.class_names)
+
+    def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        """Return random crops of these training images, augmented."""
+        return self.train_part(indices, generator, slice(None))
+
+    def train_part(self, indices: Tensor, generator: torch.Generator, part: slice) -> Batch:
+        """Return a part of such a batch and read no other image of it."""
+        files = [self.train[i] for i in indices[part].tolist()]
+        sizes_N2 = torch.ones(len(indices), 2, dtype=torch.long)  # of the others, no size changes what is drawn
+        sizes_N2[part] = torch.tensor([_size_of(file) for file in files])
+        boxes_N4 = random_boxes(sizes_N2, generator)[part]
+        pixels = _decode(files, boxes_N4.tolist(), self.size, draft=True)
+        return self.augment(pixels, Drawing(generator, len(indices), part)), self.train.labels[indices[part]]
+
+    def test_batch(self, indices: Tensor) -> Batch:
+        """Return the middles of these test images."""
+        files = [self.test[i] for i in indices.tolist()]
+        boxes = (central_box(*_size_of(file), resize=self.resize, size=self.size) for file in files)
+        pixels = _decode(files, boxes, self.size, draft=False)
+        return self.prepare(pixels), self.test.labels[indices]
 
 
 def _pillow() -> ModuleType:
@@ -163,7 +139,7 @@ def _pillow() -> ModuleType:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """An image whose size is known and whose pixels are not decoded yet; what it takes is free again afterwards."""
+    """Open an image, whose size is then known and whose pixels are not decoded yet."""
     images = _pillow()
     try:
         with file.open("rb") as stream, warnings.catch_warnings():
@@ -176,14 +152,13 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _size_of(file: Path) -> tuple[int, int]:
-    """Width and height, for which the head of a file is enough."""
     with _opened(file) as image:
         size: tuple[int, int] = image.size
         return size
 
 
 def _decode(files: Sequence[Path], boxes: Iterable[Sequence[float]], size: int, *, draft: bool) -> Tensor:
-    """These boxes of the images, each resized to `size` × `size`, as bytes: N × 3 × size × size.
+    """Return these boxes of the images, each resized to `size` × `size`, as bytes: N × 3 × size × size.
 
     One original at a time is in memory: of 256 photographs, they would take gigabytes.
     """
@@ -195,10 +170,10 @@ def _decode(files: Sequence[Path], boxes: Iterable[Sequence[float]], size: int, 
 
 
 def _cut(image: Any, box: Sequence[float], size: int, draft: bool) -> Any:
-    """A box of the image, resized with antialiasing.
+    """Return a box of the image, resized with antialiasing.
 
-    By Pillow and not by F.interpolate: measured on photographs of 500 × 375 both take about 0.7 ms, and Pillow's is the
-    filter that published accuracies are with. Orientation tags are left alone, as they are there.
+    By Pillow and not by F.interpolate: measured on photographs of 500 × 375 both take about 0.7 ms, and published
+    accuracies were measured with Pillow's filter. Orientation tags are ignored, as they are there.
 
     With `draft`, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, which takes less time. At least twice the final
     size is left to the filter, so that pixels differ by some grey values: fine to train with, not to compare with.

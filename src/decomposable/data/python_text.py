@@ -3,13 +3,14 @@
     sorted files of the library ─┬─ nine of ten ──▶ training      a sample is `context` bytes, its labels are the bytes
                                  └─ one of ten ───▶ test          that follow each of them
 
-Files are told apart by their names, so that the same file is always in the same part; tests of the library and what was
-installed besides are left out. Which files there are, and what is in them, depends on the version of Python.
+A file's name decides its part, so that the same file is always in the same part. Tests of the library and installed
+packages are left out. Which files there are, and what is in them, depends on the version of Python.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,9 @@ _HELD_OUT = 10  # one file of so many is for the test
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Text:
-    """A text of bytes for each part; a sample is a window of it, and there are as many as do not overlap.
+    """Hold a text of bytes for each part; a sample is a window of it, and windows do not overlap.
 
-    At most so many, where that is said, spread over all of the text.
+    `most` and `most_test` limit the windows of each part; they are then spread over all of the text.
     """
 
     train: Tensor
@@ -46,24 +47,24 @@ class Text:
 
     @property
     def train_count(self) -> int:
-        """Windows to train with; one more is left for them to shift in."""
+        """Return the number of training windows; one more is left for them to shift in."""
         count = max(0, (len(self.train) - 1) // self.context - 1)
         return count if self.most is None else min(self.most, count)
 
     @property
     def test_count(self) -> int:
-        """Windows to test with."""
+        """Return the number of test windows."""
         count = (len(self.test) - 1) // self.context
         return count if self.most_test is None else min(self.most_test, count)
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """These windows, each shifted towards the next one: in every epoch the borders are others."""
+        """Return these windows, each shifted towards the next one, so that their borders differ in every epoch."""
         apart = (len(self.train) - self.context - 1) // self.train_count
         shifts = torch.randint(apart, (len(indices),), generator=generator)
         return self._windows(self.train, indices * apart + shifts)
 
     def test_batch(self, indices: Tensor) -> Batch:
-        """These windows, always the same: the first byte of each is said without any before it."""
+        """Return these windows, always the same."""
         return self._windows(self.test, indices * ((len(self.test) - 1) // self.test_count))
 
     def _windows(self, text: Tensor, starts: Tensor) -> Batch:
@@ -74,7 +75,7 @@ class Text:
 def load(
     *, context: int = 128, most: int | None = None, most_test: int | None = None, folder: Path | None = None
 ) -> Text:
-    """The text of the library that runs this, or of another one's folder; at most so many windows of each part."""
+    """Load the text of the library that runs this, or of another one's folder."""
     library = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
     parts: dict[bool, list[bytes]] = {True: [], False: []}
     for path in files(library):
@@ -92,16 +93,15 @@ def load(
 
 
 def files(library: Path) -> list[Path]:
-    """The sources, in the order of their names, which is the same on every machine."""
-    found = [
-        path
-        for path in library.rglob("*.py")
-        if not _LEFT_OUT & set(path.relative_to(library).parts[:-1]) and path.is_file()
-    ]
+    """Return the sources in the order of their names, which is the same on every machine."""
+    found: list[Path] = []
+    for folder, inside, names in os.walk(library):
+        inside[:] = [name for name in inside if name not in _LEFT_OUT]
+        found += [path for name in names if name.endswith(".py") and (path := Path(folder, name)).is_file()]
     return sorted(found, key=lambda path: path.relative_to(library).as_posix())
 
 
 def is_held_out(name: Path) -> bool:
-    """Whether a file of this name is for the test."""
+    """Return whether a file of this name is for the test."""
     digest = hashlib.sha256(name.as_posix().encode()).digest()
     return int.from_bytes(digest[:4], "big") % _HELD_OUT == 0

@@ -1,6 +1,6 @@
 """Residual networks: ResNet-20, -34 and -56 for CIFAR, ResNet-50 for ImageNet.
 
-Parameter names are those of the weights in circulation, so that these load as they are: for ResNet-20 and
+Parameter names are those of the published weights, so that these load as they are: for ResNet-20 and
 ResNet-56 ``conv1, bn1, layer1.0.conv1, ..., linear``; for ResNet-50 torchvision's.
 """
 
@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decomposable.models.origin import noting
+from decomposable.models.origin import builder
 
 Block = Callable[[int, int, int], nn.Module]  # (input width, output width, stride) -> block
 
 
+@builder
 def resnet20(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     """Build the CIFAR ResNet-20: 16-32-64 channels, shortcuts without parameters.
 
@@ -27,28 +28,28 @@ def resnet20(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     >>> sum(p.numel() for p in model.parameters())
     269722
     """
-    model = _cifar_resnet((3, 3, 3), (16, 32, 64), _padded_block, num_classes, in_channels)
-    return noting("resnet20", model, num_classes=num_classes, in_channels=in_channels)
+    return _cifar_resnet((3, 3, 3), (16, 32, 64), _padded_block, num_classes, in_channels)
 
 
+@builder
 def resnet56(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     """Build the CIFAR ResNet-56: 16-32-64 channels, shortcuts without parameters.
 
     With 3 channels and 10 classes: 853,018 parameters, 125,485,696 MACs at 32 x 32.
     """
-    model = _cifar_resnet((9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
-    return noting("resnet56", model, num_classes=num_classes, in_channels=in_channels)
+    return _cifar_resnet((9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
 
 
+@builder
 def resnet34(num_classes: int = 100, in_channels: int = 3) -> nn.Sequential:
     """Build the CIFAR ResNet-34: 64-128-256-512 channels, 3x3 stem, no max-pool, 1x1 projection shortcuts.
 
     With 3 channels and 100 classes: 21,328,292 parameters, 1,159,448,576 MACs at 32 x 32.
     """
-    model = _cifar_resnet((3, 4, 6, 3), (64, 128, 256, 512), _projected_block, num_classes, in_channels)
-    return noting("resnet34", model, num_classes=num_classes, in_channels=in_channels)
+    return _cifar_resnet((3, 4, 6, 3), (64, 128, 256, 512), _projected_block, num_classes, in_channels)
 
 
+@builder
 def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Sequential:
     """Build the ImageNet ResNet-50, with torchvision's names and its stride in the 3x3 convolution.
 
@@ -63,11 +64,11 @@ def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Sequential:
     modules["avgpool"] = nn.AdaptiveAvgPool2d(1)
     modules["flatten"] = nn.Flatten()
     modules["fc"] = nn.Linear(2048, num_classes)
-    return noting("resnet50", _finish(modules), num_classes=num_classes, in_channels=in_channels)
+    return _finish(modules)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which the caller chooses."""
+    """Add a shortcut, which the caller chooses, to two 3x3 convolutions."""
 
     def __init__(self, in_width: int, width: int, stride: int, shortcut: nn.Module) -> None:
         super().__init__()
@@ -85,7 +86,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions; the inner ones have a quarter of the width, the 3x3 one has the stride."""
+    """Run 1x1, 3x3 and 1x1 convolutions; the inner ones have a quarter of the width, the 3x3 one has the stride."""
 
     def __init__(self, in_width: int, width: int, stride: int) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class Bottleneck(nn.Module):
 
 
 class Subsample(nn.Module):
-    """The shortcut without parameters: every second pixel, with zero channels added on both sides."""
+    """Take every second pixel and add zero channels on both sides: the shortcut without parameters."""
 
     def __init__(self, in_width: int, width: int) -> None:
         super().__init__()

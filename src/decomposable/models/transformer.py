@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decomposable.models.origin import noting
+from decomposable.models.origin import builder
 from decomposable_edge.checks import is_integer
 from decomposable_edge.errors import InvalidArgumentError
 
 
 class Attention(nn.Module):
-    """softmax(q kᵀ/√D) v of every head; a causal one sees what was before, and itself."""
+    """Compute softmax(q kᵀ/√D) v of every head; a causal one sees each position and those before it."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Attention(nn.Module):
         self.heads, self.causal = heads, causal
 
     def forward(self, x_BTE: Tensor) -> Tensor:
-        """Every position's mean of the values, by how its query fits their keys."""
+        """Return for every position the mean of the values, weighted by how its query fits their keys."""
         parts = self.qkv(x_BTE).unflatten(-1, (3, self.heads, -1))
         q_BHTD, k_BHTD, v_BHTD = parts.permute(2, 0, 3, 1, 4).unbind(0)
         found_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=self.causal)
@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then two layers for every position, each beside the way straight on."""
+    """Add attention to the input, then two layers for every position."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
@@ -44,13 +44,13 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x_BTE: Tensor) -> Tensor:
-        """One block."""
+        """Return the sum."""
         x_BTE = x_BTE + self.attention(self.norm_1(x_BTE))
         return x_BTE + self.mlp(self.norm_2(x_BTE))
 
 
 class VisionTransformer(nn.Module):
-    """Patches → blocks → the mean of all positions → classes."""
+    """Classify images: patches → blocks → the mean of all positions → classes."""
 
     def __init__(self, num_classes: int, width: int, depth: int, heads: int, patch: int, image: int) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class VisionTransformer(nn.Module):
         _initialise_(self, depth)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Logits of the classes."""
+        """Return the logits of the classes."""
         x_BTE = self.patches(x_BCHW).flatten(2).transpose(1, 2) + self.places
         logits: Tensor = self.head(self.norm(self.blocks(x_BTE)).mean(dim=1))
         return logits
 
 
 class LanguageModel(nn.Module):
-    """Tokens → causal blocks → the next token at every position; positions are rows, one after the other."""
+    """Predict the next token at every position: tokens → causal blocks → logits."""
 
     def __init__(self, num_classes: int, width: int, depth: int, heads: int, context: int) -> None:
         super().__init__()
@@ -79,14 +79,14 @@ class LanguageModel(nn.Module):
         _initialise_(self, depth)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits as a matrix, (B · T) × V."""
+        """Return the logits as a matrix, (B · T) × V."""
         x_BTE = self.tokens(tokens_BT) + self.places[:, : tokens_BT.shape[1]]
         logits_BTV: Tensor = self.head(self.norm(self.blocks(x_BTE)))
         return logits_BTV.flatten(0, 1)
 
 
 def _initialise_(model: nn.Module, depth: int) -> None:
-    """GPT-2's: a deviation of 0.02, and less for what is added up along the way."""
+    """Initialise as GPT-2: a deviation of 0.02, and less for layers whose outputs are added up."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             is_added = name.endswith(("attention.out", "mlp.2"))
@@ -96,35 +96,33 @@ def _initialise_(model: nn.Module, depth: int) -> None:
     nn.init.normal_(model.places, std=0.02)  # type: ignore[arg-type]
 
 
+@builder
 def small_vit(
     num_classes: int = 10, width: int = 96, depth: int = 4, heads: int = 3, patch: int = 4, image: int = 32
 ) -> VisionTransformer:
-    """A small vision transformer for square images of three channels.
+    """Build a small vision transformer for square images of three channels.
 
     >>> small_vit()(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
     _check("heads", width, heads)
     _check("patch", image, patch)
-    model = VisionTransformer(num_classes, width, depth, heads, patch, image)
-    given = {"num_classes": num_classes, "width": width, "depth": depth, "heads": heads, "patch": patch, "image": image}
-    return noting("small_vit", model, **given)
+    return VisionTransformer(num_classes, width, depth, heads, patch, image)
 
 
+@builder
 def small_lm(
     num_classes: int = 256, width: int = 128, depth: int = 4, heads: int = 4, context: int = 128
 ) -> LanguageModel:
-    """A small causal language model; its classes are the tokens, by default bytes.
+    """Build a small causal language model; its classes are the tokens, by default bytes.
 
     >>> small_lm()(torch.zeros(2, 5, dtype=torch.long)).shape
     torch.Size([10, 256])
     """
     _check("heads", width, heads)
-    model = LanguageModel(num_classes, width, depth, heads, context)
-    given = {"num_classes": num_classes, "width": width, "depth": depth, "heads": heads, "context": context}
-    return noting("small_lm", model, **given)
+    return LanguageModel(num_classes, width, depth, heads, context)
 
 
 def _check(option: str, whole: int, part: int) -> None:
     if not is_integer(part) or part < 1 or whole % part:
-        raise InvalidArgumentError(f"{option}={part}; allowed: an int that {whole} can be divided by")
+        raise InvalidArgumentError.about(option, part, f"an int that {whole} can be divided by")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from decomposable.models.origin import noting
+from decomposable.models.origin import builder
 
 GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 HIDDEN = 512
@@ -15,6 +15,7 @@ HIDDEN = 512
 _TRUNCATED_STD = 0.87962566103423978
 
 
+@builder
 def vgg15(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     """Build VGG-15 for images of 32 x 32 pixels: ``64 64 M 128 128 M 256x3 M 512x3 M 512x3 M``, ``512``, classes.
 
@@ -58,13 +59,14 @@ def vgg15(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    return noting("vgg15", nn.Sequential(modules), num_classes=num_classes, in_channels=in_channels)
+    return nn.Sequential(modules)
 
 
+@builder
 def small_cnn(
     widths: Sequence[int] = (32, 64, 64, 64, 64), num_classes: int = 10, in_channels: int = 1
 ) -> nn.Sequential:
-    """A convolution with batch normalisation and ReLU for each width, two poolings in between, then a linear layer.
+    """Build a convolution with batch normalisation and ReLU for each width, two poolings, then a linear layer.
 
     >>> import torch
     >>> small_cnn()(torch.zeros(2, 1, 8, 8)).shape
@@ -75,5 +77,4 @@ def small_cnn(
         layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
         if i in (1, 3):
             layers.append(nn.MaxPool2d(2))
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes))
-    return noting("small_cnn", model, widths=widths, num_classes=num_classes, in_channels=in_channels)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes))

@@ -15,7 +15,7 @@ from decomposable.core.layers import CONVOLUTIONS, KINDS, TRANSPOSED, ChainLayer
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.core.unpacking import Copies, replaceable, with_opened
-from decomposable.models import BUILDERS, rebuilt
+from decomposable.models.origin import BUILDERS, rebuilt
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import FilePath, open_container
 from decomposable.network.file.contents import Artifact
