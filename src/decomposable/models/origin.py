@@ -70,8 +70,9 @@ def rebuilt(note: Mapping[str, Any]) -> nn.Module:
     for option, value in arguments.items():
         if option not in parameters:
             raise InvalidArgumentError(f"{name} has no argument {option!r:.60}; allowed: {', '.join(parameters)}")
-        each = value if option == "widths" and isinstance(value, list) and len(value) <= _MOST_WIDTHS else [value]
-        if not each or not all(type(one) is int and 1 <= one <= _MOST[option] for one in each):
+        is_list = isinstance(value, list) and 1 <= len(value) <= _MOST_WIDTHS
+        each = value if is_list else [value]
+        if is_list != (option == "widths") or not all(type(one) is int and 1 <= one <= _MOST[option] for one in each):
             kind = "a list of ints" if option == "widths" else "an int"
             raise InvalidArgumentError(f"{name}: {option}={value!r:.60}; allowed: {kind} from 1 to {_MOST[option]:,}")
     with torch.device("meta"):
