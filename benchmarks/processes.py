@@ -20,9 +20,9 @@ import torch.distributed as dist
 from _common import record, summary, verdict
 
 from decomposable import models
+from decomposable.core.bases import costs_of, owners_of, shared
 from decomposable.core.layers import Layer, find_layers
 from decomposable.core.processes import ALONE, Processes
-from decomposable.core.sharing import costs_of, owners_of, shared
 from decomposable_edge.machine import usable_cpus
 
 WANTED = 0.65

@@ -33,8 +33,7 @@ from torch import Tensor, nn
 
 import decomposable as dn
 from decomposable.core import sums
-from decomposable.core.shrinkage import shrunk
-from decomposable.core.sums import Moments
+from decomposable.core.sums import Moments, shrunk
 from decomposable.network import descent
 
 SIZES = (0.9, 0.75, 0.5, 0.35, 0.25)

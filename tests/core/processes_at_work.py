@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import decomposable as dn
-from decomposable.core import sharing
+from decomposable.core import bases
 
 SECONDS = 60  # that a process waits for the others
 
@@ -250,20 +250,20 @@ def raises(index, count):
 
 def svd_fails(index, count):
     """Where one has no SVD, the step is a full-rank one on all."""
-    plain = sharing.decomposed
+    plain = bases.decomposed
 
     def failing(layers):
         if index == count - 1:
             raise torch.linalg.LinAlgError("it did not converge")
         return plain(layers)
 
-    sharing.decomposed = failing
+    bases.decomposed = failing
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = train(index, count, steps=2)
     finally:
-        sharing.decomposed = plain
+        bases.decomposed = plain
     return {**found, "warned": sum("ordinary full-rank step" in str(w.message) for w in caught)}
 
 

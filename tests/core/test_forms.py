@@ -128,7 +128,7 @@ def test_factors_to_two_weights_and_back_is_exact(shape, form, rank):
     form = form_for(shape, form)
     rows, columns = matrix_shape(shape, form)
     p, q = random(rows, rank), random(rank, columns)
-    again = to_factors(first_weight(p, shape, form), second_weight(q, shape, form), form)
+    again = to_factors(first_weight(p, shape, form), second_weight(q, shape, form))
     assert torch.equal(again[0], p)
     assert torch.equal(again[1], q)
 

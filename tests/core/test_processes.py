@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import decomposable as dn
+from decomposable.core.bases import costs_of, owners_of, svd_cost
 from decomposable.core.layers import find_layers
 from decomposable.core.processes import ALONE
-from decomposable.core.sharing import costs_of, owners_of, svd_cost
 from decomposable.core.tree import data_parallel, unwrap
 from decomposable_edge.errors import InvalidArgumentError
 

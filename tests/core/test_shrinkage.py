@@ -8,8 +8,7 @@ from torch import nn
 
 from decomposable.core.layers import find_layers
 from decomposable.core.moments import second_moments
-from decomposable.core.shrinkage import of_weights, shrunk, shrunk_moment
-from decomposable.core.sums import Moments
+from decomposable.core.sums import Moments, of_weights, shrunk, shrunk_moment
 
 
 def moments_of(x, *, batch, centred=()):

@@ -8,8 +8,8 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.forms import FORMS
+from decomposable.core.forms.tucker import projection_gradient
 from decomposable.core.layers import find_layers
-from decomposable.core.projection import projection_gradient
 from decomposable.core.standin import product
 from decomposable.core.svd import RHO_MAX, Left, left_svd
 from decomposable_edge import errors

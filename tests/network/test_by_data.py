@@ -100,7 +100,7 @@ def test_all_bases_together_are_the_weights(trained, by_loss):
     for name, factors in by_loss._current.parts.factors.items():
         weight = trained.get_submodule(name).weight
         form = "spatial" if weight.dim() == 4 else "channel"
-        p, q = to_factors(*factors, form)
+        p, q = to_factors(*factors)
         torch.testing.assert_close(p @ q, to_matrix(weight.detach(), form), rtol=1e-4, atol=1e-5)
 
 

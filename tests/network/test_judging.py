@@ -121,13 +121,13 @@ def test_a_metric_that_is_worse_than_the_weights_is_dropped():
 
 def test_a_layer_whose_metric_is_worse_goes_by_its_weights(wide, monkeypatch):
     """Of one layer the moments are made wrong: the samples that were kept out show it."""
-    from decomposable.core import shrinkage
+    from decomposable.core import sums
 
     def wrong(moments):
-        found = shrinkage.shrunk(moments)
+        found = sums.shrunk(moments)
         if len(found.inputs) != WIDE:
             return found
-        return shrinkage.replace(found, inputs=torch.linalg.inv(found.inputs + 0.01 * torch.eye(WIDE)))
+        return sums.replace(found, inputs=torch.linalg.inv(found.inputs + 0.01 * torch.eye(WIDE)))
 
     monkeypatch.setattr(descent, "shrunk", wrong)
     report = dn.decompose(wide, data=list(inputs(400, seed=1).split(20))).cut_report

@@ -1,24 +1,32 @@
-"""The bases of a model's weights in training: when an SVD is due, and what stands in for it until then."""
+"""The bases of a model's weights in training: when an SVD is due, who makes it, and what stands in for it until then.
+
+Several processes share out the decompositions, each by one of them. Shares are by cost, so that all are done together.
+
+                 ┌─ process 0: SVDs of its share ─┐
+    all weights ─┤                                ├─ factors exchanged ─▶ the bases of all weights, the same bits on all
+                 └─ process 1: SVDs of its share ─┘
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from decomposable.core.forms.base import Decomposition
-from decomposable.core.layers import Layer
+from decomposable.core.forms import Decomposition
+from decomposable.core.layers import Layer, decomposed
 from decomposable.core.processes import ALONE, Processes
-from decomposable.core.sharing import shared
 from decomposable.core.svd import check_finite, most_precise
 from decomposable_edge.errors import InvalidArgumentError
 
+_EIGEN = 12.0  # what an eigenproblem costs, by K³, against a product of matrices: measured on a CPU, 9 to 17
+
 
 class KeptBases:
-    """The decompositions of a model's weights, computed when the weights have changed, or every `refresh` changes."""
+    """Keep the decompositions of a model's weights, made anew when the weights changed, or every `refresh` changes."""
 
     def __init__(self, layers: tuple[Layer, ...], refresh: int, processes: Processes = ALONE) -> None:
         self.layers, self.refresh, self._processes = layers, refresh, processes
@@ -29,7 +37,7 @@ class KeptBases:
 
     @torch.no_grad()
     def of_current_weights(self) -> dict[str, Decomposition]:
-        """What every layer's weight is decomposed into; between refreshes the weight along the bases kept."""
+        """Return what every layer's weight is decomposed into; between refreshes the weight along the bases kept."""
         marks = self._marks()
         is_new = self._processes.anywhere([not self._is_seen(layer, marks[layer.name]) for layer in self.layers])
         changed = [layer for layer, is_it in zip(self.layers, is_new, strict=True) if is_it]
@@ -66,48 +74,85 @@ class KeptBases:
         return is_same and self._current[layer.name].spectra[0].device == layer.weight.device
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty where every change of the weights is followed by an SVD anyway."""
+        """Return the bases; nothing where every change of the weights is followed by an SVD anyway."""
         if self.refresh == 1:
             return {}
         layers = {name: {**found._asdict(), "sum": self._seen[name][1]} for name, found in self._current.items()}
         return {"age": self._age, "layers": layers, "projected": sorted(self._projected)}
 
-    def check(self, state: Any) -> None:
-        """Refuse what is not a `state_dict` of bases of this model."""
-        if not isinstance(state, Mapping):
-            raise InvalidArgumentError(f"state: its bases are {state!r:.40}; allowed: what state_dict() returned")
-        stored = state.get("layers", {})
-        expected = {layer.name: layer for layer in self.layers}
-        for name, entry in stored.items():
-            if name not in expected or not isinstance(entry.get("sum"), float) or _bases(expected[name], entry) is None:
-                raise InvalidArgumentError(
-                    f"state: its layer '{name}' is not one of this model's; allowed: a state of this model"
-                )
-        age, projected = state.get("age", 0), state.get("projected", [])
-        if type(age) is not int or not 0 <= age < self.refresh or not set(projected) <= expected.keys():
-            raise InvalidArgumentError(f"state: it is of age {age!r:.40}; allowed: what state_dict() returned")
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the bases of a `state_dict`."""
-        self._age, self._projected = state.get("age", 0), set(state.get("projected", []))
-        self._current = {}
-        self._seen = {}
+        """Take the bases of a `state_dict` of this model; refuse another."""
         layers = {layer.name: layer for layer in self.layers}
+        age, projected = state.get("age", 0), set(state.get("projected", []))
+        if type(age) is not int or not 0 <= age < self.refresh or not projected <= layers.keys():
+            raise InvalidArgumentError.about("state", f"age {age!r:.40}", "what state_dict() returned")
+        self._age, self._projected = age, projected
         for name, entry in state.get("layers", {}).items():
-            device = layers[name].weight.device
-            moved = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in entry.items()}
-            found = _bases(layers[name], moved)
-            assert found is not None
-            self._current[name], self._seen[name] = found, (None, entry["sum"])
+            layer = layers.get(name)
+            if layer is None or not isinstance(entry.get("sum"), float) or not _is_of(layer, entry):
+                raise InvalidArgumentError.about("state", f"layer '{name:.80}'", "a state of this model")
+            moved = {key: value.to(layer.weight.device) for key, value in entry.items() if key != "sum"}
+            self._current[name], self._seen[name] = layer.numerics.restored(moved), (None, entry["sum"])
 
 
-def _bases(layer: Layer, entry: Mapping[str, Any]) -> Decomposition | None:
-    return layer.numerics.restored(layer.chain, entry)
+def _is_of(layer: Layer, tensors: Mapping[str, Any]) -> bool:
+    """Return whether there are tensors of a decomposition of the layer's weight."""
+    return all(
+        isinstance(found := tensors.get(key), Tensor) and found.is_floating_point() and tuple(found.shape) == shape
+        for key, shape in layer.numerics.tensors(layer.chain).items()
+    )
 
 
 def _fingerprint(weight: Tensor) -> Tensor:
-    """A number that changes when entries do, or change places."""
+    """Return a number that changes when entries do, or change places."""
     exact = most_precise(weight.device)
     rows, columns = (weight.flatten(1).sum(dim=d, dtype=exact) for d in (1, 0))
     by_row, by_column = (t @ torch.arange(1, len(t) + 1, dtype=t.dtype, device=t.device) for t in (rows, columns))
     return by_row + by_column
+
+
+def svd_cost(shape: Sequence[int]) -> float:
+    """Return about what the SVD of an M × N matrix takes, up to a constant: two products L K², an eigenproblem K³."""
+    full_rank, longer = min(shape), max(shape)
+    return full_rank**2 * (2.0 * longer + _EIGEN * full_rank)
+
+
+def costs_of(layers: Sequence[Layer]) -> dict[str, float]:
+    """Return about what decomposing each of the layers takes, by name."""
+    return {layer.name: sum(map(svd_cost, layer.numerics.matrices(layer.chain))) for layer in layers}
+
+
+def owners_of(costs: Mapping[str, float], count: int) -> dict[str, int]:
+    """Return who decomposes what: the costliest first, each to the process that has the least to do so far.
+
+    >>> owners_of({"a": 9.0, "b": 8.0, "c": 7.0, "d": 2.0}, 2)
+    {'a': 0, 'b': 1, 'c': 1, 'd': 0}
+    """
+    loads = [0.0] * count
+    owners = {}
+    for name in sorted(costs, key=lambda name: (-costs[name], name)):
+        owners[name] = loads.index(min(loads))
+        loads[owners[name]] += costs[name]
+    return {name: owners[name] for name in costs}
+
+
+def shared(layers: Sequence[Layer], processes: Processes) -> dict[str, Decomposition]:
+    """Return the bases of weights that all processes have; what fails on one fails on all."""
+    if processes.is_alone:
+        return decomposed(layers)
+    owners = owners_of(costs_of(layers), processes.count)
+    found = processes.together(lambda: decomposed([x for x in layers if owners[x.name] == processes.index]))
+    # Contiguous, as they arrive elsewhere: products of another layout may differ in their last bits.
+    own = {name: {key: part.contiguous() for key, part in bases._asdict().items()} for name, bases in found.items()}
+    tensors = {layer.name: own[layer.name] if layer.name in own else _room(layer) for layer in layers}
+    for owner in range(processes.count):
+        sent = [part for layer in layers if owners[layer.name] == owner for part in tensors[layer.name].values()]
+        processes.send_(sent, owner)
+    return {layer.name: layer.numerics.restored(tensors[layer.name]) for layer in layers}
+
+
+def _room(layer: Layer) -> dict[str, Tensor]:
+    """Return room for what another process finds, of the type that a decomposition gives."""
+    dtype = torch.float64 if layer.weight.dtype == torch.float64 else torch.float32
+    shapes = layer.numerics.tensors(layer.chain)
+    return {name: layer.weight.new_empty(shape, dtype=dtype) for name, shape in shapes.items()}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, scores_of
-from decomposable.core.forms.base import Decomposition
+from decomposable.core.forms import Decomposition
 from decomposable.core.layers import Layer, in_order, laid_out
 from decomposable.core.tree import evaluating
 from decomposable_edge.errors import InvalidArgumentError

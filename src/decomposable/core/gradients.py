@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ _KEPT = 0.9  # of a running norm, when the next one comes
 
 
 def mix(full: Tensor | None, low: Tensor | None, balance: float, cuts: Sequence[ParameterSlice]) -> Tensor | None:
-    """(1 − λ) ∇_f + λ ∇̂, where ∇̂ is ∇ scaled to the norm of ∇_f for a decomposed weight (end of appendix A).
+    """Return (1 − λ) ∇_f + λ ∇̂, where ∇̂ is ∇ scaled to the norm of ∇_f for a decomposed weight (end of appendix A).
 
     `cuts` are the decomposed weights that the parameter is, or holds.
     """
@@ -44,7 +43,7 @@ def _rebalanced_mix(full: Tensor, low: Tensor, balance: float) -> Tensor:
 
 
 def cuts_of(layers: Sequence[Layer]) -> dict[nn.Parameter, list[ParameterSlice]]:
-    """The decomposed weights that each parameter is, or holds."""
+    """Return the decomposed weights that each parameter is, or holds."""
     cuts: dict[nn.Parameter, list[ParameterSlice]] = {}
     for layer in layers:
         cuts.setdefault(layer.parameter, []).append(layer.cut)
@@ -52,7 +51,7 @@ def cuts_of(layers: Sequence[Layer]) -> dict[nn.Parameter, list[ParameterSlice]]
 
 
 def norm(gradient: Tensor) -> Tensor:
-    """‖·‖_F. On a CPU float32 is several times faster, and float64 is only needed where the squares would not fit."""
+    """Return ‖·‖_F. On a CPU float32 is several times faster; float64 is needed where the squares would not fit."""
     if gradient.device.type == "cpu" and gradient.dtype == torch.float32:
         found = torch.linalg.vector_norm(gradient)
         if 1e-12 < found < 1e12:
@@ -61,12 +60,12 @@ def norm(gradient: Tensor) -> Tensor:
 
 
 def _ratio(full_norm: Tensor, low_norm: Tensor) -> Tensor:
-    """‖∇_f‖/‖∇‖, and 0 where there is no ∇. NaN and infinity stay visible to a GradScaler: 0 · NaN is NaN."""
+    """Return ‖∇_f‖/‖∇‖, and 0 where there is no ∇. NaN and infinity stay visible to a GradScaler: 0 · NaN is NaN."""
     return torch.where(low_norm > 0, full_norm / low_norm, 0.0)
 
 
 class RunningNorms:
-    """‖∇_f‖ of every decomposed weight, averaged over the full-rank steps so far.
+    """Keep ‖∇_f‖ of every decomposed weight, averaged over the full-rank steps so far.
 
     Where full- and low-rank steps take turns, a low-rank step has no ∇_f to be scaled to; this stands in for it. Norms
     are those of the loss itself, because a `GradScaler` changes its scale, and a call its weight; of a step that a
@@ -89,7 +88,7 @@ class RunningNorms:
             self._norms[name] = torch.where(found.isfinite(), mean, before)
 
     def rebalanced(self, gradient: Gradient, share: float, scale: Tensor | float) -> dict[nn.Parameter, Tensor | None]:
-        """Share · ∇̂, with ∇̂ scaled to the running norm for every decomposed weight."""
+        """Return share · ∇̂, with ∇̂ scaled to the running norm for every decomposed weight."""
         layers: dict[nn.Parameter, list[Layer]] = {}
         for layer in self._layers:
             layers.setdefault(layer.parameter, []).append(layer)
@@ -114,28 +113,22 @@ class RunningNorms:
         return value * (share * _ratio(wanted, found)).to(value.dtype)
 
     def state_dict(self) -> dict[str, float]:
-        """The norms by layer, those that are known."""
+        """Return the norms by layer, those that are known."""
         norms = {name: float(value) for name, value in self._norms.items()}
         return {name: value for name, value in norms.items() if math.isfinite(value)}
 
-    def check(self, state: Any) -> None:
-        """Refuse what is not a `state_dict` of norms of this model."""
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Take the norms of a `state_dict` of this model; refuse another."""
         known = {layer.name for layer in self._layers}
-        if not isinstance(state, Mapping):
-            raise InvalidArgumentError(f"state: its norms are {state!r:.40}; allowed: what state_dict() returned")
         for name, value in state.items():
             if name not in known or not isinstance(value, float) or not value >= 0:
-                raise InvalidArgumentError(
-                    f"state: its norm of '{name:.80}' is {value!r:.40}; allowed: a state of this model"
-                )
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from such a state."""
+                came = f"norm {value!r:.40} of '{name:.80}'"
+                raise InvalidArgumentError.about("state", came, "a state of this model")
         self._norms = {name: torch.tensor(value, dtype=torch.float64) for name, value in state.items()}
 
 
 def scaled(gradient: Gradient, share: float) -> dict[nn.Parameter, Tensor | None]:
-    """Share · ∇, as tensors of its own: autograd may return one tensor for two parameters, or an expanded one."""
+    """Return share · ∇, as new tensors: autograd may return one tensor for two parameters, or an expanded one."""
     return {p: None if g is None else g * share if share != 1 else g.clone() for p, g in gradient.items()}
 
 
@@ -151,8 +144,8 @@ def accumulate(gradient: Gradient) -> None:
             parameter.grad = parameter.grad.add_(value.to(parameter.grad.dtype))
 
 
-def refuse_reentrant_checkpoints(loss: Tensor) -> None:
-    """Their nodes call backward() inside, which autograd.grad leaves out: parameters would get no gradient."""
+def refuse_reentrant(loss: Tensor) -> None:
+    """Refuse reentrant checkpoints: they call backward() inside, which autograd.grad leaves out."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()

@@ -17,7 +17,7 @@ full one's outputs (`distillation.py`), and the two networks take turns, so that
 or, with `turns=3`, three low-rank steps after each full one.
 
 Several processes (`processes.py`) each bring a part of the batch: ∇_f and ∇ are averaged over them before ∇̂ is made of
-∇, since that is not linear, and each SVD is made by one of them (`sharing.py`).
+∇, since that is not linear, and each SVD is made by one of them (`bases.py`).
 """
 
 from __future__ import annotations
@@ -33,24 +33,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from decomposable.core.bases import KeptBases
-from decomposable.core.call import Closure, LossSpec, Scaler
 from decomposable.core.criteria import Criterion, ScoresByLayer, find_criterion, scores_of
 from decomposable.core.distillation import Distance, check_distance, detached
 from decomposable.core.draws import DrawnRanks, DrawRatio, Range, cost_selector, draw_of, limits_of
-from decomposable.core.forms import DEFAULT, FormOf, check_form
-from decomposable.core.forms.base import Decomposition
-from decomposable.core.gradients import (
-    Gradient,
-    RunningNorms,
-    accumulate,
-    cuts_of,
-    mix,
-    refuse_reentrant_checkpoints,
-    scaled,
-)
+from decomposable.core.forms import DEFAULT, Decomposition, FormOf, check_form
+from decomposable.core.gradients import Gradient, RunningNorms, accumulate, cuts_of, mix, refuse_reentrant, scaled
 from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, require_layers, source_of
 from decomposable.core.lowrank import ChannelsLastProbe, LowRankLayer
-from decomposable.core.passes import Local, Pass, averaged
+from decomposable.core.passes import Closure, Local, LossSpec, Pass, Scaler, averaged
 from decomposable.core.processes import Processes, same_buffers_
 from decomposable.core.tracing import Forward, call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, data_parallel, refuse_sharded, rewire, unwrap
@@ -60,10 +50,11 @@ from decomposable_edge.checks import check_count, is_integer, is_number
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Rank, flat_ranks, like_ranks, ranks_of
 from decomposable_edge.sizing.order import Limits
+from decomposable_edge.text import first_line
 
 
 class Losses(NamedTuple):
-    """What one step saw: the two losses (detached), and the size of the low-rank network.
+    """Hold what one step saw: the two losses (detached), and the size of the low-rank network.
 
     `ratio` is the rank ratio Z that was drawn, or that of the plan for the budget that was drawn, of which `macs` and
     `params` say what part of the full network's it has. Of a network that had no pass (with balance=0, or when it is
@@ -79,7 +70,7 @@ class Losses(NamedTuple):
 
 
 class JointObjective:
-    """The joint objective around a model that stays as it is (equation 1 and Algorithm 1).
+    """Train a model, which stays as it is, by the joint objective (equation 1 and Algorithm 1).
 
     Args:
         model: any module; compiled ones and `DistributedDataParallel` too. Its parameters keep their names, any
@@ -148,9 +139,11 @@ class JointObjective:
         self.balance, self.distill = _check_share("balance", balance), _check_share("distill", distill)
         self.refresh = check_count("refresh", refresh)
         if not is_number(added_gap) or not 0 <= added_gap < math.inf:
-            raise InvalidArgumentError(f"added_gap={added_gap!r}; allowed: a number of at least 0")
+            raise InvalidArgumentError.about("added_gap", added_gap, "a number of at least 0")
         self.added_gap = float(added_gap)
-        self.turns = _check_turns(turns)
+        if not isinstance(turns, bool) and (not is_integer(turns) or turns < 1):
+            raise InvalidArgumentError.about("turns", turns, "True, False or an int of at least 1")
+        self.turns = int(turns)
         self.distance = check_distance(distance, self.distill)
         refuse_sharded(unwrap(model))
         call: Forward = forward or call_with_first
@@ -166,19 +159,13 @@ class JointObjective:
         self.layers = layers
         self.criterion = criterion
         bounds = limits_of(layers, min_rank, limits)
+        params_in_all = sum(p.numel() for p in unwrap(model).parameters())
         self.sizes = draw_of(
             {"ratio": ratio, "macs": macs, "params": params},
             smallest,
             layers,
             bounds,
-            lambda: cost_selector(
-                inside.tree,
-                inside.in_tree,
-                bounds,
-                example_input,
-                call,
-                sum(p.numel() for p in unwrap(model).parameters()),
-            ),
+            lambda: cost_selector(inside.tree, inside.in_tree, bounds, example_input, call, params_in_all),
         )
         self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
         # Its reducer waits for backward(), which is not called here: what it does is done here.
@@ -189,7 +176,7 @@ class JointObjective:
         self._processes = Processes.of(group, layers[0].weight.device)
         self._bases = KeptBases(layers, self.refresh, self._processes)
         if seed is not None and not is_integer(seed):
-            raise InvalidArgumentError(f"seed={seed!r}; allowed: an int")
+            raise InvalidArgumentError.about("seed", seed, "an int")
         self._generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else int(seed))
         self._layout = ChannelsLastProbe(layers)
         self._norms = RunningNorms(layers)
@@ -199,7 +186,7 @@ class JointObjective:
 
     @property
     def criterion(self) -> Criterion | ScoresByLayer:
-        """What the bases of a low-rank network are chosen by; another one may take its place between two steps."""
+        """Return what bases are chosen by; another one may take its place between two steps."""
         return self._criterion
 
     @criterion.setter
@@ -272,7 +259,7 @@ class JointObjective:
         loss: Callable[[Any], Tensor] | None = None,
         samples: int | None = None,
     ) -> tuple[Gradient, Gradient]:
-        """∇_f and ∇ of one batch, neither mixed nor rebalanced, at the next size that is drawn; no `.grad` changes."""
+        """Return ∇_f and ∇ of one batch at the next size drawn, neither mixed nor rebalanced; no `.grad` changes."""
         call = self._call(closure, forward, loss, weight=1.0, samples=samples)
         self._meet()
         drawn = self.sizes.draw(self._generator)
@@ -286,34 +273,32 @@ class JointObjective:
         return LossSpec.of(*how, weight=weight, samples=samples, distill=self.distill, is_alone=is_alone)
 
     def _full_turn(self, call: LossSpec, scaler: Scaler | None, share: float) -> Losses:
-        """2 (1 − λ) ∇_f, or another share of it."""
+        """Add 2 (1 − λ) ∇_f, or another share of it."""
         full = self._full_pass(call, scaler)
         self._norms.update(full.gradient, call.scale(scaler, full.loss))
         accumulate(scaled(full.gradient, share))
         return Losses(full.loss, torch.full_like(full.loss, math.nan), math.nan)
 
     def _low_turn(self, call: LossSpec, scaler: Scaler | None) -> Losses:
-        """2 λ ∇̂."""
+        """Add 2 λ ∇̂."""
         drawn = self.sizes.draw(self._generator)
         decompositions = self._decompose()
         if decompositions is None:
             return self._full_turn(call, scaler, 1.0)
         size = self._choose_for_all(decompositions, drawn)
-        taught = self._processes.together(lambda: self._teach(call)) if self._learns_at(size) else None
+        learns = self.distill > 0 and not self._is_whole(size)
+        taught = self._processes.together(lambda: self._teach(call)) if learns else None
         low = self._low_rank_pass(call, scaler, decompositions, size, taught)
         accumulate(self._norms.rebalanced(low.gradient, 2 * self.balance, call.scale(scaler, low.loss)))
         return Losses(torch.full_like(low.loss, math.nan), low.loss, size.ratio, size.macs, size.params)
 
-    def _learns_at(self, size: DrawnRanks) -> bool:
-        return self.distill > 0 and not self._is_whole(size)
-
     def _is_whole(self, size: DrawnRanks) -> bool:
-        """Whether nothing is cut off: the full network has nothing to teach itself, its labels have."""
+        """Return whether nothing is cut off: the full network has nothing to teach itself, its labels have."""
         return all(size.ranks[layer.name] == layer.full_rank for layer in self.layers)
 
     @torch.no_grad()
     def _teach(self, call: LossSpec) -> Any:
-        """The full network's outputs, from a pass that takes no gradient and leaves the model's buffers alone."""
+        """Return the full network's outputs, of a pass without gradients that leaves the model's buffers alone."""
         if call.samples == 0:
             return None
         teacher = rewire(unwrap(self.model), {})
@@ -323,7 +308,7 @@ class JointObjective:
         return outputs
 
     def select_ranks(self, decompositions: Mapping[str, Decomposition], drawn: float) -> dict[str, Rank]:
-        """r_ℓ for every layer at a rank ratio Z, or within a budget (as a count) where budgets are drawn."""
+        """Return r_ℓ for every layer at a rank ratio Z, or within a budget (as a count) where budgets are drawn."""
         return dict(self._choose(decompositions, drawn).ranks)
 
     def _choose(self, decompositions: Mapping[str, Decomposition], drawn: float) -> DrawnRanks:
@@ -337,20 +322,20 @@ class JointObjective:
         return self.sizes.choose(scores, drawn)
 
     def _choose_for_all(self, decompositions: Mapping[str, Decomposition], drawn: float) -> DrawnRanks:
-        """The first process's choice: a criterion of last bits, or of chance, may choose otherwise elsewhere."""
+        """Return the first process's choice: a criterion of last bits, or of chance, may choose otherwise elsewhere."""
         size = self._processes.together(lambda: self._choose(decompositions, drawn))
         flat = flat_ranks(size.ranks)
         ratio, macs, params, *ranks = self._processes.from_first([size.ratio, size.macs, size.params, *flat])
         return DrawnRanks(like_ranks(size.ranks, map(int, ranks)), ratio, macs, params)
 
     def _meet(self) -> None:
-        """Once: the processes compare their weights, and take the first one's generator."""
+        """Let the processes, once, compare their weights and take the first one's generator."""
         if not self._has_met:
             self._processes.check_same_(unwrap(self.model).named_parameters(), self._generator)
             self._has_met = True
 
     def _decompose(self) -> dict[str, Decomposition] | None:
-        """The bases of the weights as they are; None, with a warning, where that failed."""
+        """Return the bases of the weights as they are; None, with a warning, where that failed."""
         try:
             return self._bases.of_current_weights()
         except torch.linalg.LinAlgError as error:
@@ -360,8 +345,10 @@ class JointObjective:
             return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to repeat exactly: the generator of sizes and, where they are kept, the bases; whose
-        turn it is, and the norms of the gradients so far; the scores of the bases, where these are given.
+        """Return what a resumed run needs to repeat exactly.
+
+        That is the generator of sizes and, where they are kept, the bases; whose turn it is, and the norms of the
+        gradients so far; the scores of the bases, where these are given.
         """
         state = {"generator": self._generator.get_state(), "bases": self._bases.state_dict()}
         if self.turns:
@@ -372,24 +359,25 @@ class JointObjective:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict` of an objective with the same settings around the same model."""
-        for key in ("generator", "bases", *(["turn"] if self.turns else [])):
-            if key not in state:
-                raise InvalidArgumentError(f"state: it has no entry {key!r}; allowed: what state_dict() returned")
-        turn = state.get("turn", {})
-        self._bases.check(state["bases"])  # all is checked before anything changes
-        if self.turns:
-            left = turn.get("low") if isinstance(turn, Mapping) else None  # a bool in older states
-            if not isinstance(left, int) or left < 0 or "norms" not in turn:
-                raise InvalidArgumentError(f"state: its turn is {turn!r:.40}; allowed: what state_dict() returned")
-            self._norms.check(turn["norms"])
-        generator = _check_generator(state["generator"])
-        if "scores" in state:  # the order that was gone by, which may have been found on the way
-            self.criterion = _check_scores(state["scores"])
-        self._bases.load_state_dict(state["bases"])
-        if self.turns:
-            self._norms.load_state_dict(turn["norms"])
-        self._low_turns_left = int(turn["low"]) if self.turns else 0
-        self._generator.set_state(generator)
+        bases = KeptBases(self.layers, self.refresh, self._processes)
+        norms, generator, left, scores = RunningNorms(self.layers), torch.Generator(), 0, None
+        try:  # all is read before anything changes
+            bases.load_state_dict(state["bases"])
+            generator.set_state(state["generator"].cpu())
+            if self.turns:
+                left = state["turn"]["low"]
+                norms.load_state_dict(state["turn"]["norms"])
+            if "scores" in state:  # the order so far, which may have been found on the way
+                scores = {name: [each.numpy() for each in cuts] for name, cuts in state["scores"].items()}
+        except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+            came = f"{type(error).__name__}: {first_line(error)}"
+            raise InvalidArgumentError.about("state", came, "what state_dict() returned") from error
+        if not isinstance(left, int) or left < 0:  # a bool in older states
+            raise InvalidArgumentError.about("state", f"turn {left!r:.40}", "what state_dict() returned")
+        if scores is not None:
+            self.criterion = scores
+        self._bases, self._norms, self._low_turns_left = bases, norms, int(left)
+        self._generator.set_state(generator.get_state())
 
     def _low_rank_pass(
         self,
@@ -399,7 +387,7 @@ class JointObjective:
         size: DrawnRanks,
         taught: Any,
     ) -> Pass:
-        """The low-rank network's loss and gradient; `taught` are the full network's outputs, where they count."""
+        """Return the low-rank network's loss and gradient; `taught` are the full one's outputs, where they count."""
         network, layers = self._build_low_rank_network(decompositions, size.ranks)
 
         def run() -> Local:
@@ -412,20 +400,20 @@ class JointObjective:
         return result
 
     def _full_pass(self, call: LossSpec, scaler: Scaler | None) -> Pass:
-        """The full network's loss and gradient."""
+        """Return the full network's loss and gradient."""
         if not self._has_own_buffers:
             same_buffers_(unwrap(self.model), self._processes)
         return self._averaged(call, lambda: self._differentiate(call, self._full_network, scaler))
 
     def _averaged(self, call: LossSpec, run: Callable[[], Local]) -> Pass:
-        """What a pass gives on average over the processes, by their samples; its gradient is on its way."""
+        """Return what a pass gives on average over the processes, by their samples; its gradient is on its way."""
         trainable = [p for p in unwrap(self.model).parameters() if p.requires_grad]
         return averaged(run if call.samples != 0 else lambda: Local.nothing(trainable), trainable, self._processes)
 
     def _build_low_rank_network(
         self, decompositions: Mapping[str, Decomposition], ranks: Mapping[str, Rank]
     ) -> tuple[nn.Module, list[LowRankLayer]]:
-        """The model with W̃ in place of W. It has its own buffers, so that the model keeps those of its full pass."""
+        """Return the model with W̃ in place of W, and buffers of its own: the model keeps those of its full pass."""
         low: dict[nn.Module, nn.Module] = {}
         for layer in self.layers:
             rank, weights = ranks[layer.name], None  # where nothing is dropped, W̃ = W
@@ -441,7 +429,7 @@ class JointObjective:
         return network, [layer for layer in low.values() if isinstance(layer, LowRankLayer)]
 
     def _differentiate(self, call: LossSpec, network: nn.Module, scaler: Scaler | None, taught: Any = None) -> Local:
-        """The loss of one network, and its gradient for every trainable parameter."""
+        """Return the loss of one network, and its gradient for every trainable parameter."""
         outputs, samples = call.run_counted(network)
         is_distilled = taught is not None and self.distill > 0
         loss, name = (
@@ -454,7 +442,7 @@ class JointObjective:
         if not loss.requires_grad or not parameters:
             raise InvalidArgumentError(f"{name}: its loss depends on no trainable parameter; allowed: one that does")
         if not self._has_checked:
-            refuse_reentrant_checkpoints(loss)
+            refuse_reentrant(loss)
             self._has_checked = True
         weighted = loss if call.weight == 1 else loss * call.weight
         whole = weighted if scaler is None else scaler.scale(weighted)
@@ -465,7 +453,7 @@ class JointObjective:
         return Local(loss.detach(), gradient, detached(outputs) if self.distill else None, samples)
 
     def _distilled(self, call: LossSpec, outputs: Any, taught: Any) -> Tensor:
-        """(1 − d) · loss + d · KL(full ‖ low)."""
+        """Return (1 − d) · loss + d · KL(full ‖ low)."""
         distance = self.distance(outputs, taught)
         if not isinstance(distance, Tensor):
             raise InvalidArgumentError(
@@ -475,51 +463,27 @@ class JointObjective:
 
     def _check_used(self, low_rank: list[LowRankLayer]) -> None:
         """Warn, once, where the second loss was not that of the low-rank network."""
-        if self._has_warned or all(layer.has_run for layer in low_rank):
+        not_run = [layer for layer in low_rank if not layer.has_run]
+        if self._has_warned or not not_run:
             return
-        if not any(layer.has_run for layer in low_rank):
-            self._has_warned = True
-            warnings.warn(
+        missed = [layer.name for layer in not_run if source_of(layer.layers.module)[0] in self._in_full]
+        if len(not_run) == len(low_rank):
+            text = (
                 "the closure ignores the network it is given, so both losses are the full network's; "
-                "use its argument: joint.backward(lambda net: loss(net(x), y))",
-                stacklevel=4 + bool(self.turns),
+                "use its argument: joint.backward(lambda net: loss(net(x), y))"
             )
-            return
-        not_run = {one.name: source_of(one.layers.module)[0] for one in low_rank if not one.has_run}
-        missed = [name for name, weight in not_run.items() if weight in self._in_full]
-        if missed:
-            self._has_warned = True
-            warnings.warn(
+        elif missed:
+            text = (
                 f"layer '{missed[0]}' ({len(missed)} in all) ran in the full-rank pass but not in the low-rank one: "
-                "the model reaches it by a reference that is not a submodule; leave it out with filter_fn",
-                stacklevel=4 + bool(self.turns),
+                "the model reaches it by a reference that is not a submodule; leave it out with filter_fn"
             )
-
-
-def _check_generator(state: object) -> Tensor:
-    """The state of a generator, or a refusal of what is none."""
-    try:
-        found = state.cpu()  # type: ignore[attr-defined]
-        torch.Generator().set_state(found)
-    except (AttributeError, RuntimeError, TypeError) as error:  # no tensor, or one of another size or type
-        raise InvalidArgumentError("state: its generator is not one; allowed: what state_dict() returned") from error
-    return found
-
-
-def _check_scores(state: object) -> ScoresByLayer:
-    try:
-        return {name: [each.numpy() for each in cuts] for name, cuts in state.items()}  # type: ignore[attr-defined]
-    except (AttributeError, TypeError) as error:
-        raise InvalidArgumentError("state: its scores are none; allowed: what state_dict() returned") from error
+        else:
+            return
+        self._has_warned = True
+        warnings.warn(text, stacklevel=4 + bool(self.turns))
 
 
 def _check_share(option: str, value: float) -> float:
     if not is_number(value) or not 0 <= value <= 1:
-        raise InvalidArgumentError(f"{option}={value!r}; allowed: a number from 0 to 1")
+        raise InvalidArgumentError.about(option, value, "a number from 0 to 1")
     return float(value)
-
-
-def _check_turns(turns: bool | int) -> int:
-    if not isinstance(turns, bool) and (not is_integer(turns) or turns < 1):
-        raise InvalidArgumentError(f"turns={turns!r}; allowed: True, False or an int of at least 1")
-    return int(turns)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from decomposable.core.forms import TAKEN, FormOf, check_patterns, form_for, form_named
-from decomposable.core.forms.base import Decomposition, Form
+from decomposable.core.forms import TAKEN, Decomposition, FormOf, check_patterns, form_for, form_named
+from decomposable.core.forms.matrix import MatrixForm
+from decomposable.core.forms.tucker import Tucker
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
 from decomposable.core.unpacking import COMPUTED, ViewLinear, has_own_forward, is_computed, may_call, why_closed
@@ -50,7 +51,7 @@ class Layer:
     chain: Chain  # of plain layers, that it becomes
 
     @property
-    def numerics(self) -> Form:
+    def numerics(self) -> MatrixForm | Tucker:
         """How its weight becomes the chain's."""
         return TAKEN[self.form]
 

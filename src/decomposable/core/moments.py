@@ -8,11 +8,13 @@ What x and g are depends on which axes of the kernel each of the two stages has:
 the axes of the first, and g one of the output's gradient along those of the second, with zeros where a stride leaves a
 position out or the map ends. In the channel form that is a patch of the input and a pixel of the output. In the spatial
 form the matrix stands between the horizontal patches of every padded input row and what they add to the output pixels
-above, at and below it. In both Σ x gᵀ over positions is ∂L/∂W. Those of a transposed convolution are in `spreading.py`.
+above, at and below it. In both Σ x gᵀ over positions is ∂L/∂W.
 
-Only layers with one cut have such a matrix.
+A transposed convolution multiplies every pixel of its input with the whole kernel, and adds that to the output at the
+kernel's taps. So in the pointwise form x is one pixel, and g the gradient at these taps.
 
-How they are summed up, and how far they can be believed, is in `sums.py` and `shrinkage.py`.
+Only layers with one cut have such a matrix. How moments are summed up, and how far they can be believed, is in
+`sums.py`.
 
 Shape suffixes: B images; P positions; O, I, M, N as in `forms`; X the axes of the kernel.
 """
@@ -31,7 +33,6 @@ from torch import Tensor, nn
 
 from decomposable.core.forms import matrix_shape
 from decomposable.core.layers import Convolution, Layer, Transposed
-from decomposable.core.spreading import gradient_taps, input_pixels
 from decomposable.core.sums import Moments, Sum, blocks_of
 from decomposable.core.tracing import Forward, first_entry
 from decomposable.core.tree import evaluating
@@ -52,7 +53,7 @@ Loss = Callable[[Any, int], Tensor]
 
 
 class NoGradientError(InvalidArgumentError):
-    """A network, or a layer of it, runs where no gradient can be had."""
+    """Say that a network, or a layer of it, runs where no gradient can be had."""
 
 
 def second_moments(
@@ -67,8 +68,9 @@ def second_moments(
     first: int = 0,
     seen: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Moments]]:
-    """A, and with a loss G, of every layer, from as few passes over the batches as the memory allows: those of a pass
-    come together, and are gone when the next ones are asked for.
+    """Yield A, and with a loss G, of every layer, from as few passes over the batches as the memory allows.
+
+    Those of a pass come together, and are gone when the next ones are asked for.
 
     The model runs in eval mode and is as before afterwards. The loss is a sum, so that what reaches a layer for one
     image is that image's own gradient. Of the `centred` layers A is the covariance inside the batches: batch
@@ -98,18 +100,14 @@ def second_moments(
             raise InvalidArgumentError("data: it yielded no batch; allowed: a loader that can be gone through again")
         found = {name: each.means() for name, each in sums.items()}
         for name, one in found.items():
-            if not _is_finite(one):
+            sides = (one.inputs,) if one.gradients is None else (one.inputs, one.gradients)
+            if not all(bool(side.isfinite().all()) for side in sides):
                 raise InvalidArgumentError(
                     f"layer '{name}': data gave NaN or infinity; allowed: finite inputs and outputs"
                 )
-        del sums, one
+        del sums, one, sides
         yield found
         del found  # before the next pass needs the memory
-
-
-def _is_finite(moments: Moments) -> bool:
-    sides = (moments.inputs, moments.gradients)
-    return all(bool(side.isfinite().all()) for side in sides if side is not None)
 
 
 def _lead_back(loss: Tensor, all_sums: Iterable[_Sums]) -> None:
@@ -125,7 +123,7 @@ def _lead_back(loss: Tensor, all_sums: Iterable[_Sums]) -> None:
 
 
 def passes(layers: Sequence[Layer], *, with_gradients: bool, memory: int = MOST_MOMENTS) -> list[list[Layer]]:
-    """The layers in groups whose moments fit in the memory; one that fits in none has a group of its own."""
+    """Return the layers in groups whose moments fit in the memory; one that fits in none has a group of its own."""
     groups: list[list[Layer]] = []
     left = 0
     for layer in layers:
@@ -139,7 +137,7 @@ def passes(layers: Sequence[Layer], *, with_gradients: bool, memory: int = MOST_
 
 
 def moments_bytes(layers: Sequence[Layer], *, with_gradients: bool, memory: int = MOST_MOMENTS) -> int:
-    """What the moments take that are held at a time."""
+    """Return the bytes of the moments that are held at a time."""
     groups = passes(layers, with_gradients=with_gradients, memory=memory)
     return max((sum(_size(layer, with_gradients) for layer in group) for group in groups), default=0)
 
@@ -150,20 +148,20 @@ def _size(layer: Layer, with_gradients: bool) -> int:
 
 
 def _bytes_of(width: int) -> int:
-    """What the moment of a side takes while it is measured: the sum, and that of the batch under way."""
+    """Return what the moment of a side takes while it is measured: the sum, and that of the current batch."""
     count, block = blocks_of(width)
     return 2 * 4 * count * block**2
 
 
 def samples_in(batch: Any) -> int:
-    """How many samples a batch has, by its first entry."""
+    """Return how many samples a batch has, by its first entry."""
     inputs = first_entry(batch)
     return len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 1
 
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Inside, no parameter wants a gradient: graphs begin at the outputs of the layers that are watched."""
+    """Take no gradient of parameters inside: graphs begin at the outputs of the layers that are watched."""
     trained = [p for p in model.parameters() if p.requires_grad]
     try:
         for parameter in trained:
@@ -176,7 +174,7 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _watched(all_sums: Iterable[_Sums]) -> Iterator[None]:
-    """Inside, every call of the layers adds to their sums."""
+    """Add every call of the layers inside to their sums."""
     with ExitStack() as hooks:
         for sums in all_sums:
             for module in sums.layer.modules:
@@ -185,7 +183,7 @@ def _watched(all_sums: Iterable[_Sums]) -> Iterator[None]:
 
 
 class _Sums:
-    """Σ x xᵀ and Σ g gᵀ of one layer, over all its calls."""
+    """Sum x xᵀ and g gᵀ of one layer, over all its calls."""
 
     def __init__(self, layer: Layer, *, with_gradients: bool, is_centred: bool) -> None:
         self.layer = layer
@@ -197,26 +195,26 @@ class _Sums:
         self._generator = torch.Generator().manual_seed(0)
 
     def end_batch(self, images: int) -> None:
-        """The calls of a batch are over: A is a mean over positions, G one over images."""
+        """End a batch: A is a mean over positions, G one over images."""
         self.inputs.end_batch()
         if self.gradients is not None:
             self.gradients.end_batch(images)
 
     def means(self) -> Moments:
-        """Both moments, with their errors."""
+        """Return both moments, with their errors."""
         inputs, inputs_spread = self.inputs.mean()
         if self.gradients is None:
             return Moments.of(inputs, inputs_spread)
         return Moments.of(inputs, inputs_spread, *self.gradients.mean())
 
     def see(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-        """A forward hook."""
+        """Add a call of the layer, as a forward hook."""
         inputs = args[0] if args else kwargs["input"]
         if not inputs.numel():  # as of an expert that no token of the batch goes to
             return output
         first, second = self.layer.chain.stages
         is_spread = isinstance(module, Transposed)
-        patches = input_pixels if is_spread else partial(input_patches, axes=first)
+        patches = partial(input_patches, axes=first)
         for x_BMP, positions in self._some(_patches(patches, inputs.detach(), module)):
             self.inputs.add(x_BMP, positions)
         if self.gradients is not None and not torch.is_grad_enabled():
@@ -227,7 +225,7 @@ class _Sums:
             extents = padded_extents(inputs, module) if isinstance(module, Convolution) else ()
             cut = partial(_gradient_patches, axes=second, extents=extents)
             if is_spread:
-                cut = partial(gradient_taps, extents=inputs.shape[-len(second) :])
+                cut = partial(_gradient_taps, extents=inputs.shape[-len(second) :])
             output.register_hook(lambda gradient: self._see_gradient(module, gradient.detach(), cut))
         return output
 
@@ -237,7 +235,7 @@ class _Sums:
             self.gradients.add(g_BNP, positions)
 
     def _some(self, patches: Iterable[Tensor]) -> Iterator[tuple[Tensor, int]]:
-        """Of images with many positions, some that stand for all; and how many there are."""
+        """Yield columns, some that stand for all where an image has many positions, and how many there are."""
         for x_BMP in patches:
             positions = x_BMP.shape[2]
             if positions <= MOST_POSITIONS:
@@ -248,7 +246,7 @@ class _Sums:
 
 
 def _patches(cut: Callable[..., Tensor], maps: Tensor, module: nn.Module) -> Iterator[Tensor]:
-    """What a matrix sees of some maps, or of their gradients, as columns of each image; a few images at a time."""
+    """Yield what a matrix sees of some maps, or of their gradients, as columns; a few images at a time."""
     if isinstance(module, nn.Linear):
         yield from _linear_columns(maps)
         return
@@ -260,7 +258,7 @@ def _patches(cut: Callable[..., Tensor], maps: Tensor, module: nn.Module) -> Ite
 
 
 def _linear_columns(maps: Tensor) -> Iterator[Tensor]:
-    """The rows that a `Linear` sees, as columns: of each sample where these are long, else in parts of all of them."""
+    """Yield the rows that a `Linear` sees, as columns: of each sample where these are long, else of all together."""
     if maps.dim() > 2 and math.prod(maps.shape[1:-1]) > MOST_POSITIONS:
         yield maps.flatten(1, -2).mT.float()
         return
@@ -268,21 +266,19 @@ def _linear_columns(maps: Tensor) -> Iterator[Tensor]:
         yield rows.mT[None].float()
 
 
-def _padded(maps_BIX: Tensor, conv: Convolution) -> Tensor:
-    mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-    return F.pad(maps_BIX, conv._reversed_padding_repeated_twice, mode=mode)
-
-
 def padded_extents(maps_BIX: Tensor, conv: Convolution) -> tuple[int, ...]:
-    """The sizes of a map along the axes of the kernel, once it is padded."""
+    """Return the sizes of a map along the axes of the kernel, once it is padded."""
     added = conv._reversed_padding_repeated_twice[::-1]
     sizes = maps_BIX.shape[-len(conv.kernel_size) :]
     return tuple(size + added[2 * i] + added[2 * i + 1] for i, size in enumerate(sizes))
 
 
-def input_patches(maps_BIX: Tensor, conv: Convolution, axes: Axes) -> Tensor:
-    """(B × M × P): patches along these axes of the kernel, at every padded position along the others."""
-    found = _padded(maps_BIX, conv)
+def input_patches(maps_BIX: Tensor, conv: Convolution | Transposed, axes: Axes) -> Tensor:
+    """Return (B × M × P): patches along these axes of the kernel, at every padded position along the others."""
+    if isinstance(conv, Transposed):
+        return maps_BIX.flatten(2)
+    mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+    found = F.pad(maps_BIX, conv._reversed_padding_repeated_twice, mode=mode)
     for i, own in enumerate(axes):
         if own:
             size, step, apart = conv.kernel_size[i], conv.stride[i], conv.dilation[i]
@@ -291,14 +287,14 @@ def input_patches(maps_BIX: Tensor, conv: Convolution, axes: Axes) -> Tensor:
 
 
 def _as_columns(maps: Tensor, axes: int) -> Tensor:
-    """Channels with the taps behind the axes of the map, as columns of each position."""
+    """Return channels with the taps behind the axes of the map, as columns of each position."""
     batch, positions = len(maps), math.prod(maps.shape[2 : 2 + axes])
     return maps.flatten(2, 1 + axes).movedim(2, -1).reshape(batch, -1, positions)
 
 
 def _gradient_patches(maps_BOX: Tensor, conv: Convolution, axes: Axes, extents: Sequence[int]) -> Tensor:
-    """(B × N × P): for every padded input position along these axes, the output pixels that it adds to; along the
-    others, every output position.
+    """Return (B × N × P): for every padded input position along these axes, the output pixels that it adds to, and
+    along the others every output position.
     """
     found = maps_BOX
     for i, own in enumerate(axes):
@@ -308,7 +304,7 @@ def _gradient_patches(maps_BOX: Tensor, conv: Convolution, axes: Axes, extents: 
 
 
 def _spread(maps: Tensor, axis: int, size: int, stride: int, dilation: int, extent: int) -> Tensor:
-    """What lies along an axis of the output, for each of the input's padded positions; the taps are a last axis."""
+    """Return what lies along an axis of the output, for each padded position of the input; taps are the last axis."""
     reach = (size - 1) * dilation
     shape = list(maps.shape)
     shape[axis] = extent + reach
@@ -316,3 +312,19 @@ def _spread(maps: Tensor, axis: int, size: int, stride: int, dilation: int, exte
     last = reach + (maps.shape[axis] - 1) * stride + 1
     spread[(slice(None),) * axis + (slice(reach, last, stride),)] = maps
     return torch.stack([spread.narrow(axis, reach - tap * dilation, extent) for tap in range(size)], dim=-1)
+
+
+def _gradient_taps(maps_BOX: Tensor, conv: Transposed, extents: Sequence[int]) -> Tensor:
+    """Return (B × O·kernel × P): for every position of the input, the gradient at the pixels that it adds to."""
+    axes = len(conv.kernel_size)
+    padding = tuple(map(int, conv.padding))  # never a word, as that of a convolution may be
+    reaches = [(size - 1) * apart + 1 for size, apart in zip(conv.kernel_size, conv.dilation, strict=True)]
+    pads: list[int] = []  # the last axis first
+    for i in reversed(range(axes)):
+        needed = (extents[i] - 1) * conv.stride[i] + reaches[i] - padding[i]
+        pads += [padding[i], max(0, needed - maps_BOX.shape[2 + i])]
+    found = F.pad(maps_BOX, pads)
+    for i, extent in enumerate(extents):
+        taps = found.unfold(2 + i, reaches[i], conv.stride[i])[..., :: conv.dilation[i]]
+        found = taps.narrow(2 + i, 0, extent)
+    return _as_columns(found, axes)

@@ -1,4 +1,4 @@
-"""Σ x xᵀ over batches: the second moment of one side of a layer, and how much its batches differ.
+"""Σ x xᵀ over batches: the second moment of one side of a layer, and how far it can be believed.
 
 A side of more than `WIDEST` entries, such as the outputs of a language model, has a moment of blocks along its
 diagonal: what is outside of them is left out, so that memory and time grow with the width, not with its square.
@@ -6,13 +6,22 @@ diagonal: what is outside of them is left out, so that memory and time grow with
 Each moment comes with its expected error, which the batches tell by how much they differ. Moments of two parts of the
 data give that of both, without another pass.
 
+A moment S of few images has directions that none of them used. They look free, and are not: other images use them. What
+is known of a direction before any image is seen is that all are alike, μ1 with μ the mean of the diagonal, in which a
+layer is cut as its singular values say. The mixture
+
+    (1 − ρ) S + ρ μ 1        ρ = E‖S − Σ‖² / E‖S − μ1‖²
+
+is the nearest one to the moment Σ of endless data (Ledoit and Wolf, 2004). The numerator is the expected error:
+positions of one image are not independent, batches are.
+
 Shape suffixes: B images; P positions; M as in `forms`; D blocks, of W entries each.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +45,7 @@ def blocks_of(width: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """What the batches c of a moment weigh, w_c, and how much they differ: Σ w_c, Σ w_c² and Σ w_c² ‖S_c‖²."""
+    """Hold what the batches c of a moment weigh, w_c, and how much they differ: Σ w_c, Σ w_c² and Σ w_c² ‖S_c‖²."""
 
     weight: float
     squared_weights: float
@@ -51,7 +60,7 @@ class Spread:
 
     @property
     def total(self) -> float:
-        """By what a sum is divided to be a mean."""
+        """Return what a sum is divided by to be a mean."""
         return max(1.0, self.weight)
 
     def error(self, mean: Tensor) -> float:
@@ -67,7 +76,7 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """A (M × M), and G (N × N) where a loss was given, of one layer's matrix; float32. Of a wide side, its blocks
+    """Hold A (M × M), and G (N × N) where a loss was given, of one layer's matrix; float32. Of a wide side, its blocks
     (D × W × W), the last one filled up with zeros.
 
     The errors are the expected squared Frobenius distances to the moments of endless data; infinite where one batch
@@ -104,7 +113,7 @@ def _joined(one: Tensor, other: Tensor, spread: Spread, others: Spread) -> tuple
 
 
 class Sum:
-    """Σ x xᵀ of one side of a layer, and how much its batches differ."""
+    """Sum x xᵀ of one side of a layer, and how much its batches differ."""
 
     def __init__(self, width: int, device: torch.device, *, is_centred: bool = False) -> None:
         self.width = width
@@ -150,5 +159,39 @@ class Sum:
 
 
 def _squared(blocks: Tensor) -> float:
-    """‖S‖²."""
     return float(torch.linalg.vector_norm(blocks, dtype=torch.float64 if blocks.device.type != "mps" else None)) ** 2
+
+
+def shrunk(moments: Moments) -> Moments:
+    """Return the moments as far as they can be believed."""
+    inputs = shrunk_moment(moments.inputs, moments.inputs_error)
+    if moments.gradients is None:
+        return replace(moments, inputs=inputs)
+    return replace(moments, inputs=inputs, gradients=shrunk_moment(moments.gradients, moments.gradients_error))
+
+
+def of_weights(moments: Moments) -> Moments:
+    """Return moments of the same size that know no direction: a layer is cut as its singular values say."""
+    inputs = _mixed(moments.inputs, 1.0)
+    return replace(
+        moments, inputs=inputs, gradients=None if moments.gradients is None else _mixed(moments.gradients, 1.0)
+    )
+
+
+def shrunk_moment(moment: Tensor, error: float) -> Tensor:
+    """Return (1 − ρ) S + ρ μ 1.
+
+    >>> shrunk_moment(torch.diag(torch.tensor([4.0, 0.0])), 4.0)  # ‖S − μ1‖² is 8
+    tensor([[3., 0.],
+            [0., 1.]])
+    """
+    mean = float(moment.diagonal(dim1=-2, dim2=-1).mean())
+    apart = float(moment.double().square().sum()) - moment.diagonal(dim1=-2, dim2=-1).numel() * mean**2  # ‖S − μ1‖²
+    return _mixed(moment, min(1.0, error / apart) if apart > 0 else 0.0)
+
+
+def _mixed(moment: Tensor, share: float) -> Tensor:
+    mixed = moment * (1 - share)
+    diagonal = mixed.diagonal(dim1=-2, dim2=-1)
+    diagonal += share * moment.diagonal(dim1=-2, dim2=-1).mean()
+    return mixed

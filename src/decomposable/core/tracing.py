@@ -1,4 +1,12 @@
-"""One forward pass that sees how often every weight is applied, for the formulas of `cost.py`."""
+"""One forward pass that sees how often every weight is applied, for the formulas of `cost.py`.
+
+It also sees two things below all of PyTorch's functions:
+
+- products of two activations, as those inside attention (q kᵀ and weights · v), which no size makes smaller: a matrix
+  product of which neither side lies where a parameter or a buffer does, while no layer runs that is counted by weight;
+- what the outputs of layers go into. Batch normalisation takes the mean of its input away, so a cut before it need not
+  keep that mean, but only where nobody else uses it: a shortcut, a second call, or whoever gets the network's outputs.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.utils.hooks import RemovableHandle
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from decomposable.core.layers import CONVOLUTIONS, Layer
-from decomposable.core.products import Products
 from decomposable.core.tree import evaluating, plain_name
 from decomposable.core.unpacking import Opened
-from decomposable.core.uses import Uses
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Chain
 from decomposable_edge.sizing.cost import LayerCost, LayerShape, per_rank
@@ -26,6 +34,10 @@ Forward = Callable[[nn.Module, Any], Any]
 Extents = tuple[int, ...]
 """The sizes of a feature map along the axes of the kernel; of a linear layer there are none."""
 
+_COUNTED = (*CONVOLUTIONS, nn.Linear, nn.RNNBase, nn.MultiheadAttention)  # by their weights
+_aten = torch.ops.aten
+_FACTORS = {_aten.mm: (0, 1), _aten.bmm: (0, 1), _aten.addmm: (1, 2), _aten.baddbmm: (1, 2)}  # where the two sides are
+_ATTENTION = "_scaled_dot_product"  # how the kernels of attention begin, whichever of them a machine takes
 _WITHOUT_COST = (nn.Embedding, nn.EmbeddingBag, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)
 
 
@@ -48,7 +60,7 @@ def call_with_first(net: nn.Module, batch: Any, name: str = "batch") -> Any:
 
 
 def _advice(batch: Any, error: Exception) -> tuple[str, str] | None:
-    """What a batch is of which the model wants more than the first entry, and how it is called with all."""
+    """Return what a batch is of which the model wants more than the first entry, and the call with all of it."""
     if isinstance(batch, Mapping) and len(batch) > 1:
         return f"a dict of {', '.join(map(str, batch))}", "net(**batch)"
     is_missing = isinstance(error, TypeError) and "missing" in str(error)
@@ -58,7 +70,7 @@ def _advice(batch: Any, error: Exception) -> tuple[str, str] | None:
 
 
 def first_entry(batch: Any) -> Any:
-    """The input in a batch.
+    """Return the input in a batch.
 
     >>> first_entry((1, 2)), first_entry({"image": 3, "label": 4}), first_entry(5)
     (1, 3, 5)
@@ -69,7 +81,7 @@ def first_entry(batch: Any) -> Any:
 
 
 def on_device_of(module: nn.Module, batch: Any) -> Any:
-    """The batch where the module's weights are."""
+    """Return the batch where the module's weights are."""
     tensor = next(module.parameters(), None)
     if tensor is None:
         return batch
@@ -81,7 +93,7 @@ Entry = tuple[str | int, ...]
 
 
 def map_entries(function: Callable[[Any, Entry], Any], batch: Any, entry: Entry = ()) -> Any:
-    """The batch with each of its entries replaced by ``function(value, where it lies)``.
+    """Return the batch with each of its entries replaced by ``function(value, where it lies)``.
 
     >>> map_entries(lambda value, entry: (value, entry), {"a": [1, 2]})
     {'a': [(1, ('a', 0)), (2, ('a', 1))]}
@@ -96,10 +108,10 @@ def map_entries(function: Callable[[Any, Entry], Any], batch: Any, entry: Entry 
 
 @dataclass
 class Trace:
-    """What a pass showed: the positions over all calls of every layer's output map; the extents of its input and output
-    maps, with the number of such maps; by module the MACs of other weights, and those of products of two activations;
-    for every normalisation layer the layer whose output goes straight into it; and the layers whose outputs go nowhere
-    else.
+    """Hold what a pass showed: the positions over all calls of every layer's output map; the extents of its input and
+    output maps, with the number of such maps; by module the MACs of other weights, and those of products of two
+    activations; for every normalisation layer the layer whose output goes straight into it; and the layers whose
+    outputs go nowhere else.
     """
 
     outputs: Counter[nn.Module] = field(default_factory=Counter)
@@ -112,7 +124,7 @@ class Trace:
     has_unbatched: bool = False
 
     def positions(self, layer: Layer, chain: Chain) -> list[int]:
-        """Where a chain in the layer's place applies the weight of every stage, over all calls of all its modules."""
+        """Return where a chain in the layer's place applies the weight of every stage, over all its calls."""
         totals = [0] * len(chain.stages)
         for module in layer.modules:
             for (inputs, outputs), count in self.maps.get(module, {}).items():
@@ -121,7 +133,7 @@ class Trace:
         return totals
 
     def per_sample(self, total: int) -> int:
-        """A count over the whole batch, for one of its samples."""
+        """Return a count over the whole batch, for one of its samples."""
         return round(total / self.samples)
 
 
@@ -132,51 +144,103 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
     """
     first = first_entry(example_input)
     seen = Trace(samples=max(1, len(first)) if isinstance(first, Tensor) and first.dim() > 1 else 1)
-    outputs: list[tuple[nn.Module, Any, int]] = []  # held, so that no two of them can share an address
-    products, uses = Products(model), Uses()
+    watcher = _Watcher(model, seen)
     with ExitStack() as hooks, evaluating(model):
         for module in model.modules():
-            for hook in _noting(products, module):
-                hooks.callback(hook.remove)
+            hooks.callback(module.register_forward_pre_hook(watcher.enter).remove)
             see = next((see for kinds, see in _SEEING.items() if isinstance(module, kinds)), None)
             if see is not None:
                 hook = module.register_forward_hook(lambda m, a, k, y, see=see: see(seen, m, a, k, y), with_kwargs=True)
                 hooks.callback(hook.remove)
-                hook = module.register_forward_hook(lambda m, a, y: outputs.append((m, y, _version(y))))
-                hooks.callback(hook.remove)
-                hooks.callback(module.register_forward_hook(lambda m, a, y: uses.made(m, y)).remove)
-            elif isinstance(module, _BatchNorm):
-                hook = module.register_forward_pre_hook(lambda m, a: _see_norm(seen, m, a, outputs))
-                hooks.callback(hook.remove)
-                hooks.callback(module.register_forward_pre_hook(lambda *_: uses.enter()).remove)
-                hooks.callback(module.register_forward_hook(lambda *_: uses.leave(), always_call=True).remove)
-        with products, uses:
+                hooks.callback(module.register_forward_hook(watcher.made).remove)
+            hooks.callback(module.register_forward_hook(watcher.leave, always_call=True).remove)
+        with watcher:
             returned = forward(model, example_input)
-    seen.only_normalised = uses.only_normalised(returned)
-    seen.products += products.macs
+    seen.only_normalised = watcher.only_normalised(returned)
     if seen.has_unbatched:
         seen.samples = 1
     return seen
 
 
-def _noting(products: Products, module: nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
-    """Hooks that tell which module runs."""
-    counted = isinstance(module, (*CONVOLUTIONS, nn.Linear, nn.RNNBase, nn.MultiheadAttention))
-    return (
-        module.register_forward_pre_hook(lambda m, _: products.enter(m, counted)),
-        module.register_forward_hook(lambda *_: products.leave(), always_call=True),
-    )
+class _Watcher(TorchDispatchMode):
+    """See the operations of a pass: products of activations by the module that computes them, and uses of outputs."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in `probing.py`
+
+    def __init__(self, model: nn.Module, seen: Trace) -> None:
+        super().__init__()
+        self._seen = seen
+        held = (t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values()))
+        self._held = {_place(t) for t in held if t is not None}
+        self._running: list[nn.Module] = [model]
+        self._norms = 0  # normalisation layers that run
+        # Outputs are held, so that no two of them can share an address; with how often each was changed in place.
+        self._made: dict[int, tuple[nn.Module, Tensor, int]] = {}
+        self._normalised: set[int] = set()
+        self._used_elsewhere: set[int] = set()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        self._running.append(module)
+        if isinstance(module, _BatchNorm):
+            self._norms += 1
+            layer, output, version = self._made.get(id(args[0]) if args else 0, (None, None, 0))
+            if layer is not None and _version(output) == version:  # else changed in place since
+                self._seen.layer_before_norm[module] = layer
+
+    def leave(self, module: nn.Module, *_: Any) -> None:
+        self._running.pop()
+        self._norms -= isinstance(module, _BatchNorm)
+
+    def made(self, module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            first = self._made.get(id(output), (module,))[0]
+            self._made[id(output)] = (first, output, _version(output))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        used = {id(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)} & self._made.keys()
+        (self._normalised if self._norms else self._used_elsewhere).update(used)
+        macs = self._product_macs(getattr(func, "overloadpacket", None), args)
+        if macs and not isinstance(self._running[-1], _COUNTED):
+            self._seen.products[self._running[-1]] += macs
+        return found
+
+    def _product_macs(self, operation: Any, args: Any) -> int:
+        if operation in _FACTORS:
+            one, other = (args[i] for i in _FACTORS[operation])
+            if _place(one) in self._held or _place(other) in self._held:
+                return 0
+            return int(one.numel()) * int(other.shape[-1])
+        if operation is not None and operation.__name__.startswith(_ATTENTION) and len(args) >= 3:
+            query, key, value = args[:3]
+            if all(isinstance(each, Tensor) and each.dim() == 4 for each in (query, key, value)):
+                return int(query.shape[:-1].numel()) * int(key.shape[-2]) * int(query.shape[-1] + value.shape[-1])
+        return 0
+
+    def only_normalised(self, returned: Any) -> set[nn.Module]:
+        """Return the layers whose outputs, all of them, went into batch normalisation and nowhere else."""
+        elsewhere = self._used_elsewhere | {id(each) for each in tree_leaves(returned)}
+        spoiled = {made[0] for key, made in self._made.items() if key in elsewhere or key not in self._normalised}
+        return {made[0] for made in self._made.values()} - spoiled
+
+
+def _place(value: Any) -> int:
+    """Return where the memory begins that a tensor is in, the same for all its views; 0 for what has none."""
+    if not isinstance(value, Tensor) or is_lazy(value) or value.layout != torch.strided:
+        return 0
+    try:
+        return value.untyped_storage().data_ptr() or -1
+    except (RuntimeError, NotImplementedError):  # kinds of tensor that hold others, or nothing
+        return 0
 
 
 def _version(output: Any) -> int:
-    """How often a tensor was changed in place; inference tensors do not say."""
+    """Return how often a tensor was changed in place; inference tensors do not say."""
     return output._version if isinstance(output, Tensor) and not output.is_inference() else 0
-
-
-def _see_norm(seen: Trace, norm: nn.Module, args: Any, outputs: list[tuple[nn.Module, Any, int]]) -> None:
-    for layer, output, version in outputs:
-        if args and output is args[0] and _version(output) == version:  # else changed in place since
-            seen.layer_before_norm[norm] = layer
 
 
 def _see_convolution(seen: Trace, conv: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
@@ -224,7 +288,7 @@ def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, ou
 
 
 def _see_opened(seen: Trace, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    """Its layers are seen themselves; what they cannot tell is where the batch is, which may not be the first axis."""
+    """See where the batch is, which may not be the first axis; its layers are seen themselves, and cannot tell that."""
     inputs = args[0] if args else kwargs.get("query", kwargs.get("input"))
     seen.has_unbatched |= isinstance(inputs, Tensor) and inputs.dim() == 2
     if isinstance(inputs, Tensor) and inputs.dim() == 3 and not module.batch_first:
@@ -241,7 +305,7 @@ _SEEING: dict[Any, Callable[..., None]] = {
 
 
 def shape_of(layer: Layer) -> LayerShape:
-    """The layer without its values."""
+    """Return the layer without its values."""
     chain = layer.chain
     return LayerShape(
         name=layer.name, form=layer.form, shape=layer.shape, stages=chain.stages, transposed=chain.transposed
@@ -249,7 +313,7 @@ def shape_of(layer: Layer) -> LayerShape:
 
 
 def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
-    """The cost of every decomposed layer; its MACs are 0 where the pass did not reach it."""
+    """Return the cost of every decomposed layer; its MACs are 0 where the pass did not reach it."""
     costs = []
     for layer in layers:
         shape, chain = shape_of(layer), layer.chain
@@ -262,14 +326,14 @@ def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
 
 
 def other_macs(layers: Sequence[Layer], seen: Trace) -> int:
-    """MACs of everything that is not decomposed, the products of activations among it."""
+    """Return the MACs of everything that is not decomposed, the products of activations among it."""
     decomposed = {module for layer in layers for module in layer.modules}
     left = sum(macs for module, macs in macs_left_alone(seen).items() if module not in decomposed)
     return seen.per_sample(left + seen.products.total())
 
 
 def macs_left_alone(seen: Trace) -> Counter[nn.Module]:
-    """By module, the MACs of its own weights as they are, for the whole batch."""
+    """Return by module the MACs of its own weights as they are, for the whole batch."""
     macs = seen.other_macs.copy()
     for module, positions in seen.outputs.items():
         with evaluating(module):  # one that is computed may change by being asked for, in training
@@ -279,7 +343,7 @@ def macs_left_alone(seen: Trace) -> Counter[nn.Module]:
 
 
 def not_counted(model: nn.Module, seen: Trace) -> dict[str, str]:
-    """Modules that hold parameters of their own which no formula here counts, with their type."""
+    """Return modules that hold parameters of their own which no formula here counts, with their type."""
     counted = {*seen.outputs, *seen.other_macs}
     return {
         plain_name(name): type(module).__name__

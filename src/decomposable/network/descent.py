@@ -26,8 +26,7 @@ from decomposable.core.forms import to_factors, to_weight
 from decomposable.core.layers import Layer
 from decomposable.core.metric import InMetric, Product, decompose_in_metric, losses_in_metric
 from decomposable.core.moments import NoGradientError, second_moments
-from decomposable.core.shrinkage import of_weights, shrunk
-from decomposable.core.sums import Moments
+from decomposable.core.sums import Moments, of_weights, shrunk
 from decomposable.core.tracing import Forward
 from decomposable.network.allocation import Way, best_way
 from decomposable.network.calibration.statistics import averaged, tracked_batch_norms
@@ -168,7 +167,7 @@ class Descent:
     def _write_by_weights_(self, ranks: Mapping[str, Any]) -> None:
         for layer in self.layers:
             first, second = self.factors[layer.name]
-            p, q = to_factors(first, second, layer.form)
+            p, q = to_factors(first, second)
             rank = _one_each(ranks)[layer.name]
             layer.weight.copy_(to_weight(p[:, :rank] @ q[:rank], layer.shape, layer.form))
 

@@ -1,7 +1,7 @@
 """The bases of a trained network and their order, by what a cut loses on data: `decompose(data=…)`.
 
 Bases and their order are found on a way down from the full network (`descent.py`). Nothing is believed because it fits
-the images that it was measured with. Moments are shrunk by how few these are (`core/shrinkage.py`). Images that were
+the images that it was measured with. Moments are shrunk by how few these are (`core/sums.py`). Images that were
 kept out (`samples.py`) say for every layer whether its metric is better than its singular values, share a cut out among
 the layers (`allocation.py`), and compare the whole with a cut by singular values (`judging.py`), which is what is taken
 where data do no better.

@@ -19,17 +19,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from decomposable.core.forms.base import Decomposition, Form
-from decomposable.core.forms.matrix import are_of
-from decomposable.core.projection import projection_gradient
-from decomposable.core.svd import Left, left_svd, numerical_rank, project_left
-from decomposable_edge.sizing.chain import Axes, Chain
+from decomposable.core.forms.matrix import Form
+from decomposable.core.svd import RHO_MAX, Left, left_svd, numerical_rank, project_left
+from decomposable_edge.sizing.chain import Chain
 
 _INPUTS, _OUTPUTS = 1, 0  # the axes of a weight
 
 
 class HOSVD(NamedTuple):
-    """All left singular vectors of a weight's two unfoldings, and their singular values."""
+    """Hold all left singular vectors of a weight's two unfoldings, and their singular values."""
 
     u_in: Tensor  # (I, I)
     s_in: Tensor
@@ -38,77 +36,66 @@ class HOSVD(NamedTuple):
 
     @property
     def spectra(self) -> tuple[Tensor, ...]:
-        """Those of the cut behind the inputs, and of the one before the outputs."""
+        """Return those of the cut behind the inputs, and of the one before the outputs."""
         return self.s_in, self.s_out
 
     @property
     def inputs(self) -> Left:
-        """The unfolding whose rows are the inputs."""
+        """Return the unfolding whose rows are the inputs."""
         return Left(self.u_in, self.s_in)
 
     @property
     def outputs(self) -> Left:
-        """The unfolding whose rows are the outputs."""
+        """Return the unfolding whose rows are the outputs."""
         return Left(self.u_out, self.s_out)
 
 
 class Tucker(Form):
-    """1×1, the kernel between a and b channels, 1×1."""
+    """Decompose weights into 1×1, the kernel between a and b channels, 1×1."""
 
-    name, short = "tucker", "tk"
-
-    def takes(self, shape: Sequence[int]) -> bool:
-        """A kernel that is more than 1 wide: without one, a core between two matrices is a matrix."""
-        return max(shape[2:], default=1) > 1
-
-    def stages(self, axes: int) -> tuple[Axes, ...]:
-        """The kernel belongs to the core."""
-        return (False,) * axes, (True,) * axes, (False,) * axes
-
-    def decompose(self, weights: Mapping[str, Tensor]) -> dict[str, Decomposition]:
-        """Both unfoldings of every weight."""
+    def decompose(self, weights: Mapping[str, Tensor]) -> dict[str, HOSVD]:
+        """Return both unfoldings' bases of every weight."""
         inputs, outputs = (
             left_svd({name: unfolded(weight, mode) for name, weight in weights.items()}) for mode in (_INPUTS, _OUTPUTS)
         )
         return {name: HOSVD(*inputs[name], *outputs[name]) for name in weights}
 
-    def project(self, weight: Tensor, kept: HOSVD) -> HOSVD:
-        """Both unfoldings along the vectors kept."""
+    def project(self, weight: Tensor, kept: Any) -> HOSVD:
+        """Return both unfoldings along the vectors kept."""
         inputs = project_left(unfolded(weight, _INPUTS), kept.inputs)
         return HOSVD(*inputs, *project_left(unfolded(weight, _OUTPUTS), kept.outputs))
 
     def tensors(self, chain: Chain) -> dict[str, tuple[int, ...]]:
-        """Vectors and values of both unfoldings."""
+        """Return the shapes of the vectors and values of both unfoldings."""
         (outputs, inputs), (in_rank, out_rank) = chain.shape[:2], chain.full_ranks
         return {"u_in": (inputs, inputs), "s_in": (in_rank,), "u_out": (outputs, outputs), "s_out": (out_rank,)}
 
     def matrices(self, chain: Chain) -> tuple[tuple[int, int], ...]:
-        """Both unfoldings."""
+        """Return the shapes of both unfoldings."""
         outputs, inputs = chain.shape[:2]
         return (inputs, chain.dense_size // inputs), (outputs, chain.dense_size // outputs)
 
-    def restored(self, chain: Chain, tensors: Mapping[str, Any]) -> HOSVD | None:
-        """Vectors and values of both."""
-        shapes = self.tensors(chain)
-        return HOSVD(**{key: tensors[key] for key in shapes}) if are_of(tensors, shapes) else None
+    def restored(self, tensors: Mapping[str, Any]) -> HOSVD:
+        """Return the decomposition that has these tensors."""
+        return HOSVD(**{name: tensors[name] for name in HOSVD._fields})
 
-    def influences(self, gradient: Tensor, weight: Tensor, decomposition: HOSVD) -> tuple[Tensor, ...]:
-        """σ_i · ∂L/∂σ_i = u_iᵀ G Mᵀ u_i for an unfolding M, because M v_i = σ_i u_i."""
+    def influences(self, gradient: Tensor, weight: Tensor, decomposition: Any) -> tuple[Tensor, ...]:
+        """Return |σ_i · ∂L/∂σ_i|, which is u_iᵀ G Mᵀ u_i for an unfolding M, because M v_i = σ_i u_i."""
         found = []
         for mode, (u, s) in ((_INPUTS, decomposition.inputs), (_OUTPUTS, decomposition.outputs)):
             along = [u[:, : len(s)].mT @ unfolded(each, mode).to(s.dtype) for each in (gradient, weight)]
             found.append((along[0] * along[1]).sum(dim=1).abs())
         return tuple(found)
 
-    def weights(self, weight: Tensor, decomposition: HOSVD, orders: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """U_aᵀ, the core and U_b at full rank."""
+    def weights(self, weight: Tensor, decomposition: Any, orders: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return U_aᵀ, the core and U_b at full rank."""
         u_IA, u_OB = decomposition.u_in[:, orders[0]], decomposition.u_out[:, orders[1]]
         return _as_stages(u_IA, _core(weight.to(u_IA.dtype), u_IA, u_OB), u_OB)
 
     def truncate(
-        self, weight: Tensor, decomposition: HOSVD, ranks: Sequence[int], added_gap: float = 0.0
+        self, weight: Tensor, decomposition: Any, ranks: Sequence[int], added_gap: float = 0.0
     ) -> tuple[Tensor, ...]:
-        """U_aᵀ, the core and U_b, differentiable in W.
+        """Return U_aᵀ, the core and U_b, differentiable in W.
 
         Bases with σ = 0 (to rounding) are left out whatever the ranks say, as by `svd.truncate`.
         """
@@ -118,23 +105,23 @@ class Tucker(Form):
 
 
 def unfolded(w_OIK: Tensor, mode: int) -> Tensor:
-    """The matrix whose rows are the slices along one axis: 0 for output, 1 for input channels."""
+    """Return the matrix whose rows are the slices along one axis: 0 for output, 1 for input channels."""
     return w_OIK.transpose(0, mode).flatten(1)
 
 
 def multiplied(w_OIK: Tensor, matrix: Tensor, mode: int) -> Tensor:
-    """W ×_mode matrix: every fibre along that axis multiplied with the matrix from the left."""
+    """Return W ×_mode matrix: every fibre along that axis multiplied with the matrix from the left."""
     others = w_OIK.transpose(0, mode)
     return (matrix @ others.flatten(1)).reshape(len(matrix), *others.shape[1:]).transpose(0, mode)
 
 
 def _core(w_OIK: Tensor, u_IA: Tensor, u_OB: Tensor) -> Tensor:
-    """W ×_I U_aᵀ ×_O U_bᵀ."""
+    """Return W ×_I U_aᵀ ×_O U_bᵀ."""
     return multiplied(multiplied(w_OIK, u_IA.mT, _INPUTS), u_OB.mT, _OUTPUTS)
 
 
 def _as_stages(u_IA: Tensor, core_BAK: Tensor, u_OB: Tensor) -> tuple[Tensor, ...]:
-    """The weights of the three layers."""
+    """Return the weights of the three layers."""
     ones = (1,) * (core_BAK.dim() - 2)
     return u_IA.mT.reshape(*u_IA.mT.shape, *ones), core_BAK, u_OB.reshape(*u_OB.shape, *ones)
 
@@ -193,3 +180,35 @@ class _Truncate(torch.autograd.Function):
                 z = projection_gradient(left, along @ dropped, ctx.added_gap)
                 grad_w_OIK = grad_w_OIK + multiplied(w_OIK, z, mode)
         return grad_w_OIK.to(weight.dtype), *(None for _ in range(7))
+
+
+def projection_gradient(left: Left, ut_grad_RT: Tensor, added_gap: float = 0.0) -> Tensor:
+    """Return Z (M × M, symmetric) with ∂L/∂W = Z W, where L depends on W by P alone.
+
+    From perturbation theory of the eigenvectors of WWᵀ, with i kept and k dropped,
+
+        dP = Σ_ik (u_i u_kᵀ + u_k u_iᵀ) · u_iᵀ d(WWᵀ) u_k / (σ_i² − σ_k²),
+
+    so that ∂L/∂W = 2 U X Uᵀ W, X_ik = X_ki = u_iᵀ sym(∂L/∂P) u_k / (σ_i² (1 − ρ²)), ρ = σ_k/σ_i clipped at δ as in
+    appendix A, and 0 between two that are kept or two that are dropped. With an added gap ε, σ_i² − σ_k² + ε takes the
+    place of the clipped difference.
+
+    All M vectors take part: a dropped one with σ_k = 0 adds nothing to W, but the kept ones may turn to it. A kept one
+    with σ_i = 0 has no direction of its own, and contributes nothing.
+
+    `ut_grad_RT` is 2 u_iᵀ sym(∂L/∂P) u_k: the kept rows and the dropped columns of Uᵀ(∂L/∂P + (∂L/∂P)ᵀ)U.
+    """
+    rank = len(ut_grad_RT)
+    s_M = torch.zeros(len(left.u), dtype=left.s.dtype, device=left.s.device)
+    s_M[: len(left.s)] = left.s
+    s_R1, s_1T = s_M[:rank, None], s_M[None, rank:]
+    is_zero_R1 = s_R1 < torch.finfo(s_M.dtype).tiny
+    safe_R1 = torch.where(is_zero_R1, 1.0, s_R1)
+    if added_gap:
+        x_RT = ut_grad_RT / (s_R1.square() - s_1T.square() + added_gap)
+    else:
+        rho_RT = (s_1T / safe_R1).clamp(max=RHO_MAX)
+        x_RT = ut_grad_RT / safe_R1 / safe_R1 / (1 - rho_RT.square())  # one by one: the square of a small σ may vanish
+    x_RT = torch.where(is_zero_R1, 0.0, x_RT)
+    half_MM = left.u[:, :rank] @ x_RT @ left.u[:, rank:].mT
+    return half_MM + half_MM.mT

@@ -128,7 +128,7 @@ def factors_in(layers: nn.Sequential, form: FactorForm, kept: Kept) -> Factors:
     """What `stand_in` was made from, as it is after training."""
     weights = [cast(Tensor, layer.weight).detach() for layer in layers]
     if form != "tucker":
-        return Pair(*to_factors(weights[0], weights[1], form))
+        return Pair(*to_factors(weights[0], weights[1]))
     out_rank, in_rank = kept
     v = None if in_rank is None else weights.pop(0).flatten(1).mT
     u = None if out_rank is None else weights.pop().flatten(1)
