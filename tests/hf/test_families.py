@@ -161,16 +161,19 @@ def test_a_folder_of_one_size(name, made, tmp_path):
 
 def test_a_folder_is_not_believed(made, tmp_path):
     _, _, net = made("gpt2")
-    with pytest.raises(ArtifactError, match=f"it has no {WEIGHTS}"):
+    with pytest.raises(ArtifactError) as caught:
         from_pretrained(tmp_path)
+    assert WEIGHTS in caught.value.reason
     save_pretrained(net, tmp_path)
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace("GPT2LMHeadModel", "os"))
-    with pytest.raises(ArtifactError, match="its architecture is 'os'"):
+    with pytest.raises(ArtifactError) as caught:
         from_pretrained(tmp_path)
+    assert "'os'" in caught.value.reason
     plain = dn.decompose(torch.nn.Linear(8, 8), torch.zeros(1, 8))
-    with pytest.raises(InvalidArgumentError, match="got a Linear"):
+    with pytest.raises(InvalidArgumentError) as caught:
         save_pretrained(plain, tmp_path)
+    assert (caught.value.option, caught.value.came) == ("net", "Linear")
 
 
 @pytest.mark.slow

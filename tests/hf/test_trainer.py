@@ -37,7 +37,7 @@ def trainer(folder, *, joint, kind=JointTrainer, model=None, **options):
         gradient_accumulation_steps=2,
         learning_rate=1e-2,
         max_grad_norm=0.5,
-        num_train_epochs=2,
+        num_train_epochs=options.pop("epochs", 2),
         logging_steps=1,
         report_to=[],
         disable_tqdm=True,
@@ -53,9 +53,9 @@ def weights(model):
 
 
 def test_balance_0_is_the_trainer_itself(tmp_path):
-    own = trainer(tmp_path, joint={"balance": 0.0})
+    own = trainer(tmp_path, joint={"balance": 0.0}, epochs=1)
     loss = own.train().training_loss
-    plain = trainer(tmp_path, joint=None, kind=transformers.Trainer)
+    plain = trainer(tmp_path, joint=None, kind=transformers.Trainer, epochs=1)
     assert loss == pytest.approx(plain.train().training_loss, rel=1e-6)
     for one, other in zip(weights(own.model), weights(plain.model), strict=True):
         torch.testing.assert_close(one, other)
@@ -116,23 +116,18 @@ def test_the_usual_distance_is_the_divergence_where_there_is_a_label_for_the_nex
         assert float(made._kl_at_labels(*outputs)) == pytest.approx(total / count, rel=1e-5)
 
 
-def test_no_batch_is_taken_before_the_training(tmp_path):
-    class Counted(Texts):
-        taken = 0
-
-        def __getitem__(self, index):
-            Counted.taken += 1
-            return super().__getitem__(index)
-
-    made = trainer(tmp_path, joint=ELASTIC)
-    made.train_dataset = Counted()
-    assert Counted.taken == 0
-    made.train()
-    assert made.joint.sizes.selector.fixed_macs is not None
+JOINT = {"ratio": (0.1, 0.5), "refresh": 3}
 
 
-@pytest.mark.parametrize("options", [{"ratio": (0.1, 0.5), "refresh": 3}, ELASTIC], ids=["joint", "elastic"])
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    ("options", "bf16"),
+    [
+        pytest.param(JOINT, False, id="joint", marks=pytest.mark.slow),
+        pytest.param(JOINT, True, id="joint bf16"),
+        pytest.param(ELASTIC, False, id="elastic"),
+        pytest.param(ELASTIC, True, id="elastic bf16", marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_repeats_exactly(options, bf16, tmp_path):
     step = 2 if bf16 else 3  # in the middle of an epoch, and at its end
     whole = trainer(tmp_path / "whole", joint=options, bf16=bf16, save_strategy="steps", save_steps=step)
@@ -145,31 +140,36 @@ def test_a_resumed_run_repeats_exactly(options, bf16, tmp_path):
     assert read_state(tmp_path / "whole" / f"checkpoint-{step}" / "joint.safetensors")
 
 
-def test_it_logs_both_losses_and_the_sizes(tmp_path):
+def test_it_takes_no_batch_before_the_training_logs_both_losses_and_sizes_and_keeps_names(tmp_path):
+    class Counted(Texts):
+        taken = 0
+
+        def __getitem__(self, index):
+            Counted.taken += 1
+            return super().__getitem__(index)
+
     made = trainer(tmp_path, joint=ELASTIC)
+    made.train_dataset = Counted()
+    assert Counted.taken == 0
     made.train()
+    assert made.joint.sizes.selector.fixed_macs is not None
     logged = [entry for entry in made.state.log_history if "loss" in entry]
     assert all(3 < entry["loss_full"] < 5 for entry in logged)
     assert all(0.2 < entry["macs"] <= 0.9 for entry in logged)
     assert all(entry["loss_low"] >= 0 for entry in logged)
-
-
-def test_names_and_evaluation_stay(tmp_path):
-    made = trainer(tmp_path, joint=ELASTIC)
-    made.train()
     assert list(made.model.state_dict()) == list(FAMILIES["gpt2"].build().state_dict())
     assert made.evaluate(Texts(4))["eval_loss"] > 0
 
 
 def test_a_checkpoint_of_another_trainer_is_refused(tmp_path):
-    plain = trainer(tmp_path, joint=None, kind=transformers.Trainer, save_strategy="steps", save_steps=3)
+    plain = trainer(tmp_path, joint=None, kind=transformers.Trainer, save_strategy="steps", save_steps=3, epochs=1)
     plain.train()
-    with pytest.raises(ArtifactError, match=r"joint.safetensors: it is not there"):
+    with pytest.raises(ArtifactError, match=r"joint\.safetensors"):
         trainer(tmp_path, joint={}).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
 def test_options_are_checked(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="balance=2"):
+    with pytest.raises(InvalidArgumentError, match="balance"):
         trainer(tmp_path, joint={"balance": 2})
 
 
@@ -185,7 +185,7 @@ def test_with_model_init_the_model_that_is_trained_is_the_one_that_is_kept(tmp_p
 
 
 def test_after_bf16_the_model_computes_in_its_own_precision(tmp_path):
-    own = trainer(tmp_path, joint={"ratio": (0.2, 0.5)}, bf16=True)
+    own = trainer(tmp_path, joint={"ratio": (0.2, 0.5)}, bf16=True, epochs=1)
     own.train()
     ids = torch.arange(3, 12)[None]
     twin = FAMILIES["gpt2"].build()
@@ -199,7 +199,7 @@ def test_a_loss_and_a_distance_of_ones_own(tmp_path):
             return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
 
     distance = {"distance": lambda low, full: torch.nn.functional.mse_loss(low.logits, full.logits)}
-    own = trainer(tmp_path, joint={**ELASTIC, **distance})
+    own = trainer(tmp_path, joint={**ELASTIC, **distance}, epochs=1)
     own.__class__ = Own
     assert own.train().training_loss > 0
 
@@ -210,8 +210,9 @@ def test_a_folder_is_written_of_a_decomposed_network_only(tmp_path):
     model = FAMILIES["gpt2"].build().eval()
     net = dn.decompose(model, {"input_ids": torch.arange(3, 12)[None]}, forward=lambda net, batch: net(**batch))
     for wrong in (model, net.extract()):
-        with pytest.raises(InvalidArgumentError, match="got a GPT2LMHeadModel; allowed: a network that decompose"):
+        with pytest.raises(InvalidArgumentError) as caught:
             save_pretrained(wrong, tmp_path / "no")
+        assert (caught.value.option, caught.value.came) == ("net", "GPT2LMHeadModel")
     with pytest.raises(InvalidArgumentError, match="save_pretrained: the model's class cannot load"):
         net.save_pretrained(tmp_path / "no")
     assert not (tmp_path / "no").exists()

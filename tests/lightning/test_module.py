@@ -100,11 +100,13 @@ def test_a_resumed_run_repeats_exactly(options, tmp_path):
 
 
 def test_what_it_cannot_do_is_refused():
-    for options, message in (({"clip_norm": 0}, "clip_norm=0"), ({"accumulate": 0}, "accumulate=0")):
-        with pytest.raises(InvalidArgumentError, match=message):
+    for options in ({"clip_norm": 0}, {"accumulate": 0}):
+        with pytest.raises(InvalidArgumentError) as caught:
             Small(build(), **options)
-    with pytest.raises(InvalidArgumentError, match="not of a JointModule"):
+        assert {caught.value.option: caught.value.came} == options
+    with pytest.raises(InvalidArgumentError) as caught:
         Small(build()).on_load_checkpoint({})
+    assert caught.value.option == "checkpoint"
 
 
 def test_names_stay(tmp_path):
@@ -159,8 +161,9 @@ def test_a_schedule_that_waits_for_a_metric_is_refused_at_the_start(tmp_path):
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "train/loss"}}
 
     module = Waiting(build(), joint={"ratio": (0.1, 0.5)})
-    with pytest.raises(InvalidArgumentError, match="ReduceLROnPlateau; allowed"):
+    with pytest.raises(InvalidArgumentError) as caught:
         trainer(tmp_path, 1, enable_checkpointing=False).fit(module, loader())
+    assert (caught.value.option, caught.value.came) == ("configure_optimizers", "ReduceLROnPlateau")
     assert all(torch.equal(a, b) for a, b in zip(module.model.parameters(), build().parameters(), strict=True))
 
 

@@ -2,9 +2,9 @@
 
     net ── save_pretrained ──▶ folder ── from_pretrained ──▶ a plain model of that size
 
-The weights are a file of this package (`network/artifact.py`, safetensors), because a model of fewer bases has other
-tensors than its class makes; the class is named in config.json and has to be one of transformers itself. Nothing is
-unpickled, and no code comes from the folder.
+The weights are a file of this package (`network/artifact.py`, safetensors), because a smaller model has other tensors
+than its class makes. The class is named in config.json and must be one of transformers itself. Nothing is unpickled,
+and no code comes from the folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from torch import nn
 
 from decomposable.network.artifact import save_size
 from decomposable.network.decomposed import DecomposedNet
@@ -32,18 +31,18 @@ def save_pretrained(net: DecomposedNet, folder: str | os.PathLike[str], plan: Ra
 
     The weights come last, and each file as a whole: a folder that has them is complete.
     """
-    model = net.module if isinstance(net, DecomposedNet) else None
-    if not isinstance(model, transformers.PreTrainedModel):
-        came = type(net if model is None else model).__name__
-        raise InvalidArgumentError(
-            f"save_pretrained: got a {came}; allowed: a network that decompose() made of a model of transformers (not "
-            "what its extract() returns), at the current size or with plan="
-        )
+    model = net.module if isinstance(net, DecomposedNet) else net
+    kind = type(model).__name__
+    if model is net or not isinstance(model, transformers.PreTrainedModel):
+        allowed = "a network that decompose() made of a model of transformers, not what its extract() returns"
+        raise InvalidArgumentError.about("net", kind, allowed, f"save_pretrained: got a {kind}; allowed: {allowed}")
+    if getattr(transformers, kind, None) is not type(model):
+        came, allowed = f"{type(model).__module__}.{kind}", "a class of transformers itself; for others: net.save(path)"
+        raise InvalidArgumentError.about("net", came, allowed, f"save_pretrained: got a {came}; allowed: {allowed}")
     taken = net.plan() if plan is None else plan
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     (target / WEIGHTS).unlink(missing_ok=True)
-    kind = _class_name(type(model))
     config = model.config.to_dict() | {"architectures": [kind]}
     type(model.config).from_dict(config).save_pretrained(target)
     if model.can_generate() and model.generation_config is not None:
@@ -55,33 +54,23 @@ def save_pretrained(net: DecomposedNet, folder: str | os.PathLike[str], plan: Ra
 
 
 def from_pretrained(folder: str | os.PathLike[str]) -> Any:
-    """The model of a folder that `save_pretrained` wrote, of plain layers and in eval mode."""
+    """Load the model of a folder that `save_pretrained` wrote, of plain layers and in eval mode."""
     source = Path(folder)
     if not (source / WEIGHTS).is_file():
-        raise ArtifactError(f"{source}: it has no {WEIGHTS}; allowed: a folder that save_pretrained wrote")
+        raise ArtifactError.of(source, f"it has no {WEIGHTS}; allowed: a folder that save_pretrained wrote")
     config = transformers.AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     names = config.architectures or [None]
     kind = getattr(transformers, str(names[0]), None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
-        raise ArtifactError(f"{source}: its architecture is {names[0]!r:.60}; allowed: a model class of transformers")
+        raise ArtifactError.of(source, f"its architecture is {names[0]!r:.60}; allowed: a model class of transformers")
     model = load(source / WEIGHTS, model=kind(config))
     if (source / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(source, local_files_only=True)
     return model.eval()
 
 
-def _class_name(kind: type[nn.Module]) -> str:
-    """The name under which transformers has the class."""
-    if getattr(transformers, kind.__name__, None) is not kind:
-        raise InvalidArgumentError(
-            f"save_pretrained: {kind.__module__}.{kind.__name__} is not a class of transformers itself; allowed: its "
-            "models; for others: net.save(path)"
-        )
-    return kind.__name__
-
-
 def model_card(net: DecomposedNet, kind: str, plan: RankPlan) -> str:
-    """What the folder holds, how it is loaded, and what every layer has become."""
+    """Write what the folder holds, how to load it, and the rank of every layer."""
     size = f"{plan.params:,} parameters ({plan.params_fraction:.3f}x)"
     if plan.macs is not None and plan.macs_fraction is not None:
         size += f", {plan.macs:,} multiply-accumulates for one sample ({plan.macs_fraction:.3f}x)"
@@ -92,29 +81,24 @@ def model_card(net: DecomposedNet, kind: str, plan: RankPlan) -> str:
         for layer in net.layers
     ]
     left = [f"- {name}: {reason}" for name, reason in net.skipped.items()]
-    return "\n".join(
-        [
-            "---",
-            "library_name: decomposable",
-            "tags: [low-rank, svd, compression]",
-            "---",
-            "",
-            f"# {kind}, {plan.params_fraction:.2f}x",
-            "",
-            f"One size of a `{kind}` that was decomposed: {size}.",
-            f"Multiply-accumulates are those of inputs of this shape, without the batch: {inputs}; the products inside",
-            "attention count. Accuracy is not stated here: measure it on your data.",
-            "",
-            "```python",
-            "from decomposable.hf import from_pretrained",
-            "",
-            'model = from_pretrained("path/to/this/folder")  # a plain PyTorch module, in eval mode',
-            "```",
-            "",
-            "| layer | weight | rank |",
-            "| --- | --- | --- |",
-            *rows,
-            "",
-            *(["Left alone:", "", *left, ""] if left else []),
-        ]
-    )
+    lines = [*rows, "", *(["Left alone:", "", *left, ""] if left else [])]
+    return f"""---
+library_name: decomposable
+tags: [low-rank, svd, compression]
+---
+
+# {kind}, {plan.params_fraction:.2f}x
+
+One size of a `{kind}` that was decomposed: {size}.
+Multiply-accumulates are those of inputs of this shape, without the batch: {inputs}; the products inside
+attention count. Accuracy is not stated here: measure it on your data.
+
+```python
+from decomposable.hf import from_pretrained
+
+model = from_pretrained("path/to/this/folder")  # a plain PyTorch module, in eval mode
+```
+
+| layer | weight | rank |
+| --- | --- | --- |
+""" + "\n".join(lines)

@@ -1,7 +1,7 @@
-"""The joint objective in the `Trainer` of Hugging Face: one training step is another, all else stays the Trainer's.
+"""The joint objective in the `Trainer` of Hugging Face.
 
 Batches, schedules, clipping, logging, checkpoints and mixed precision are those of the Trainer. Only what it does for
-one batch (forward, loss, backward) is `JointObjective.backward` here, which adds to `.grad` as that does.
+one batch (forward, loss, backward) is `JointObjective.backward` here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ STATE = "joint.safetensors"
 
 
 class JointTrainer(Trainer):
-    """A `Trainer` that trains a network for all its sizes.
+    """Train a network for all its sizes, as a `Trainer`.
 
     Args:
-        joint: the options of `JointObjective`, such as ``{"ratio": (0.05, 0.5)}`` or, as the method elastic has them,
+        joint: the options of `JointObjective`, such as ``{"ratio": (0.05, 0.5)}`` or, as in the method elastic,
             ``{"macs": (0.1, 0.7), "distill": 1.0, "turns": True, "refresh": 8, "smallest": 0.1}``. Where `macs` is
             given without `example_input`, the first training batch is the example.
         args, kwargs: those of `Trainer`.
@@ -52,7 +52,7 @@ class JointTrainer(Trainer):
         self._sums: dict[str, list[float]] = {}
         self._joint: JointObjective | None = None
         if not self._needs_example:
-            self._joint = self._objective(None)  # what is wrong with the options is said here
+            self._joint = self._objective(None)  # so that wrong options are refused here
 
     @property
     def _needs_example(self) -> bool:
@@ -60,29 +60,25 @@ class JointTrainer(Trainer):
 
     @property
     def joint(self) -> JointObjective:
-        """The objective around the model that is trained: with `model_init`, every training has a model of its own."""
+        """Return the objective around the model that is trained: with `model_init`, every training has its own."""
         return self._joint_with(None)
 
     def _joint_with(self, batch: Mapping[str, Any] | None) -> JointObjective:
-        """The same; where it is made anew and needs an example, that is this batch."""
         if self._joint is None or self._joint.model is not self.model:
             self._joint = self._objective(batch)
         return self._joint
 
     def _objective(self, batch: Mapping[str, Any] | None) -> JointObjective:
-        options = self._options
+        options = {"forward": lambda net, batch: net(**batch), "seed": self.args.seed, **self._options}
         if self._needs_example:
             if batch is None:  # asked for before the first step
                 with torch.random.fork_rng(devices=[]):
                     batch = self._prepare_inputs(next(iter(self.get_train_dataloader())))
-            options = {**options, "example_input": batch}
-        if "forward" not in options:
-            options = {**options, "forward": lambda net, batch: net(**batch)}
-        seed = options.get("seed", self.args.seed)
-        return JointObjective(self.model, **{**options, "seed": seed})
+            options["example_input"] = batch
+        return JointObjective(self.model, **options)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Trainer` does; the model is then called in the precision of its weights again, which it is not there."""
+        """Train as `Trainer` does; afterwards the model is called in the precision of its weights again."""
         result = super().train(*args, **kwargs)
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         return result
@@ -90,7 +86,7 @@ class JointTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """The gradient of one batch, added to every parameter's `.grad`; returns the loss as `Trainer` does."""
+        """Add the gradient of one batch to every parameter's `.grad`, and return the loss as `Trainer` does."""
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
@@ -117,19 +113,19 @@ class JointTrainer(Trainer):
         return shown.detach() * weight
 
     def _is_scaled(self, num_items_in_batch: Tensor | int | None) -> bool:
-        """Whether the loss is already divided by the items of the whole step, as `Trainer.training_step` decides it."""
+        """Return whether the loss is already divided by the items of the whole step, as `Trainer` decides it."""
         if getattr(self, "loss_is_scaled_for_ga", None) is not None:
             return bool(self.loss_is_scaled_for_ga)
         by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
         return bool(by_model or self.compute_loss_func is not None)
 
     def _distance_of_pairs(self, low: Any, full: Any) -> Tensor:
-        """The distance of the outputs; what stands beside them is the loss."""
+        """Return the distance of the outputs; the first of each pair is the loss."""
         found: Tensor = self._distance(low[1], full[1]) * self._share
         return found
 
     def _kl_at_labels(self, low: Any, full: Any) -> Tensor:
-        """KL(full ‖ low) where there is a label; of a causal model, where there is one for the next token."""
+        """Return KL(full ‖ low) where there is a label; of a causal model, where there is one for the next token."""
         one, other, labels = logits_of(low), logits_of(full), self._labels
         if labels is None or one.dim() != 3 or labels.shape != one.shape[:-1]:
             return kl_divergence(one.flatten(0, -2), other.flatten(0, -2))
@@ -146,26 +142,26 @@ class JointTrainer(Trainer):
                 self._sums.setdefault(name, []).append(value)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As `Trainer` does, with the means of both losses and of the sizes since the last time."""
+        """Log as `Trainer` does, with the means of both losses and of the sizes since the last time."""
         if "loss" in logs:
             logs |= {name: round(sum(values) / len(values), 6) for name, values in self._sums.items()}
             self._sums = {}
         super().log(logs, *args, **kwargs)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """With all else that is random, the generator of the sizes, and what the objective keeps."""
+        """Save also the generator of the sizes, and what the objective keeps."""
         super()._save_rng_state(output_dir)
         write_state(Path(output_dir) / STATE, self.joint.state_dict())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """The same, taken up again."""
+        """Load the same."""
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
             self.joint.load_state_dict(read_state(Path(checkpoint) / STATE))
 
 
 def _without_cache(outputs: Any) -> Any:
-    """The outputs without keys and values, which would keep the whole graph."""
+    """Return the outputs without keys and values, which would keep the whole graph."""
     if not isinstance(outputs, Mapping):
         return outputs
     kept = {name: value for name, value in outputs.items() if name != "past_key_values"}
@@ -175,7 +171,7 @@ def _without_cache(outputs: Any) -> Any:
 def _refuse_parallel(trainer: Trainer) -> None:
     args = trainer.args
     if args.world_size > 1 or args.n_gpu > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        raise InvalidArgumentError(
-            f"JointTrainer: {args.world_size} processes with {args.n_gpu} GPUs each, or DeepSpeed or FSDP; allowed: "
-            "one process with one device"
+        came = f"{args.world_size} processes with {args.n_gpu} GPUs each, or DeepSpeed or FSDP"
+        raise InvalidArgumentError.about(
+            "args", came, "one process with one device", f"JointTrainer: {came}; allowed: one process with one device"
         )

@@ -24,17 +24,17 @@ _STATE = "decomposable.joint"
 
 
 class JointModule(LightningModule):
-    """A module that trains a network for all its sizes.
+    """Train a network for all its sizes, as a `LightningModule`.
 
-    Override `outputs` and `loss` where a batch is not (input, label), and `configure_optimizers` as ever; it may return
-    one optimiser, with a schedule or without. Evaluation is yours: `validation_step` and the like are Lightning's.
+    Override `outputs` and `loss` where a batch is not (input, label). `configure_optimizers` may return one optimiser,
+    with or without a schedule. Evaluation is yours: `validation_step` and the like are Lightning's.
 
     Args:
         model: the network; its parameters are ``model.…`` in Lightning's checkpoints, by their own names.
-        joint: the options of `JointObjective`, such as ``{"ratio": (0.05, 0.5)}`` or, as the method elastic has them,
+        joint: the options of `JointObjective`, such as ``{"ratio": (0.05, 0.5)}`` or, as in the method elastic,
             ``{"macs": (0.1, 0.7), "example_input": x, "distill": 1.0, "turns": True, "refresh": 8}``.
         clip_norm: the norm that the gradient of a step is clipped to.
-        accumulate: so many batches are one step; the gradient is the mean of theirs. `Trainer` cannot do either in
+        accumulate: how many batches are one step; its gradient is the mean of theirs. `Trainer` cannot do either in
             manual optimisation: leave its `gradient_clip_val` and `accumulate_grad_batches` as they are.
     """
 
@@ -48,34 +48,32 @@ class JointModule(LightningModule):
     ) -> None:
         super().__init__()
         if clip_norm is not None and (not is_number(clip_norm) or not 0 < clip_norm < math.inf):
-            raise InvalidArgumentError(f"clip_norm={clip_norm!r}; allowed: a number above 0, or None")
+            raise InvalidArgumentError.about("clip_norm", clip_norm, "a number above 0, or None")
         self.automatic_optimization = False
         self.model = model
         self.clip_norm, self.accumulate = clip_norm, check_count("accumulate", accumulate)
         self.joint = JointObjective(model, **dict(joint or {}))
 
     def outputs(self, net: nn.Module, batch: Any) -> Any:
-        """What a network, the full or the low-rank one, gives for a batch; by default for its first entry."""
+        """Return the outputs of a network, full or low-rank, for a batch; by default for its first entry."""
         return call_with_first(net, batch)
 
     def loss(self, outputs: Any, batch: Any) -> Tensor:
-        """The loss of these outputs; by default the cross-entropy to the batch's second entry."""
+        """Return the loss of these outputs; by default the cross-entropy to the batch's second entry."""
         if not isinstance(batch, Sequence) or len(batch) < 2:
-            raise InvalidArgumentError(
-                f"JointModule: a batch is {type(batch).__name__}, of which the labels are not known; allowed: "
-                "inputs and labels as a pair, or a loss(self, outputs, batch) of your own"
-            )
+            allowed = "inputs and labels as a pair, or a loss(self, outputs, batch) of your own"
+            raise InvalidArgumentError.about("batch", type(batch).__name__, allowed)
         return F.cross_entropy(outputs, batch[1])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The full network."""
+        """Run the full network."""
         return self.model(*args, **kwargs)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The gradient of a batch, and a step of the optimiser where it is the last of its step."""
+        """Add the gradient of a batch; after the last batch of a step, let the optimiser step."""
         optimizer = self.optimizers()
         if isinstance(optimizer, list):
-            raise InvalidArgumentError(f"configure_optimizers: {len(optimizer)} optimisers; allowed: one")
+            raise InvalidArgumentError.about("configure_optimizers", len(optimizer), "one optimiser")
         place, count = self._place(batch_idx)
         if place == 0:
             optimizer.zero_grad()
@@ -90,7 +88,7 @@ class JointModule(LightningModule):
             with precision.forward_context():
                 return self.loss(outputs, batch)
 
-        # Lightning runs all of this step in mixed precision; gradients and the SVD are not to be.
+        # Lightning runs all of this step in mixed precision; gradients and the SVD need the full one.
         with torch.autocast(self.device.type, enabled=False):
             losses = self.joint.backward(forward=run, loss=loss, weight=1 / count, scaler=scaler)
         if place + 1 == count or self.trainer.is_last_batch:
@@ -99,13 +97,13 @@ class JointModule(LightningModule):
         return losses.low if losses.full.isnan() else losses.full
 
     def _place(self, batch_idx: int) -> tuple[int, int]:
-        """Which batch of its step it is, and how many there are: in the last step of an epoch there may be fewer."""
+        """Return which batch of its step it is, and how many there are: the last step of an epoch may have fewer."""
         place, batches = batch_idx % self.accumulate, self.trainer.num_training_batches
         left = math.inf if math.isinf(batches) else batches - (batch_idx - place)
         return place, int(min(self.accumulate, left))
 
     def _step(self, optimizer: Any, factor: float) -> None:
-        if factor != 1:  # of a loader without a length, which ended earlier than each batch was weighed for
+        if factor != 1:  # a loader without a length ended early: each batch was weighted for a full step
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
@@ -113,20 +111,18 @@ class JointModule(LightningModule):
         self._step_schedules("step")
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Clip, where a scaler has taken its factor out of the gradient already; call it where you override it."""
+        """Clip, after a scaler has taken its factor out of the gradient; call it where you override it."""
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
 
     def on_train_epoch_end(self) -> None:
-        """Schedules that go by epochs go on; call it where you override it."""
+        """Step the schedules that go by epochs; call it where you override it."""
         self._step_schedules("epoch")
 
     def _step_schedules(self, interval: str) -> None:
         for config in self.trainer.lr_scheduler_configs:
-            if config.interval != interval:
-                continue
             done = self.trainer.global_step if interval == "step" else self.current_epoch + 1
-            if done % config.frequency == 0:
+            if config.interval == interval and done % config.frequency == 0:
                 config.scheduler.step()
 
     def _log(self, losses: Losses) -> None:
@@ -135,33 +131,31 @@ class JointModule(LightningModule):
         self.log_dict({f"train/{name}": value for name, value in values.items() if not math.isnan(value)})
 
     def setup(self, stage: str) -> None:
-        """Refuse what a joint step cannot do."""
-        trainer = self.trainer
-        if trainer.world_size > 1:
-            raise InvalidArgumentError(f"JointModule: {trainer.world_size} devices; allowed: one")
+        """Refuse several devices, which a joint step cannot use."""
+        if self.trainer.world_size > 1:
+            raise InvalidArgumentError.about("devices", self.trainer.world_size, "one device")
 
     def on_fit_start(self) -> None:
         """Refuse schedules that cannot be stepped here."""
         for config in self.trainer.lr_scheduler_configs:
             if isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                raise InvalidArgumentError(
-                    "configure_optimizers: ReduceLROnPlateau; allowed: schedules by step or epoch"
-                )
+                allowed = "schedules by step or epoch"
+                raise InvalidArgumentError.about("configure_optimizers", "ReduceLROnPlateau", allowed)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """With the weights, the state of the objective, and that of torch's random numbers, on the CPU and the GPUs."""
+        """Save also the state of the objective, and that of torch's random numbers, on the CPU and the GPUs."""
         gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         checkpoint[_STATE] = {"joint": self.joint.state_dict(), "random": torch.get_rng_state(), "random_gpus": gpus}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The same, taken up again where a training goes on; whoever only evaluates the weights needs none of it."""
+        """Load the same where a training continues; who only evaluates the weights does not need it."""
         if _STATE not in checkpoint:
-            raise InvalidArgumentError("checkpoint: it is not of a JointModule; allowed: one that a JointModule wrote")
+            raise InvalidArgumentError.about("checkpoint", "one of another module", "one that a JointModule wrote")
         trainer = self._trainer
         if trainer is None or trainer.state.fn != "fit":
             return
         self.joint.load_state_dict(checkpoint[_STATE]["joint"])
-        # Here already: the next thing that draws is the loader of the epoch that follows.
+        # Here already: the loader of the next epoch draws first.
         torch.set_rng_state(checkpoint[_STATE]["random"].cpu())
         gpus = [state.cpu() for state in checkpoint[_STATE].get("random_gpus", [])]
         if torch.cuda.is_available() and len(gpus) == torch.cuda.device_count():
