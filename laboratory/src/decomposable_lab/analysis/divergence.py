@@ -31,25 +31,25 @@ _SLACK = 1e-6  # of rounding, in float32, where a difference is compared with an
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Divergence:
-    """KL(p ‖ p̃) of every image at the current size, and what proposition 2 bounds it by."""
+    """Hold KL(p ‖ p̃) of every image at the current size, and its bound by proposition 2."""
 
     kl: Floats
     bound: Floats
 
     @property
     def holds(self) -> bool:
-        """Whether no image is above its bound."""
+        """Return whether no image is above its bound."""
         return bool((self.kl <= self.bound * (1 + _SLACK) + _SLACK).all())
 
     @property
     def tightness(self) -> float:
-        """The mean of KL over its bound: 1 would be a bound that is reached."""
+        """Return the mean of KL over its bound: 1 would be a bound that is reached."""
         return float(np.mean(self.kl / np.maximum(self.bound, np.finfo(np.float64).tiny)))
 
 
 @torch.no_grad()
 def divergence(net: DecomposedNet, loader: Iterable[Any], *, images: int = 1000) -> Divergence:
-    """Both sides of proposition 2 for a fully connected network, at the size that it has.
+    """Return both sides of proposition 2 for a fully connected network, at the size that it has.
 
     >>> from decomposable import decompose
     >>> net = decompose(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(1, 6))
@@ -74,7 +74,7 @@ def divergence(net: DecomposedNet, loader: Iterable[Any], *, images: int = 1000)
 
 
 def _bound(full: nn.Module, small: nn.Module, seen: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
-    """The right-hand side, from the last layer to the first."""
+    """Return the right-hand side, from the last layer to the first."""
     total, product = torch.zeros(()), 1.0
     for name, (inputs, outputs) in reversed(seen.items()):
         moved = (outputs - small.get_submodule(name)(inputs)).double().square().sum(dim=-1)

@@ -12,7 +12,7 @@ from decomposable.core.layers import Layer
 
 
 def gradient_norms(joint: JointObjective, closure: Callable[[nn.Module], Tensor]) -> dict[str, tuple[float, float]]:
-    """(‖∇_f‖, ‖∇‖) of every layer that a joint objective decomposes, for one batch; no `.grad` changes.
+    """Return (‖∇_f‖, ‖∇‖) of every layer that a joint objective decomposes, for one batch; no `.grad` changes.
 
     The low-rank network is the next that the objective would draw.
     """

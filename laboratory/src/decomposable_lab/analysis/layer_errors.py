@@ -47,7 +47,7 @@ _MOST = 1 << 23  # numbers of residuals that are held at a time, of one image: 6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankErrors:
-    """‖y − ŷ(r)‖² of one layer for r = 0 … R, on the inputs that the full network gives it.
+    """Hold ‖y − ŷ(r)‖² of one layer for r = 0 … R, on the inputs that the full network gives it.
 
     Attributes:
         form: how its weight became a matrix.
@@ -66,23 +66,23 @@ class RankErrors:
 
     @property
     def relative(self) -> Floats:
-        """The mean over images of the output's error as a part of ‖y‖², at each rank."""
+        """Return the mean over images of the output's error as a part of ‖y‖², at each rank."""
         return _relative(self.output, self.energy)
 
     @property
     def rises(self) -> int:
-        """In how many images the error of the output rises somewhere with the rank."""
+        """Return in how many images the error of the output rises somewhere with the rank."""
         return _rising(self.output, self.energy)
 
     @property
     def rises_before_taps(self) -> int:
-        """The same before the taps are summed: none, as proposition 1 has it."""
+        """Return the same before the taps are summed: none, as proposition 1 has it."""
         return _rising(self.before_taps, self.energy)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WidthErrors:
-    """‖y − ŷ(w)‖² of one layer that keeps the first w of its channels, in and out; what it does not give is 0.
+    """Hold ‖y − ŷ(w)‖² of one layer that keeps its first w channels, in and out; the others are 0.
 
     The network's inputs and outputs keep all of theirs, as in slimmable networks.
     """
@@ -95,11 +95,11 @@ class WidthErrors:
 
     @property
     def relative(self) -> Floats:
-        """The mean over images of the error as a part of ‖y‖², at each width."""
+        """Return the mean over images of the error as a part of ‖y‖², at each width."""
         return _relative(self.output, self.energy)
 
     def rises(self, smallest: float = 0.0) -> int:
-        """In how many images the error rises somewhere with the width, from the smallest width that counts."""
+        """Return in how many images the error rises somewhere with the width, from the smallest that counts."""
         places = [place for place, width in enumerate(self.widths) if width >= smallest - 1e-9]
         return _rising(self.output[:, places], self.energy)
 
@@ -122,7 +122,7 @@ def errors_by_rank(
     forward: Forward | None = None,
     filter_fn: FilterFn | None = None,
 ) -> dict[str, RankErrors]:
-    """For every layer, how far its output moves at each rank: proposition 1, measured.
+    """Measure for every layer how far its output moves at each rank (proposition 1).
 
     >>> model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     >>> found = errors_by_rank(model, [torch.randn(8, 6)])
@@ -162,7 +162,7 @@ class _ByRank:
             self.energy.append(self.output[-1][:, 0])
 
     def _behind_taps(self, along_KP: Tensor, conv: nn.Conv2d, rows: int) -> Tensor:
-        """The errors of one image where what the taps add to a pixel is summed."""
+        """Return the errors of one image where what the taps add to a pixel is summed."""
         bases, height = len(along_KP), conv.kernel_size[0]
         maps_KHW = along_KP.reshape(bases, rows, -1)
         out_rows = (rows - conv.dilation[0] * (height - 1) - 1) // conv.stride[0] + 1
@@ -219,7 +219,7 @@ def _errors(v_OKT: Tensor, taps_KTHW: Tensor) -> Tensor:
 
 
 def _per_image(inputs: Tensor, module: nn.Module, axes: Axes) -> Iterator[tuple[Tensor, int]]:
-    """The columns that a layer's matrix is applied to, and their number of padded rows; a few images at once."""
+    """Return the columns that a layer's matrix is applied to, and their number of padded rows; a few images at once."""
     if isinstance(module, nn.Linear):
         yield inputs.reshape(len(inputs), -1, inputs.shape[-1]).mT if inputs.dim() > 1 else inputs[None, :, None], 0
         return
@@ -238,7 +238,7 @@ def errors_by_width(
     forward: Forward | None = None,
     filter_fn: FilterFn | None = None,
 ) -> dict[str, WidthErrors]:
-    """For every layer, how far its output moves where it keeps the first channels only, as slimmable networks do."""
+    """Measure how far every layer's output moves if it keeps the first channels only, as slimmable networks do."""
     check_count("images", images)
     if not widths or not all(is_number(w) and 0 < w <= 1 for w in widths):
         raise InvalidArgumentError(f"widths={widths!r:.80}; allowed: parts of the channels, as in (0.25, 0.5, 1)")
@@ -302,7 +302,7 @@ class _ByWidth:
 
 
 def _applied(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
-    """The layer without its bias, with another weight."""
+    """Return the layer without its bias, with another weight."""
     if isinstance(module, nn.Linear):
         return nn.functional.linear(x, weight)
     assert isinstance(module, Convolution)

@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lipschitz:
-    """The constants of a network's layers, in the order in which they run.
+    """Hold the constants of a network's layers, in the order in which they run.
 
     The first layer has an empirical constant of NaN: nothing comes before it. So have layers that no error reaches;
     products leave them out.
@@ -46,12 +46,12 @@ class Lipschitz:
 
     @property
     def theoretical_products(self) -> Floats:
-        """Ω_ℓ of every layer but the last."""
+        """Return Ω_ℓ of every layer but the last."""
         return _products(self.theoretical)
 
     @property
     def empirical_products(self) -> Floats:
-        """Ω̂_ℓ of every layer but the last."""
+        """Return Ω̂_ℓ of every layer but the last."""
         return _products(self.empirical)
 
 
@@ -61,7 +61,7 @@ def _products(values: Floats) -> Floats:
 
 @torch.no_grad()
 def lipschitz(net: DecomposedNet, loader: Iterable[Any], *, images: int = 1000) -> Lipschitz:
-    """The constants of a network at the size that it has, against the full one, on the first so many images.
+    """Return the constants of a network at the size that it has, against the full one, on the first so many images.
 
     Of a network with branches, a layer is related to the one that ran before it.
 

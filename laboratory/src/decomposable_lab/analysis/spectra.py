@@ -22,7 +22,7 @@ from decomposable_lab.analysis.watching import layers_of
 def singular_values(
     model: nn.Module, *, form: str = "spatial", filter_fn: FilterFn | None = None
 ) -> dict[str, NDArray[np.float64]]:
-    """σ of every layer's matrix, the largest first.
+    """Return σ of every layer's matrix, the largest first.
 
     >>> {name: values.shape for name, values in singular_values(nn.Sequential(nn.Linear(4, 3))).items()}
     {'0': (3,)}
@@ -41,7 +41,7 @@ def selected_ranks(
     filter_fn: FilterFn | None = None,
     **size: Any,
 ) -> Mapping[str, RankPlan]:
-    """The plan that each criterion selects for one size, such as ``macs=0.25`` or ``ratio=0.3``.
+    """Return the plan that each criterion selects for one size, such as ``macs=0.25`` or ``ratio=0.3``.
 
     >>> plans = selected_ranks(nn.Sequential(nn.Linear(8, 8)), torch.zeros(1, 8), criteria=["energy"], macs=0.5)
     >>> plans["energy"].ranks

@@ -20,7 +20,7 @@ See = Callable[[nn.Module, Tensor, Tensor], None]
 
 
 def layers_of(model: nn.Module, form: str, filter_fn: FilterFn | None) -> tuple[Layer, ...]:
-    """The layers that `decompose` would take, but for transposed convolutions."""
+    """Return the layers that `decompose` would take, but for transposed convolutions."""
     taken = without_transposed(filter_fn)
     layers, skipped = find_layers(unwrap(model), check_matrix_form(form, "analysis"), taken)
     require_layers(layers, skipped)
@@ -56,7 +56,7 @@ def _hook(see: See) -> Callable[[nn.Module, Any, Any, Any], None]:
 
 
 def first_images(loader: Iterable[Any], images: int, *, whole: bool) -> Iterator[Any]:
-    """Batches until so many images are reached, the last one cut to size; `whole` batches where nobody knows how."""
+    """Yield batches until there are `count` images, the last one cut to size; `whole` batches if it cannot be cut."""
     left = images
     for batch in loader:
         if left <= 0:
@@ -72,7 +72,7 @@ def first_images(loader: Iterable[Any], images: int, *, whole: bool) -> Iterator
 
 @contextmanager
 def recorded(network: nn.Module, names: Iterable[str]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Inside, what the last call of each of these submodules took and gave, by name, in the order of the calls."""
+    """Record the inputs and outputs of the last call of each of these submodules, by name, in the order of calls."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
 
     def see(name: str) -> See:

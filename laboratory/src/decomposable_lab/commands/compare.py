@@ -106,7 +106,7 @@ def _dry_run(
 
 
 def as_text(content: Mapping[str, Any]) -> str:
-    """Every method's accuracy at a few sizes, or of a text its perplexity."""
+    """Return every method's accuracy at a few sizes, or of a text its perplexity."""
     from decomposable_lab.comparison.figure import measured_by
 
     of_seeds, measured = content["seeds"], measured_by(content)
@@ -123,7 +123,7 @@ def as_text(content: Mapping[str, Any]) -> str:
 
 
 def _cell(points: list[Mapping[str, Any]], size: float, measured: str) -> str:
-    """What the largest size within a budget reaches."""
+    """Return what the largest size within a budget reaches."""
     from decomposable_lab.comparison.figure import spread_of
 
     fitting = [point for point in points if point["macs_fraction"] <= size * (1 + 1e-9)]

@@ -125,7 +125,7 @@ def _why_not(folder: str, entry: Any) -> str:
 
 
 def _about(entries: Sequence[Any]) -> str:
-    """How long these take, or why nobody knows."""
+    """Return how long these take, or why nobody knows."""
     states = {entry.state for entry in entries}
     return next((state for state in ("no data", "cannot") if state in states), "") or (
         "" if states == {"done"} else as_duration(sum(entry.seconds for entry in entries))
@@ -133,7 +133,7 @@ def _about(entries: Sequence[Any]) -> str:
 
 
 def as_text(content: Mapping[str, Any]) -> str:
-    """The claims of an exhibit, each with what was seen."""
+    """Return the claims of an exhibit, each with what was seen."""
     from decomposable_lab.report.verdicts import VERDICTS
 
     lines = [f"{content['exhibit']} ({content['where']}): {content['title']}"]

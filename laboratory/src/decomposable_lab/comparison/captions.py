@@ -25,14 +25,14 @@ TRIED = {"plain": "ways to cut", "trp": "trainings", "tucker": "forms"}
 
 
 def title_of(content: Mapping[str, Any], folder: Path | None = None) -> str:
-    """What was trained and, where the records in the comparison's folder agree on it, for how many epochs."""
+    """Return what was trained and, where the records in the comparison's folder agree on it, for how many epochs."""
     epochs = None if folder is None else _epochs_in(folder)
     trained = _in_words(content["recipe"])
     return trained if epochs is None else f"{trained}, {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
 def _in_words(recipe: str) -> str:
-    """The network and the data of a recipe of the package, as its docstring begins; of others their name."""
+    """Return the network and the data of a recipe of the package, as its docstring begins; of others their name."""
     if recipe not in recipes.BUILT_IN:  # looking at a function of somebody else would run their module
         return recipe
     without_brackets = re.sub(r" \(.*?\)", "", recipes.find(recipe).__doc__ or "")
@@ -51,7 +51,7 @@ def _epochs_in(folder: Path) -> int | None:
 
 
 def explained(seeds: Iterable[int], styles: Iterable[LineStyle]) -> str:
-    """What the marks of a figure are."""
+    """Return what the marks of a figure are."""
     *others, last = map(str, seeds)
     spread = f"Mean of seeds {', '.join(others)} and {last}; bands and bars are their range"
     if not others:
@@ -62,12 +62,12 @@ def explained(seeds: Iterable[int], styles: Iterable[LineStyle]) -> str:
 
 
 def label_of(name: str) -> str:
-    """What a figure calls a method, or one of its curves."""
+    """Return what a figure calls a method, or one of its curves."""
     return getattr(METHODS.get(name), "label", "") or IN_WORDS.get(name, name)
 
 
 def method_label(name: str, method: Mapping[str, Any]) -> str:
-    """What the legend says of a method in `comparison.json`; where it has several curves also which one is shown."""
+    """Return the legend of a method in `comparison.json`; of several curves it says which one is shown."""
     count, shown = len(method["curves"]), method["shown"]["label"]
     if count < 2:
         return f"{label_of(name)}\nthis project's own training" if name == HERO else label_of(name)

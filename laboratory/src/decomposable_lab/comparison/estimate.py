@@ -37,7 +37,7 @@ START_SECONDS = 4.0  # of a process: python and torch
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """One training: what there is of it, and about how many seconds are left to do."""
+    """Hold the state of one training, and about how many seconds are left to do."""
 
     part: TrainingJob
     state: str  # "done", "cut off", "to do", "cannot", or "no data": then nothing can be timed
@@ -45,7 +45,7 @@ class Estimate:
     reason: str = ""  # why it cannot, or which data
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values, for JSON."""
         which = {"method": self.part.method, "seed": self.part.seed, "training": self.part.training.folder}
         return {**which, "state": self.state, "seconds": round(self.seconds, 1), "reason": self.reason}
 
@@ -58,7 +58,7 @@ def estimate(
     progress: Report,
     clock: StepClock | None = None,
 ) -> list[Estimate]:
-    """Every training of a comparison with about how long it takes; nothing is written.
+    """Return every training of a comparison with about how long it takes; nothing is written.
 
     Comparisons of one recipe can share a `clock`, so that a step is timed once.
     """
@@ -83,7 +83,7 @@ def _estimated(part: TrainingJob, clock: StepClock, progress: Report) -> Estimat
 
 
 def without_data(comparison: Comparison, reason: str) -> list[Estimate]:
-    """Every training of a comparison whose data are not here: what there is of it, and why nothing was timed."""
+    """Return every training of a comparison whose data are not here: what there is of it, and why nothing was timed."""
     return [
         Estimate(part=part, state="done", seconds=0.0)
         if part.is_done
@@ -93,7 +93,7 @@ def without_data(comparison: Comparison, reason: str) -> list[Estimate]:
 
 
 def total_seconds(estimates: list[Estimate], jobs: int) -> float:
-    """With so many side by side; never less than what has to come one after the other."""
+    """Return the seconds with this many side by side; at least those of the longest chain of trainings."""
     by_path = {entry.part.path: entry for entry in estimates}
 
     def chain(entry: Estimate) -> float:
@@ -104,7 +104,7 @@ def total_seconds(estimates: list[Estimate], jobs: int) -> float:
 
 
 class StepClock:
-    """The seconds of a step of each method, and of a test image, measured when they are first asked for."""
+    """Measure the seconds of a step of each method, and of a test image, when they are first asked for."""
 
     def __init__(self, settings: Settings, circumstances: Circumstances) -> None:
         self.settings, self.task = settings, circumstances.task(settings)
@@ -117,7 +117,7 @@ class StepClock:
         return self.task.load_data()
 
     def seconds(self, part: TrainingJob, progress: Report) -> float:
-        """Of the training, the tests on the way, the calibration and the sizes."""
+        """Return the seconds of the training, the tests in between, the calibration and the sizes."""
         settings = part.settings
         per_epoch = self.data.train_count // settings.batch_size
         # Of a training that was cut off, its metrics say how far it is: a checkpoint is large.
@@ -146,7 +146,7 @@ class StepClock:
         return self._once(key, f"a step of {method}", progress, lambda: self._of_a_step(settings))
 
     def _of_a_step(self, settings: Settings) -> float:
-        """A whole one where it is quick, else as two small batches tell."""
+        """Return a whole one where it is quick, else as two small batches tell."""
         whole, small = settings.batch_size, max(2, settings.batch_size // SMALL_PART)
 
         def of(count: int) -> float:
@@ -185,7 +185,7 @@ class StepClock:
 
 
 def timed(function: Callable[[], Any], most: int = TIMED_CALLS, *, shared_by: int = 1) -> float:
-    """Seconds of a call: the least of a few, as what else the machine does only adds to it. The first one, which has
+    """Return the seconds of a call: the least of a few, as other work only adds to it. The first one, which has
     more to do, counts only where it is long; or, where so many calls share what it does, with their share of that.
     """
     seconds: list[float] = []

@@ -18,7 +18,7 @@ SIZES = 61
 def explored(
     selector: RankSelector, measured: Sequence[Mapping[str, Any]], title: str, labels: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Sizes from the smallest measured one to the full one, in equal steps of a logarithm, as plain numbers.
+    """Return sizes from the smallest measured one to the full one, in equal steps of a logarithm, as plain numbers.
 
     Accuracy between two measured sizes is interpolated by the logarithm of the MACs; which are measured is said.
     """
@@ -52,7 +52,7 @@ def explored(
 
 
 def readable(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """What people call layers: where a name is a mere number, the kind of the layer and which of them it is.
+    """Return what people call layers: where a name is a mere number, the kind of the layer and which of them it is.
 
     >>> readable(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)), ["0", "2"])
     ['conv 1', 'linear 1']

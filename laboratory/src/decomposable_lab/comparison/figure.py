@@ -39,7 +39,7 @@ MAGNIFIED_FROM = 0.19
 
 
 class Window(NamedTuple):
-    """What a panel shows: sizes from left to right, values from bottom to top."""
+    """Hold the limits of a panel: sizes from left to right, values from bottom to top."""
 
     left: float
     right: float
@@ -48,12 +48,12 @@ class Window(NamedTuple):
 
 
 def draw(content: Mapping[str, Any], *, title: str = "") -> bytes:
-    """The figure of `comparison.json` as a PNG; `title_of` says its title where none is given."""
+    """Return the figure of `comparison.json` as a PNG; `title_of` says its title where none is given."""
     return as_png(figure_of(content, title=title))
 
 
 def figure_of(content: Mapping[str, Any], *, title: str = "") -> Any:
-    """The figure of `comparison.json`, matplotlib's: of images their accuracy over size, of a text its perplexity."""
+    """Draw `comparison.json` with matplotlib: accuracy over size for images, perplexity for text."""
     measured, styles = measured_by(content), _styles_of(content["methods"])
     shown = {name: content["methods"][name]["shown"]["points"] for name in styles}
     whole = _whole(list(shown.values()), measured)
@@ -77,7 +77,7 @@ def figure_of(content: Mapping[str, Any], *, title: str = "") -> Any:
 
 
 def _styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
-    """How each of these methods is drawn, in the order of the legend."""
+    """Return how each of these methods is drawn, in the order of the legend."""
     others = (LineStyle(color=c, marker=m) for c, m in zip(cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=True))
     styles = {name: style_of(name) or next(others) for name in names}
     if HERO in styles and len(styles) > 1:
@@ -87,13 +87,13 @@ def _styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
 
 
 def measured_by(content: Mapping[str, Any]) -> str:
-    """What the networks of a comparison are judged by: "accuracy" or, where every point of it has one, "perplexity"."""
+    """Return how a comparison judges networks: by "accuracy" or, if every point has one, "perplexity"."""
     points = [point for method in content["methods"].values() for point in method["shown"]["points"]]
     return "perplexity" if points and all(point.get("perplexity") for point in points) else "accuracy"
 
 
 def spread_of(point: Mapping[str, Any], measured: str) -> tuple[float, float, float]:
-    """The mean over the seeds, the lowest and the highest."""
+    """Return the mean over the seeds, the lowest and the highest."""
     values = point["perplexity"] if measured == "perplexity" else [point[k] for k in ("accuracy", "lowest", "highest")]
     mean, lowest, highest = values
     return mean, lowest, highest

@@ -79,7 +79,7 @@ class _Mailbox:
         return key in self._to_stop
 
     def take(self) -> list[tuple[int, tuple[str, Any]]]:
-        """All messages since the last call."""
+        """Return all messages since the last call."""
         said, self._said = self._said, []
         return said
 
@@ -100,7 +100,7 @@ class _Cluster:
         self._workers: dict[int, _Task] = {}
 
     def worker(self) -> _Task:
-        """A new one."""
+        """Return a new one."""
         return _Task(self)
 
     def start(self, worker: _Task, part: TrainingJob) -> tuple[int, Any]:
@@ -111,7 +111,7 @@ class _Cluster:
         return key, task.remote(part, self._train, self.mailbox, key, self._threads)
 
     def result(self, reference: Any) -> tuple[str, Any]:
-        """How a task has ended."""
+        """Return how a task has ended."""
         try:
             ended: tuple[str, Any] = self._ray.get(reference)
             return ended
@@ -128,7 +128,7 @@ class _Cluster:
             self._ray.cancel(reference, force=True)
 
     def speaking(self, workers: Sequence[_Task], timeout: float) -> list[Worker]:
-        """Those that have said something, or have ended."""
+        """Return those that have said something, or have ended."""
         for key, message in self._ray.get(self.mailbox.take.remote()):
             if self._workers[key].key == key:  # else it has ended, and all that counts was in its result
                 self._workers[key].said.append(message)
@@ -161,7 +161,7 @@ class _Task:
             self.cluster.stop(self.key)
 
     def message(self) -> tuple[str, Any]:
-        """The next word; the last one is how it ended."""
+        """Return the next word; the last one is how it ended."""
         return self.said.popleft() if self.said else self.cluster.result(self.reference)
 
     def close(self, *, at_once: bool) -> None:
@@ -171,7 +171,7 @@ class _Task:
 
 
 def _work(part: TrainingJob, train: Train, mailbox: Any, key: int, threads: int) -> tuple[str, Any]:
-    """The task: one training, in a process of the cluster."""
+    """Return the task: one training, in a process of the cluster."""
     torch.set_num_threads(threads)
     telling = _Telling(mailbox, key)
     if telling.is_to_stop(("said", f"on {os.uname().nodename}" if hasattr(os, "uname") else "begun")):

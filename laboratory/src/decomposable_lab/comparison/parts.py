@@ -33,7 +33,7 @@ RANKS_FROM = "decomposable"  # whose ranks a network has that is trained from sc
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """One training of a comparison."""
+    """Describe one training of a comparison."""
 
     method: str
     seed: int
@@ -44,39 +44,39 @@ class TrainingJob:
 
     @property
     def folder(self) -> RunFolder:
-        """Where its files are."""
+        """Return where its files are."""
         return RunFolder(self.path)
 
     @property
     def name(self) -> str:
-        """Such as "trp/0/sp-e0.999-tau0.0003"."""
+        """Return its name, such as "trp/0/sp-e0.999-tau0.0003"."""
         return "/".join(filter(None, (self.method, str(self.seed), self.training.folder)))
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Return whether there is nothing left to do."""
         return self.folder.record.exists()
 
     @property
     def lacks(self) -> list[Path]:
-        """The folders of trainings that it starts from and that are not done, or whose network was not kept."""
+        """Return the folders of trainings that it starts from and that are not done, or whose network was not kept."""
         folders = {path: RunFolder(path) for path in self.needs}
         return [path for path, each in folders.items() if not (each.record.exists() and each.network.exists())]
 
     @property
     def can_be_read(self) -> bool:
-        """Whether it is done, and what says its settings is there, too."""
+        """Return whether it is done, and what says its settings is there, too."""
         return self.is_done and not self.lacks
 
     @property
     def is_begun(self) -> bool:
-        """Whether it was cut off, and can go on."""
+        """Return whether it was cut off, and can go on."""
         return not self.is_done and self.folder.checkpoint.exists()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Everything that is trained; `added` names methods that nobody asked for, but others start from."""
+    """Hold everything that is trained; `added` names methods that were not asked for, but others start from."""
 
     recipe: str
     out: Path
@@ -88,7 +88,7 @@ class Comparison:
 
 
 def plan(recipe: str, settings: Settings, names: Sequence[str], seeds: Sequence[int], out: Path) -> Comparison:
-    """All trainings, each after those that it needs."""
+    """Return all trainings, each after those that it needs."""
     if not names:
         raise InvalidArgumentError(f"--methods: none; allowed: all, or some of {', '.join(methods.METHODS)}")
     if not seeds:
@@ -106,7 +106,7 @@ def plan(recipe: str, settings: Settings, names: Sequence[str], seeds: Sequence[
 
 
 def _starts_from(training: Training) -> list[str]:
-    """The methods whose networks, of the same seed, have to be there: for its weights, and for its ranks."""
+    """Return the methods whose networks, of the same seed, have to be there: for its weights, and for its ranks."""
     ranks_from = None if training.ranks is None else RANKS_FROM
     return [name for name in (training.init, ranks_from) if name is not None]
 
@@ -134,7 +134,7 @@ def _parts(name: str, seed: int, settings: Settings, out: Path) -> list[Training
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What all trainings of a comparison share."""
+    """Hold what all trainings of a comparison share."""
 
     recipe: str | recipes.Recipe
     data: Path | None = None
@@ -144,7 +144,7 @@ class Circumstances:
     guests: tuple[Method, ...] = ()  # the methods that do not come with the package: other processes have to be told
 
     def task(self, settings: Settings) -> recipes.Task:
-        """What the recipe trains under these settings."""
+        """Return what the recipe trains under these settings."""
         return recipes.make_task(recipes.resolved(self.recipe)[0], self.data, settings)
 
 
@@ -196,7 +196,7 @@ def _refuse_what_is_swept(chosen: Mapping[str, Any], default: Mapping[str, Any])
 
 
 def job_of(part: TrainingJob, circumstances: Circumstances) -> runs.Job:
-    """The training of a part, as `decomposable-lab train` would make it; what it starts from must be there."""
+    """Return the training of a part, as `decomposable-lab train` would make it; what it starts from must be there."""
     settings = part.settings
     if part.training.ranks is not None:
         ranks = artifact.read(RunFolder(part.needs[-1]).network).selector.of_size(part.training.ranks).ranks
@@ -224,7 +224,7 @@ def check_finished(comparison: Comparison, circumstances: Circumstances) -> None
 
 
 def finished(part: TrainingJob, circumstances: Circumstances) -> dict[str, Any]:
-    """The record of a part that is done under these very settings."""
+    """Return the record of a part that is done under these very settings."""
     try:
         record = runs.finished(job_of(part, circumstances), needs_network=False)
         assert record is not None

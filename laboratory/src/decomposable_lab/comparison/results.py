@@ -29,7 +29,7 @@ _NUMBERS = ("size", "macs", "params", "macs_fraction", "params_fraction", "accur
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One size of a curve: means over the seeds, and the range of the accuracy."""
+    """Hold one size of a curve: means over the seeds, and the range of the accuracy."""
 
     size: float
     macs: float
@@ -75,7 +75,7 @@ def _all_in_folder(comparison: Comparison, circumstances: Circumstances) -> Comp
 
 
 def _belongs(part: TrainingJob, circumstances: Circumstances) -> bool:
-    """Whether a part that nobody asked for is done under these settings."""
+    """Return whether a part that nobody asked for is done under these settings."""
     try:
         return part.can_be_read and bool(finished(part, circumstances))
     except (DecomposableError, OSError):
@@ -105,7 +105,7 @@ def _write_record(comparison: Comparison, parts: Sequence[TrainingJob]) -> None:
 
 
 def _summary(comparison: Comparison) -> dict[str, Any]:
-    """All methods' curves; what is not trained yet is left out."""
+    """Return all methods' curves; what is not trained yet is left out."""
     content: dict[str, Any] = {
         "recipe": comparison.recipe,
         "seeds": list(comparison.seeds),
@@ -131,7 +131,7 @@ def _summary(comparison: Comparison) -> dict[str, Any]:
 
 
 def _curves_of(parts: Sequence[TrainingJob]) -> dict[str, Rows]:
-    """The rows of one method and seed by their curve; of alternatives those of the best training."""
+    """Return the rows of one method and seed by their curve; of alternatives those of the best training."""
     found: dict[str, dict[str, Rows]] = defaultdict(lambda: defaultdict(list))
     for part in parts:
         for row in (part.folder.finished(needs_network=False) or {})["sizes"]:
@@ -148,7 +148,7 @@ def _curves_of(parts: Sequence[TrainingJob]) -> dict[str, Rows]:
 
 
 def mean_over_seeds(runs: Sequence[Rows], curve: str) -> list[Point]:
-    """The points of a curve, largest first. Where the sizes of two seeds differ, as where the ranks are found from the
+    """Return the points of a curve, largest first. If the sizes of two seeds differ, as when ranks are found from the
     weights, the largest of one goes with the largest of the other, and so on.
     """
     ordered = [sorted(rows, key=lambda row: -row["macs"]) for rows in runs]
@@ -174,7 +174,7 @@ def _point(rows: Sequence[Mapping[str, Any]], curve: str) -> Point:
 
 
 def representative(curves: Mapping[str, Sequence[Point]]) -> tuple[str, list[Point]]:
-    """The curve that stands for a method, and what to call it."""
+    """Return the curve that stands for a method, and what to call it."""
     all_curves = list(curves.values())
     sizes = [tuple(point.size for point in points) for points in all_curves]
     if len(all_curves) > 1 and len(set(sizes)) == 1:

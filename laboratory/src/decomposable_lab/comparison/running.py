@@ -31,7 +31,7 @@ MOST_JOBS = 4  # side by side unless more are asked for: each takes the memory o
 
 
 class PartsFailedError(DecomposableError):
-    """Some trainings of a comparison failed."""
+    """Say that some trainings of a comparison failed."""
 
     def __init__(self, failures: Failures, total: int) -> None:
         name, reason = next(iter(failures.items()))
@@ -57,7 +57,7 @@ def compare(
     say: Say = quiet,
     **settings: Any,
 ) -> dict[str, Any]:
-    """`decomposable-lab compare` from Python: train and measure several methods under one protocol.
+    """Train and measure several methods under one protocol, as `decomposable-lab compare` does.
 
     Args:
         recipe: a built-in name, ``"package.module:function"``, or the function itself.
@@ -137,7 +137,7 @@ def run(
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """Who trains: some processes side by side here, or those of a Ray cluster; all of it, or a shard."""
+    """Say who trains: some processes here, or those of a Ray cluster; all trainings, or a shard of them."""
 
     jobs: int | None = None
     engine: str = "local"
@@ -153,13 +153,13 @@ class How:
             raise InvalidArgumentError(f"--jobs {self.jobs}; allowed: an int of at least 1")
 
     def at_once(self, missing: int, device: str) -> int:
-        """How many trainings run side by side, at most."""
+        """Return how many trainings run side by side, at most."""
         if self.engine == "ray":
             return missing if self.jobs is None else min(self.jobs, missing)
         return min(number_of_jobs(self.jobs, device), missing)
 
     def sends(self, at_once: int) -> bool:
-        """Whether trainings run in other processes than this one."""
+        """Return whether trainings run in other processes than this one."""
         return at_once > 1 or (at_once > 0 and self.engine == "ray")
 
     def schedule(self, parts: Sequence[TrainingJob], train: Train, watch: Watch, at_once: int, device: str) -> Failures:
@@ -172,11 +172,11 @@ class How:
         return side_by_side(parts, train, watch, jobs=at_once) if at_once > 1 else one_by_one(parts, train, watch)
 
     def found_everywhere(self, path: Path) -> Path:
-        """A path that means the same to processes that run in other folders."""
+        """Return a path that means the same to processes that run in other folders."""
         return path.resolve() if self.engine == "ray" else path
 
     def own(self, parts: Sequence[TrainingJob], before: int = 0) -> Sequence[TrainingJob]:
-        """The trainings of the shard, or all."""
+        """Return the trainings of the shard, or all."""
         return parts if self.shard is None else self.shard.own(parts, before)
 
     def held(self, folder: Path) -> AbstractContextManager[None]:
@@ -185,12 +185,12 @@ class How:
 
 
 def missing_names(comparison: Comparison, failures: Failures) -> list[str]:
-    """The trainings that somebody else has yet to make."""
+    """Return the trainings that somebody else has yet to make."""
     return [part.name for part in comparison.parts if not part.is_done and part.name not in failures]
 
 
 def what_is_missing(names: Sequence[str], shard: Shard | None) -> str | None:
-    """In words; None where nothing is."""
+    """Say in words what is missing; None if nothing is."""
     if not names:
         return None
     listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -217,7 +217,7 @@ def _check_sendable(circumstances: Circumstances, jobs: int) -> None:
 
 
 def number_of_jobs(jobs: int | None, device: str) -> int:
-    """How many trainings run side by side."""
+    """Return how many trainings run side by side."""
     if jobs is None:
         return 1 if torch.device(device).type != "cpu" else min(MOST_JOBS, len(usable_cpus()))
     if jobs < 1:

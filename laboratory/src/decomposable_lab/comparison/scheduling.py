@@ -44,7 +44,7 @@ Train = Callable[[TrainingJob, Report, Callable[[str], None]], dict[str, Any]]
 
 
 def one_by_one(parts: Sequence[TrainingJob], train: Train, watch: Watch) -> Failures:
-    """In this process, one after the other; what failed comes back, with the reason."""
+    """Train in this process, one after the other; return what failed, with the reason."""
     for part in parts:
         if _lacks_something(part, watch):
             continue
@@ -64,12 +64,12 @@ def one_by_one(parts: Sequence[TrainingJob], train: Train, watch: Watch) -> Fail
 
 
 def side_by_side(parts: Sequence[TrainingJob], train: Train, watch: Watch, *, jobs: int) -> Failures:
-    """Some at a time, each in a process with its share of the cores."""
+    """Return some at a time, each in a process with its share of the cores."""
     return work_off(parts, watch, jobs, _Processes(train, threads_for(jobs)))
 
 
 class Worker(Protocol):
-    """Somebody who trains one part after the other."""
+    """Train one part after the other."""
 
     part: Any  # the one under way
 
@@ -77,23 +77,23 @@ class Worker(Protocol):
         """Train this one."""
 
     def ask_to_stop(self) -> None:
-        """Once or more often; the training under way then writes its checkpoint and ends."""
+        """Ask once or more often; the current training then writes its checkpoint and ends."""
 
     def message(self) -> tuple[str, Any]:
-        """The next one that has come; of one that is gone, "died" and why."""
+        """Return the next one that has come; of one that is gone, "died" and why."""
 
     def close(self, *, at_once: bool) -> None:
-        """There is nothing more to do, or it must end at once."""
+        """End the worker: there is nothing more to do, or it must end at once."""
 
 
 class Engine(Protocol):
-    """Where workers come from."""
+    """Start workers."""
 
     def worker(self) -> Worker:
-        """A new one."""
+        """Return a new one."""
 
     def speaking(self, workers: Sequence[Any], timeout: float) -> list[Worker]:
-        """Those of them that have a message; it waits for one, but not longer than so many seconds."""
+        """Return those of them that have a message; it waits for one, but not longer than so many seconds."""
 
 
 def work_off(parts: Sequence[TrainingJob], watch: Watch, jobs: int, engine: Engine) -> Failures:
@@ -117,7 +117,7 @@ class _Pool:
 
     @property
     def busy(self) -> list[Worker]:
-        """The workers that train."""
+        """Return the workers that train."""
         return [worker for worker in self.workers if worker.part is not None]
 
     def work(self, stop: threading.Event) -> None:
@@ -149,7 +149,7 @@ class _Pool:
             next(worker for worker in self.workers if worker.part is None).begin(part)
 
     def _next(self) -> TrainingJob | None:
-        """The first part that has what it needs; it is taken off the list."""
+        """Return the first part that has what it needs; it is taken off the list."""
         for part in list(self.waiting):
             to_come = {other.path for other in (*self.waiting, *(worker.part for worker in self.busy))}
             if any(path in to_come for path in part.needs):
@@ -179,7 +179,7 @@ class _Pool:
 
 
 def _lacks_something(part: TrainingJob, watch: Watch) -> bool:
-    """Whether what it starts from has failed; then it has, too."""
+    """Return whether what it starts from has failed; then it has, too."""
     lacks = part.lacks
     if lacks:
         watch.fail(part, f"{'/'.join(lacks[0].parts[-2:])}, which it starts from, is not there")
@@ -192,7 +192,7 @@ def _stopped(watch: Watch) -> Interrupted:
 
 
 def threads_for(jobs: int) -> int:
-    """The share of each of some trainings side by side in the threads that there are; one alone keeps all."""
+    """Return the share of each of some trainings side by side in the threads that there are; one alone keeps all."""
     return torch.get_num_threads() if jobs == 1 else max(1, len(usable_cpus()) // jobs)
 
 
@@ -216,11 +216,11 @@ class _Processes:
         self.train, self.threads = train, threads
 
     def worker(self) -> _Worker:
-        """A new process."""
+        """Return a new process."""
         return _Worker(self.train, self.threads)
 
     def speaking(self, workers: Sequence[_Worker], timeout: float) -> list[Worker]:
-        """Those whose connection has something to read."""
+        """Return those whose connection has something to read."""
         ready = wait([worker.connection for worker in workers], timeout=timeout)
         return [worker for worker in workers if worker.connection in ready]
 
@@ -252,7 +252,7 @@ class _Worker:
                 self.connection.send(("stop",))
 
     def message(self) -> tuple[str, Any]:
-        """The next one that has come; a process that is gone says so."""
+        """Return the next one that has come; a process that is gone says so."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):

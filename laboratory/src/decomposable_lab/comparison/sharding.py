@@ -25,14 +25,14 @@ _NAME = re.compile(r"\.shard-(\d+)-of-(\d+)\.lock")
 
 @dataclass(frozen=True)
 class Shard:
-    """The `number`-th of `count`, from 1."""
+    """Name the `number`-th of `count` shards, from 1."""
 
     number: int
     count: int
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """As it is typed, K/N.
+        """Parse a shard as it is typed, K/N.
 
         >>> Shard.parse("2/8")
         Shard(number=2, count=8)
@@ -46,7 +46,7 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def own(self, parts: Sequence[TrainingJob], before: int = 0) -> list[TrainingJob]:
-        """Its trainings; `before` is how many bundles of trainings were dealt out already, in other folders."""
+        """Return its trainings; `before` is how many bundles of trainings were dealt out already, in other folders."""
         dealt = bundles(parts)[(self.number - 1 - before) % self.count :: self.count]
         return [part for bundle in dealt for part in bundle]
 
@@ -84,7 +84,7 @@ def running_shards(folder: Path) -> list[tuple[int, int]]:
 
 
 def bundles(parts: Sequence[TrainingJob]) -> list[list[TrainingJob]]:
-    """The trainings in order, those together of which one starts from another."""
+    """Return the trainings in order, those together of which one starts from another."""
     found: dict[Path, list[TrainingJob]] = {}
     result: list[list[TrainingJob]] = []
     for part in parts:  # what it starts from comes before it

@@ -17,7 +17,7 @@ from decomposable.training.methods.decomposable import JointStep
 
 
 def fresh_model(task: Task, settings: Settings, device: torch.device) -> nn.Module:
-    """The recipe's model with weights of the settings' seed, as a training begins with it."""
+    """Return the recipe's model with weights of the settings' seed, as a training begins with it."""
     seed_everything(settings.seed)
     model = task.build_model().to(device)
     if settings.channels_last:
@@ -26,7 +26,7 @@ def fresh_model(task: Task, settings: Settings, device: torch.device) -> nn.Modu
 
 
 class Stepper:
-    """The method of some settings around a model of its own; calling it makes a whole step with a batch."""
+    """Hold a method with some settings and a model of its own; a call makes a whole step with a batch."""
 
     def __init__(self, task: Task, settings: Settings, example_input: Tensor, device: torch.device) -> None:
         self._task, self._settings, self._device = task, settings, device
@@ -39,16 +39,16 @@ class Stepper:
 
     @property
     def is_paced(self) -> bool:
-        """Whether a step early in a training is another one than late."""
+        """Return whether a step early in a training is another one than late."""
         return isinstance(self._step, Paced)
 
     @property
     def refresh(self) -> int:
-        """So many steps share the bases that the first of them computes."""
+        """Return how many steps share the bases that the first of them computes."""
         return self._step.joint.refresh if isinstance(self._step, JointStep) else 1
 
     def __call__(self, batch: Any, done: float) -> None:
-        """A step when this part of the training is done."""
+        """Make a step when this part of the training is done."""
         if isinstance(self._step, Paced):
             self._step.at(done)
         on_device = moved(batch, self._device, self._settings)

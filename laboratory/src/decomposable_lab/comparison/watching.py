@@ -17,7 +17,7 @@ Failures = dict[str, str]  # why, by the name of the part
 
 @dataclass(frozen=True, kw_only=True)
 class Watchers:
-    """Whom a comparison tells what: a line that is written over, lines that stay, and such for those who want more."""
+    """Hold the functions that a comparison tells: a line that is written over, lines that stay, and details."""
 
     progress: Report = quiet
     say: Say = quiet
@@ -35,7 +35,7 @@ class _UnderWay:
 
 
 class Watch:
-    """Follows the trainings of a comparison, and tells the watchers.
+    """Follow the trainings of a comparison, and tell the watchers.
 
     The time left is what the trainings under way say of themselves, and for those to come what others of their method
     took, or else what any took; `jobs` of them side by side.
@@ -52,12 +52,12 @@ class Watch:
         self.show()
 
     def begin(self, part: TrainingJob) -> None:
-        """It has just been begun."""
+        """Note that it has begun."""
         self._under_way[part.path] = _UnderWay(time.monotonic())
         self.show()
 
     def hear(self, part: TrainingJob, line: Progress) -> None:
-        """It has said how far it is."""
+        """Note how far it is."""
         one, now = self._under_way[part.path], time.monotonic()
         is_training = line.task == "training"
         one.line = line.detail if is_training else ": ".join(filter(None, (line.task, line.detail)))
@@ -68,11 +68,11 @@ class Watch:
             one.seconds = now - one.since + line.seconds_left + sizes
 
     def tell(self, part: TrainingJob, text: str) -> None:
-        """It has said something that stays."""
+        """Pass on a line that stays."""
         self._watchers.detail(f"{part.name}: {text}")
 
     def end(self, part: TrainingJob, record: Mapping[str, Any]) -> None:
-        """It is done."""
+        """Note that it is done."""
         one, now = self._under_way.pop(part.path), time.monotonic()
         self._took[part.path] = now - one.since
         if one.trained is not None:
@@ -81,11 +81,11 @@ class Watch:
         self._watchers.say(_line(part, record, self.done, self.total))
 
     def stop(self, part: TrainingJob) -> None:
-        """It was stopped, and can go on."""
+        """Note that it was stopped and can be continued."""
         self._under_way.pop(part.path, None)
 
     def fail(self, part: TrainingJob, reason: str) -> None:
-        """It has failed."""
+        """Note that it has failed."""
         self._under_way.pop(part.path, None)
         del self._parts[part.path]
         self.failures[part.name] = reason
@@ -100,7 +100,7 @@ class Watch:
         self._watchers.progress(Progress("comparing", detail, fraction=fraction, seconds_left=left))
 
     def seconds_left(self) -> float | None:
-        """About how long all of them still take; None as long as nobody can know."""
+        """Estimate how long all of them still take; None as long as it is unknown."""
         now = time.monotonic()
         known = {path: one.seconds for path, one in self._under_way.items() if one.seconds is not None} | self._took
         if not known:
@@ -119,7 +119,7 @@ class Watch:
 
 
 def _line(part: TrainingJob, record: Mapping[str, Any], number: int, count: int) -> str:
-    """What came out of one training: the best accuracy, and what it took."""
+    """Return what came out of one training: the best accuracy, and what it took."""
     rows = record["sizes"]
     best = max((row["accuracy"] for row in rows), default=float("nan"))
     sizes = f"{len(rows)} sizes" if len(rows) > 1 else f"{rows[0]['macs_fraction']:.3f} of the MACs" if rows else ""

@@ -48,7 +48,7 @@ VANISHED = 1e-3
 
 
 def balance_groups(scale: Scale) -> dict[float, Group]:
-    """A training for every λ: 0 is normal learning, and 0.5 the one of all other ablations."""
+    """Return a training for every λ: 0 is normal learning, and 0.5 the one of all other ablations."""
     default = 0.5
     return {0.0: scale.ablated("plain")} | {
         balance: scale.ablated("decomposable")
@@ -59,7 +59,7 @@ def balance_groups(scale: Scale) -> dict[float, Group]:
 
 
 def figure_2a(context: Context) -> Shown:
-    """Accuracy against λ at the paper's rank ratios, each network cut without retraining."""
+    """Show accuracy against λ at the paper's rank ratios, each network cut without retraining."""
     groups = balance_groups(context.scale)
     by_balance = {balance: _by_ratio(context.of(group)) for balance, group in groups.items()}
     balances = list(groups)
@@ -155,7 +155,7 @@ def _curve_pair(context: Context) -> dict[str, tuple[str, Points]]:
 
 
 def figure_2b(context: Context) -> Shown:
-    """Joint against normal learning, in both forms."""
+    """Compare joint with normal learning, in both forms."""
     curves = _curve_pair(context)
     series = [series_of(points, name, whose, is_dashed="channel" in name) for name, (whose, points) in curves.items()]
     claims = []
@@ -170,7 +170,7 @@ def figure_2b(context: Context) -> Shown:
 
 
 def figure_2c(context: Context) -> Shown:
-    """Criteria for the ranks, on one jointly trained network."""
+    """Compare criteria for the ranks, on one jointly trained network."""
     trained = context.of(context.scale.ablated("decomposable"))
     found = trained.kept("criteria", ["decomposable"], lambda: _by_criterion(trained), trained.group.seeds)
     series = [
@@ -217,7 +217,7 @@ def _by_criterion(trained: Trained) -> dict[str, dict[str, tuple[list[float], li
 
 
 def figure_2d(context: Context) -> Shown:
-    """The ranks that each criterion selects."""
+    """Return the ranks that each criterion selects."""
     trained = context.of(context.scale.ablated("decomposable"))
     plans = analysis.selected_ranks(trained.model("decomposable"), trained.example, macs=0.25)
     names = list(next(iter(plans.values())).ranks)
@@ -250,7 +250,7 @@ def figure_2d(context: Context) -> Shown:
 
 
 def figure_2e(context: Context) -> Shown:
-    """Singular values after normal learning, TRP and joint learning."""
+    """Show singular values after normal learning, TRP and joint learning."""
     trained = context.of(context.scale.ablated("plain", "trp", "decomposable"))
     spatial = next(name for name in trained.trainings("trp") if name.startswith("sp"))
     models = {
@@ -305,7 +305,7 @@ def figure_2e(context: Context) -> Shown:
 
 
 def _widest(model: nn.Module) -> str:
-    """The convolution with the most bases, the last of equals: an example as in the paper."""
+    """Return the convolution with the most bases, the last of equals: an example as in the paper."""
     values = analysis.singular_values(model)
     modules = dict(model.named_modules())
     convolutions = [name for name in values if isinstance(modules[name], nn.Conv2d)]
@@ -313,7 +313,7 @@ def _widest(model: nn.Module) -> str:
 
 
 def figure_2f(context: Context) -> Shown:
-    """How far a layer's output moves as its parameters are cut: by rank, and by width."""
+    """Return how far a layer's output moves as its parameters are cut: by rank, and by width."""
     trained = context.of(context.scale.ablated("decomposable", "us-net"))
     model, slim = trained.model("decomposable"), trained.network("us-net")
     slim.resize_(macs=1.0)

@@ -41,12 +41,12 @@ NORM_BATCHES = 20
 
 
 def gap_groups(scale: Scale) -> dict[float, Group]:
-    """A training for every added constant."""
+    """Return a training for every added constant."""
     return {gap: scale.ablated("decomposable", label=f"gap-{gap:g}", added_gap=gap) for gap in GAPS}
 
 
 def appendix_a(context: Context) -> Shown:
-    """Clipping against added constants, and the norms of both networks' gradients."""
+    """Compare clipping with added constants, and show the norms of both networks' gradients."""
     clipped = context.of(context.scale.ablated("decomposable"))
     ours = clipped.shown("decomposable")
     others = {f"+{gap:g}": context.of(g).shown("decomposable") for gap, g in gap_groups(context.scale).items()}
@@ -90,7 +90,7 @@ def _norm_figure(when: str, names: Sequence[str], norms: Sequence[tuple[float, f
 
 
 def _gradient_norms(trained: Trained) -> dict[str, dict[str, tuple[float, float]]]:
-    """(‖∇_f‖, ‖∇‖) of every layer, before the first step and after the last, each the mean of some batches."""
+    """Return (‖∇_f‖, ‖∇‖) of every layer, before the first step and after the last, each the mean of some batches."""
     models = {"fresh": fresh_model(trained.task, trained.settings, trained.device)}
     models["trained"] = trained.model("decomposable")
     images = TrainBatches(trained.data, batch_size=trained.settings.batch_size, epochs=1, seed=1)
@@ -110,7 +110,7 @@ def _loss_of(trained: Trained, batch: Batch, net: nn.Module) -> Tensor:
 
 
 def channel_groups(scale: Scale) -> tuple[Group, ...]:
-    """TRP, which is trained in both forms, and joint training in the channel form."""
+    """Return the groups: TRP, which is trained in both forms, and joint training in the channel form."""
     return tuple(group for pair in _channel_pairs(scale) for group in pair)
 
 
@@ -122,7 +122,7 @@ def _channel_pairs(scale: Scale) -> list[tuple[Group, Group]]:
 
 
 def appendix_channel(context: Context) -> Shown:
-    """Against TRP in the channel form."""
+    """Compare with TRP in the channel form."""
     figures, claims = [], []
     for pair in _channel_pairs(context.scale):
         rivals, ours = (context.of(group) for group in pair)

@@ -38,7 +38,7 @@ SAID = {
 
 
 def beyond(context: Context) -> Shown:
-    """What none of the paper's methods reaches: elastic training, a cut by data, and tuned vectors."""
+    """Return what none of the paper's methods reaches: elastic training, a cut by data, and tuned vectors."""
     figures, claims, networks = [], [], []
     for group in context.scale.compared(*RIVALS, "width", "scratch", "elastic"):
         trained = context.of(group)
@@ -64,7 +64,7 @@ def _series(name: str, method: str, points: Points) -> Series:
 
 
 def _difference(title: str, ours: Points, others: Sequence[Series]) -> Figure:
-    """The same as seen from elastic training: above 0 is who is better."""
+    """Return the same as seen from elastic training: above 0 is who is better."""
     lines = []
     for each in others:
         gaps = [(x, y - at_size(ours, x)) for x, y in zip(each.x, each.y, strict=True)]
@@ -96,7 +96,7 @@ def _tuned(trained: Trained, steps: int) -> list[dict[str, float]]:
 
 
 def _cut(trained: Trained) -> list[dict[str, float]]:
-    """The plainly trained network, cut by data without training: MACs and accuracy of its sizes."""
+    """Return the plainly trained network, cut by data without training: MACs and accuracy of its sizes."""
     trained.report(Progress("cutting", "the plainly trained network by data"))
     net = decompose(trained.model("plain"), trained.example, data=trained.some, progress=lambda line: None)
     plans = [net.plan(macs=size) for size in SIZES if size >= net.selector.smallest_size]
@@ -117,7 +117,7 @@ def _explored(trained: Trained) -> dict[str, Any]:
 
 
 def _beyond_claims(trained: Trained, ours: Points, tuned: Points, cut: Points) -> list[Claim]:
-    """What this project asks of its own training and cuts, and of the paper's training."""
+    """Return what this project asks of its own training and cuts, and of the paper's training."""
     claims = []
     for name in RIVALS:
         text = f"From 0.1× to 1×, elastic training is above {SAID[name]}."
@@ -144,7 +144,7 @@ def _beyond_claims(trained: Trained, ours: Points, tuned: Points, cut: Points) -
 
 
 def _claims_of_one_seed(trained: Trained, ours: Points, tuned: Points, cut: Points) -> list[Claim]:
-    """What a cut by data and tuning add, each on one network."""
+    """Return what a cut by data and tuning add, each on one network."""
     single, small = _as_single(cut), [point for point in _as_single(tuned) if point["macs_fraction"] < 0.36]
     record = _as_single(trained.record("elastic")["sizes"])
     return [

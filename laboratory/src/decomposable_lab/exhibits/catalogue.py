@@ -15,7 +15,7 @@ from decomposable_lab.exhibits.shown import Shown, Table
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibit:
-    """One figure, table or statement of the paper: what is trained for it, and what is measured then."""
+    """Describe one figure, table or statement of the paper: what is trained for it, and what is measured then."""
 
     name: str
     where: str
@@ -175,7 +175,7 @@ EXHIBITS = {exhibit.name: exhibit for exhibit in _ALL}
 
 
 def find(name: str) -> Exhibit:
-    """An exhibit by its name; an unknown one is refused with the nearest."""
+    """Return an exhibit by its name; an unknown one is refused with the nearest."""
     if name in EXHIBITS:
         return EXHIBITS[name]
     near = difflib.get_close_matches(name.lower(), EXHIBITS, n=1)

@@ -60,12 +60,12 @@ FORM_NAMES = {"tucker": "Tucker-2", "channel": "channel form", "spatial": "spati
 
 
 def curve_figure(trained: Trained, series: Sequence[Series], note: str = "") -> Figure:
-    """Accuracy over MACs on one network and data set."""
+    """Show accuracy over MACs on one network and data set."""
     return Figure(title=trained.group.title, x=MACS, y=ACCURACY, series=list(series), note=note)
 
 
 def figure_3a(context: Context) -> Shown:
-    """Against TRP, spatial form."""
+    """Compare with TRP, spatial form."""
     figures, claims = [], []
     for group in context.scale.compared("plain", "trp", "decomposable"):
         trained = context.of(group)
@@ -109,19 +109,19 @@ def _below(points: Points, size: float) -> list[Mapping[str, Any]]:
 
 
 def _with(drops: Mapping[str, Drops], points: Mapping[str, Points]) -> list[tuple[Drops, Points]]:
-    """What each loses, where ours has both sizes, and the points that it is about."""
+    """Return what each loses, where ours has both sizes, and the points that it is about."""
     return [(each, points[name]) for name, each in drops.items() if np.isfinite(each[1])]
 
 
 def _down_to(points: Points) -> Mapping[str, Any]:
-    """The smallest point from which a curve is equal to its largest size, without a break."""
+    """Return the smallest point from which a curve is equal to its largest size, without a break."""
     ordered = sorted(points, key=lambda point: -point["macs_fraction"])
     equal = takewhile(lambda point: told_apart(point["accuracy"], ordered[0]["accuracy"]) == "equal", ordered)
     return list(equal)[-1]
 
 
 def figure_3b(context: Context) -> Shown:
-    """Against decompositions that are fine-tuned: Tucker, channel and spatial form at VBMF ranks."""
+    """Compare with fine-tuned decompositions: Tucker, channel and spatial form at VBMF ranks."""
     figures, claims = [], []
     for group in context.scale.compared("plain", "tucker", "decomposable"):
         trained = context.of(group)
@@ -196,13 +196,13 @@ def _claims_of_3b(ours: Points, curves: Mapping[str, Points], before: Mapping[st
 
 
 def _drops(points: Points, ours: Points) -> Drops:
-    """What a curve loses from its largest size to the next one, and ours between the same two."""
+    """Return what a curve loses from its largest size to the next one, and ours between the same two."""
     first, second = (at_size(ours, point["macs_fraction"]) for point in points[:2])
     return points[0]["accuracy"] - points[1]["accuracy"], first - second
 
 
 def figure_3c(context: Context) -> Shown:
-    """Against slimmable networks, US-Nets and narrower networks trained alone."""
+    """Compare with slimmable networks, US-Nets and narrower networks trained alone."""
     figures, claims = [], []
     for group in context.scale.compared("plain", "slimmable", "us-net", "width", "decomposable"):
         trained = context.of(group)
@@ -260,7 +260,7 @@ PAPER_3C = Table(
 
 
 def nearest(points: Points, size: float) -> Any:
-    """The point of a curve whose size is nearest, by its logarithm."""
+    """Return the point of a curve whose size is nearest, by its logarithm."""
     return min(points, key=lambda point: abs(np.log(point["macs_fraction"] / size))) if points else None
 
 
@@ -268,7 +268,7 @@ TABLE_1 = ("plain", "width", "scratch", "trp", "tucker", "slimmable", "us-net", 
 
 
 def table_1(context: Context) -> Shown:
-    """Accuracy at about a quarter of the MACs."""
+    """Show accuracy at about a quarter of the MACs."""
     figures, tables, claims = [], [], []
     for group in context.scale.compared(*TABLE_1):
         trained = context.of(group)
@@ -318,7 +318,7 @@ def _ends(point: Any) -> tuple[float, float]:
 
 
 def at_a_quarter(trained: Trained, methods: Sequence[str]) -> dict[str, tuple[str, Any]]:
-    """By what a table calls it, the method and its point nearest to a quarter of the MACs; first the original.
+    """Return for each name in a table the method and its point nearest to a quarter of the MACs; first the original.
 
     What is fine-tuned has one size: those that it was cut to afterwards, without fine-tuning, are not it.
     """

@@ -48,7 +48,7 @@ Points = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A group of trainings that is done: its curves, networks, data and settings."""
+    """Hold a finished group of trainings: its curves, networks, data and settings."""
 
     group: Group
     folder: Path
@@ -63,12 +63,12 @@ class Trained:
 
     @cached_property
     def settings(self) -> Settings:
-        """Those of every training in it, but for what a method replaces."""
+        """Return those of every training in it, but for what a method replaces."""
         return self.group.all_settings
 
     @cached_property
     def task(self) -> recipes.Task:
-        """Model, data and loss."""
+        """Return model, data and loss."""
         return recipes.make_task(self._recipe, self.data_folder, self.settings)
 
     @cached_property
@@ -83,31 +83,31 @@ class Trained:
 
     @cached_property
     def example(self) -> Tensor:
-        """One input, where the networks are."""
+        """Return one input, where the networks are."""
         return self.data.test_batch(torch.arange(1))[0].to(self.device)
 
     @property
     def calibration(self) -> Iterable[Any]:
-        """Augmented training images, as networks are calibrated with after training; read when they are needed."""
+        """Return augmented training images, to calibrate networks with after training; read when they are needed."""
         return calibration_data_for(self.data, self.settings, self.task.loss, lambda line: None).calibration
 
     @cached_property
     def some(self) -> list[Any]:
-        """A thousand of them, in whole batches: enough to tune sizes with, or to say which bases matter."""
+        """Return a thousand of them, in whole batches: enough to tune sizes with, or to say which bases matter."""
         few = replace(self.settings, calibration_images=min(SOME, self.settings.calibration_images))
         return list(calibration_data_for(self.data, few, self.task.loss, lambda line: None).calibration)
 
     def test_inputs(self, count: int) -> list[Tensor]:
-        """The first so many test images."""
+        """Return the first so many test images."""
         places = torch.arange(min(count, self.data.test_count))
         return [self.data.test_batch(part)[0] for part in places.split(100)]
 
     def curves(self, method: str) -> dict[str, Points]:
-        """All curves of a method, the largest size first."""
+        """Return all curves of a method, the largest size first."""
         return dict(self._methods[method]["curves"]) if method in self._methods else {}
 
     def shown(self, method: str) -> Points:
-        """The curve that stands for a method; empty where it was not trained. TRP is in the form of all others."""
+        """Return the curve that stands for a method; empty if it was not trained. TRP is in the form of all others."""
         if method not in self._methods:
             return ()
         curves = self._methods[method]["curves"]
@@ -118,14 +118,14 @@ class Trained:
         return points
 
     def network(self, method: str, seed: int | None = None, training: str = "") -> Any:
-        """The network that a training has left."""
+        """Return the network that a training has left."""
         path = self._place(method, seed) / training / "network.safetensors"
         if not path.is_file():
             raise DataError(f"{path}: it was not kept; remove {path.parent} to train it again")
         return load(path, model=self.task.build_model().to(self.device))
 
     def network_of_point(self, method: str, point: Mapping[str, Any]) -> Any:
-        """The network that a point of a curve is of; of a method that cuts channels one with fresh weights where it was
+        """Return the network of a point of a curve; of a method that cuts channels one with fresh weights if it was
         not kept, whose structure is the same.
         """
         trainings = list(trainings_of(method, self.settings))
@@ -148,17 +148,17 @@ class Trained:
         return find(method).sized(network.eval(), material, settings)
 
     def model(self, method: str, seed: int | None = None, training: str = "") -> nn.Module:
-        """The trained model itself, of a method that decomposes: the network at full size."""
+        """Return the trained model itself, of a method that decomposes: the network at full size."""
         net = self.network(method, seed, training)
         assert isinstance(net, DecomposedNet)
         return net.extract(net.selector.full_plan()).eval()
 
     def trainings(self, method: str, seed: int | None = None) -> list[str]:
-        """The folders of a method's trainings; one without a name where there is only one."""
+        """Return the folders of a method's trainings; one without a name where there is only one."""
         return sorted(each.parent.name for each in self._place(method, seed).glob("*/network.safetensors")) or [""]
 
     def record(self, method: str, seed: int | None = None) -> dict[str, Any]:
-        """What was run and what came out."""
+        """Return what was run and what came out."""
         found: dict[str, Any] = json.loads((self._place(method, seed) / "record.json").read_text())
         return found
 
@@ -167,7 +167,7 @@ class Trained:
 
     @property
     def seed(self) -> int:
-        """The first one: whose networks are measured where one is enough."""
+        """Return the first one: whose networks are measured where one is enough."""
         return self.group.seeds[0]
 
     def kept(
@@ -178,7 +178,7 @@ class Trained:
         seeds: Sequence[int] | None = None,
         about: Any = None,
     ) -> Any:
-        """What was measured of the networks of these methods, or `about` something more exact: once, and again only
+        """Return what was measured of the networks of these methods, or `about` something else: once, and again only
         where one was trained anew.
 
         It is plain numbers and text, and lies beside the trainings in measured/NAME.json. So a break costs what was
@@ -199,11 +199,11 @@ class Trained:
         return found["values"]
 
     def accuracy(self, module: nn.Module) -> float:
-        """Percent of the test images."""
+        """Return the accuracy in percent of the test images."""
         return accuracy(module, self.data, batch_size=250)
 
     def calibrated_accuracy(self, module: nn.Module, what: str) -> float:
-        """The same with batch normalisation statistics of its own."""
+        """Return the same with batch normalisation statistics of its own."""
         self.report(Progress("measuring", what))
         for name, (mean, var) in batch_statistics(module, self.calibration).items():
             module.get_submodule(name)._buffers.update(running_mean=mean, running_var=var)
@@ -212,7 +212,7 @@ class Trained:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """All groups of an exhibit, by their folder."""
+    """Hold all groups of an exhibit, by their folder."""
 
     scale: Scale
     out: Path
@@ -222,19 +222,19 @@ class Context:
     measurements: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, group: Group) -> Trained:
-        """The trainings of a group."""
+        """Return the trainings of a group."""
         return Trained(group, self.out / group.folder, self.data, self.report, self.device, self.measurements)
 
 
 def _distance(net: Any, size: float) -> float:
-    """How far the nearest size of a network is from this one; a decomposed one has them all."""
+    """Return how far the nearest size of a network is from this one; a decomposed one has them all."""
     if isinstance(net, DecomposedNet):
         return 0.0
     return min(abs(float(np.log(each.macs_fraction / size))) for each in net.sizes)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A measurement that was kept; nothing where there is none, or none that can be read."""
+    """Return a measurement that was kept; nothing where there is none, or none that can be read."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -243,7 +243,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def series_of(points: Points, name: str, method: str, *, is_dashed: bool = False) -> Series:
-    """A curve of a comparison: accuracy over MACs."""
+    """Return a curve of a comparison: accuracy over MACs."""
     style = style_of(method)
     several = any(point["seeds"] > 1 for point in points)
     return Series(
@@ -263,7 +263,7 @@ NEAREST = 0.1
 
 
 def at_size(points: Points, size: float, key: str = "accuracy") -> float:
-    """A curve between its points, by the logarithm of the size; NaN well beyond its ends."""
+    """Return a curve between its points, by the logarithm of the size; NaN well beyond its ends."""
     ordered = sorted(points, key=lambda point: point["macs_fraction"])
     if not ordered:
         return float("nan")
@@ -275,12 +275,12 @@ def at_size(points: Points, size: float, key: str = "accuracy") -> float:
 
 
 def label_of(method: str) -> str:
-    """What figures call a method."""
+    """Return what figures call a method."""
     return getattr(METHODS.get(method), "label", "") or method
 
 
 def trp_label(curve: str) -> str:
-    """What figures call a training of TRP.
+    """Return what figures call a training of TRP.
 
     >>> trp_label("trp_sp 0.95-0.0003")
     'TRP, e = 0.95, τ = 0.0003'

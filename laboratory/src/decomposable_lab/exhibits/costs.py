@@ -63,7 +63,7 @@ TABLE_2 = ("width", "trp", "tucker", "slimmable", "us-net", "decomposable", "ela
 
 
 def table_2(context: Context) -> Shown:
-    """Inference time per image on this CPU, at about a quarter of the MACs, all methods in turn."""
+    """Measure inference time per image on this CPU, at about a quarter of the MACs, all methods in turn."""
     group = context.scale.timed("plain", *TABLE_2)
     trained = context.of(group)
     found = at_a_quarter(trained, TABLE_2)
@@ -120,7 +120,7 @@ def _table_of_times(
 
 
 def _of_times(found: Mapping[str, tuple[str, Any]], seconds: Mapping[str, Times]) -> list[Claim]:
-    """The paper's three statements; ranges of times are from quartile to quartile."""
+    """Return the paper's three statements; ranges of times are from quartile to quartile."""
     labels: dict[str, str] = {}
     for label, (name, _) in found.items():
         labels.setdefault(name, label)  # the first of the forms that are fine-tuned is Tucker-2
@@ -150,7 +150,7 @@ def _of_times(found: Mapping[str, tuple[str, Any]], seconds: Mapping[str, Times]
 
 
 def _module_at(trained: Trained, method: str, point: Any) -> nn.Module:
-    """The network of a point, as plain layers."""
+    """Return the network of a point, as plain layers."""
     size = point["macs_fraction"]
     net = trained.network_of_point(method, point)
     if isinstance(net, DecomposedNet):
@@ -163,7 +163,7 @@ def _module_at(trained: Trained, method: str, point: Any) -> nn.Module:
 
 @torch.inference_mode()
 def interleaved(modules: Mapping[str, nn.Module], x: torch.Tensor, rounds: int = 60) -> dict[str, Times]:
-    """The seconds of a pass of each, called in turn: the lower quartile, the median and the upper quartile."""
+    """Return the seconds of a pass of each, called in turn: the lower quartile, the median and the upper quartile."""
     seconds: dict[str, list[float]] = {name: [] for name in modules}
     for number in range(rounds + 5):
         for name, module in modules.items():
@@ -176,7 +176,7 @@ def interleaved(modules: Mapping[str, nn.Module], x: torch.Tensor, rounds: int =
 
 
 def section_4_4(context: Context) -> Shown:
-    """The same ranks trained from scratch, and the time of a training step of each method."""
+    """Return the same ranks trained from scratch, and the time of a training step of each method."""
     tables, claims = [], []
     for group in context.scale.compared("decomposable", "scratch", "elastic"):
         trained = context.of(group)
@@ -232,7 +232,7 @@ def _interval(points: Points, size: float) -> str:
 
 
 def step_seconds(trained: Trained, names: Sequence[str], rounds: int = 12) -> dict[str, float]:
-    """The mean seconds of a training step of each method, in turn: a step of `elastic` may be one of several kinds."""
+    """Measure the mean seconds of a training step of each method: a step of `elastic` may be one of several kinds."""
     settings = trained.settings
     batches = TrainBatches(trained.data, batch_size=settings.batch_size, epochs=1, seed=0)
     steps = {

@@ -37,7 +37,7 @@ STRUCTURE = ("form", "vbmf_form", "width")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Order:
-    """What was asked for: some exhibits at one scale."""
+    """Hold what was asked for: some exhibits at one scale."""
 
     exhibits: Sequence[Exhibit]
     scale: Scale
@@ -47,11 +47,11 @@ class Order:
 
     @property
     def groups(self) -> list[Group]:
-        """All trainings, each folder once."""
+        """Return all trainings, each folder once."""
         return merged(group for exhibit in self.exhibits for group in exhibit.groups(self.scale))
 
     def prepared(self, group: Group) -> tuple[Comparison, Circumstances]:
-        """The comparison of a group, checked."""
+        """Return the comparison of a group, checked."""
         return prepare(
             group.recipe,
             out=self.out / group.folder,
@@ -72,7 +72,7 @@ def ordered(
     overrides: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Order:
-    """The order for one exhibit, or for all; of the large comparisons on all networks, or on some `only`; with other
+    """Return the order for one exhibit, or for all; large comparisons on all networks, or on `only` some; with other
     seeds or settings than the scale's where they are given, such as a few steps only.
     """
     if scale not in SCALES:
@@ -87,7 +87,7 @@ def ordered(
 
 
 def estimated(order: Order, *, jobs: int | None, progress: Report) -> tuple[list[tuple[Group, Estimate]], float]:
-    """Every training, about how long it takes, and about how long all of them take whose data are there."""
+    """Return every training, about how long it takes, and about how long all of them take whose data are there."""
     found: list[tuple[Group, Estimate]] = []
     seconds = 0.0
     clocks: dict[str, StepClock] = {}  # by recipe: its groups have the same network and images
@@ -141,7 +141,7 @@ def run(order: Order, *, watchers: Watchers, how: running.How) -> tuple[dict[str
 
 
 def measured(exhibit: Exhibit, order: Order, report: Report) -> dict[str, Any]:
-    """The exhibit as it is now, written to its file."""
+    """Return the exhibit as it is now, written to its file."""
     groups = merged(exhibit.groups(order.scale))
     device = torch.device(choose_device(order.how.get("device", "auto")))
     context = Context(order.scale, order.out, order.data, report, device)

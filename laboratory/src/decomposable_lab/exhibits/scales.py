@@ -21,7 +21,7 @@ from decomposable_lab.methods.tucker.method import CIFAR_GRID, IMAGENET_GRID
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Some methods under one protocol: a recipe with settings of its own, in a folder of its own."""
+    """Name some methods under one protocol: a recipe with settings of its own, in a folder of its own."""
 
     folder: str
     recipe: str
@@ -32,27 +32,27 @@ class Group:
 
     @property
     def all_settings(self) -> Settings:
-        """The recipe's with those of its own."""
+        """Return the recipe's with those of its own."""
         return with_overrides(default_settings(recipes.find(self.recipe)), self.settings)
 
     @property
     def title(self) -> str:
-        """What is trained, and how long."""
+        """Return what is trained, and how long."""
         epochs = self.all_settings.epochs
         return f"{self.network}, {epochs} epoch{'s' if epochs > 1 else ''}"
 
     def with_methods(self, *methods: str) -> Group:
-        """The same with these methods."""
+        """Return the same with these methods."""
         return replace(self, methods=methods)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Group:
-        """The same with these settings in place of its own."""
+        """Return the same with these settings in place of its own."""
         return replace(self, settings={**self.settings, **settings})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """`curves` are the networks and data sets of the large comparisons, `ablation` the one of everything else.
+    """Hold `curves`, the networks and data sets of the large comparisons, and `ablation`, the one of everything else.
 
     Appendix E is about a network whose layers follow one another, without branches: `chain`, or that of the ablations.
     """
@@ -67,12 +67,12 @@ class Scale:
 
     @property
     def in_both_forms(self) -> tuple[Group, ...]:
-        """Where TRP is trained in the channel form, too: large comparisons, or the network of the ablations."""
+        """Return where TRP is trained in the channel form, too: large comparisons, or the network of the ablations."""
         groups = tuple(g for g in self.curves if "channel" in g.all_settings.of(TRPSettings).compare_forms)
         return groups or (self.ablation,)
 
     def on(self, folders: Sequence[str] | None) -> Scale:
-        """The same with some of the networks and data sets of the large comparisons; None is all."""
+        """Return the same with some of the networks and data sets of the large comparisons; None is all."""
         if folders is None:
             return self
         known = [group.folder for group in self.curves]
@@ -82,7 +82,7 @@ class Scale:
         return replace(self, curves=tuple(group for group in self.curves if group.folder in folders))
 
     def of_each(self, change: Callable[[Group], Group]) -> Scale:
-        """The same with every group changed."""
+        """Return the same with every group changed."""
         return replace(
             self,
             curves=tuple(map(change, self.curves)),
@@ -92,26 +92,26 @@ class Scale:
         )
 
     def timed(self, *methods: str) -> Group:
-        """These methods on the network of the ablations, as long as it is trained for the large comparisons."""
+        """Return these methods on the network of the ablations, as long as it is trained for the large comparisons."""
         same = (group for group in self.curves if group.recipe == self.ablation.recipe)
         return next(same, self.ablation).with_methods(*methods)
 
     def compared(self, *methods: str) -> tuple[Group, ...]:
-        """These methods on every network and data set of the large comparisons."""
+        """Return these methods on every network and data set of the large comparisons."""
         return tuple(group.with_methods(*methods) for group in self.curves)
 
     def chained(self, *methods: str) -> Group:
-        """These methods on a network without branches."""
+        """Return these methods on a network without branches."""
         return (self.chain or self.ablation).with_methods(*methods)
 
     def ablated(self, *methods: str, label: str = "", **settings: Any) -> Group:
-        """These methods on the one network of the ablations, with settings of their own under a label."""
+        """Return these methods on the one network of the ablations, with settings of their own under a label."""
         base = self.ablation.with_methods(*methods)
         return labelled(base, label, **settings) if settings else base
 
 
 def labelled(group: Group, label: str, **settings: Any) -> Group:
-    """A group with settings of its own under a label."""
+    """Return a group with settings of its own under a label."""
     return replace(group.with_settings(settings), folder=f"{group.folder}-{label}")
 
 
@@ -168,7 +168,7 @@ SCALES = {scale.name: scale for scale in (PAPER, LAPTOP)}
 
 
 def merged(groups: Iterable[Group]) -> list[Group]:
-    """Each folder once, with the methods that any of the groups wants in it."""
+    """Return each folder once, with the methods that any of the groups wants in it."""
     found: dict[str, Group] = {}
     for group in groups:
         before = found.get(group.folder, group)

@@ -16,7 +16,7 @@ Verdict = Literal["holds", "fails", "partly", "not tried"]
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line of a figure: points, and their range over the seeds where there are several."""
+    """Hold one line of a figure: points, and their range over the seeds if there are several."""
 
     name: str
     x: Numbers
@@ -36,7 +36,7 @@ class Series:
 
 
 def over_seeds(name: str, x: Sequence[float], values: Sequence[Sequence[float]]) -> Series:
-    """A line of means, each over the values of all seeds, and their range where there are several.
+    """Return a line of means, each over the values of all seeds, and their range where there are several.
 
     >>> line = over_seeds("Z = 1", [0.5], [[91.0, 92.0]])
     >>> line.y, line.low, line.high
@@ -49,7 +49,7 @@ def over_seeds(name: str, x: Sequence[float], values: Sequence[Sequence[float]])
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What an axis shows."""
+    """Describe an axis."""
 
     label: str
     is_log: bool = False
@@ -61,7 +61,7 @@ ACCURACY = Axis(label="test accuracy (%)")
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Lines, or bars side by side for each of some categories (whose names `categories` holds, by x), or dots in a row
+    """Hold lines, or bars side by side for each category (`categories` has their names, by x), or dots in a row
     for each of them (by y).
     """
 
@@ -83,7 +83,7 @@ def dots(
     note: str = "",
     spread: str = "over the seeds",
 ) -> Figure:
-    """A row for each name with its value and the ends of its range; what the paper prints of some of them beside it."""
+    """Return a row for each name with its value and range, and beside it what the paper prints of some of them."""
     names, values = list(rows), list(rows.values())
     series = [
         Series(
@@ -112,7 +112,7 @@ def dots(
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of text."""
+    """Hold rows of text."""
 
     title: str
     columns: Sequence[str]
@@ -122,7 +122,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What the paper says, whether it is so here, and what was seen."""
+    """Hold what the paper says, whether it is so here, and what was seen."""
 
     text: str
     verdict: Verdict
@@ -132,7 +132,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """An exhibit as it was measured."""
+    """Hold an exhibit as it was measured."""
 
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
@@ -141,12 +141,12 @@ class Shown:
     notes: Sequence[str] = field(default_factory=tuple)
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
 
 def judged(text: str, passed: Sequence[bool], seen: str, *, share: float = 1.0) -> Claim:
-    """A claim about several cases: it holds in all of them (or in this share of them), in some or in none."""
+    """Return a claim about several cases: it holds in all of them (or in this share of them), in some or in none."""
     verdict: Verdict = "not tried"
     if passed:
         verdict = "holds" if sum(passed) >= share * len(passed) else "partly" if any(passed) else "fails"
@@ -154,5 +154,5 @@ def judged(text: str, passed: Sequence[bool], seen: str, *, share: float = 1.0) 
 
 
 def seen_on(network: str, claims: Iterable[Claim]) -> list[Claim]:
-    """These claims, as they were judged by one of several networks."""
+    """Return these claims, as they were judged by one of several networks."""
     return [replace(claim, on=network) for claim in claims]

@@ -24,7 +24,7 @@ BOUND_RATIOS = (0.1, 0.2, 0.3, 0.5, 0.75, 0.9)
 
 
 def proposition_1(context: Context) -> Shown:
-    """Whether the error of a layer's output falls as its rank rises."""
+    """Return whether the error of a layer's output falls as its rank rises."""
     trained = context.of(context.scale.ablated("decomposable"))
     model, inputs = trained.model("decomposable"), trained.test_inputs(IMAGES)
     found = {form: analysis.errors_by_rank(model, inputs, form=form, images=IMAGES) for form in ("channel", "spatial")}
@@ -102,7 +102,7 @@ def _largest_rise(found: Mapping[str, analysis.RankErrors]) -> tuple[str, int, f
 
 
 def proposition_2(context: Context) -> Shown:
-    """The divergence of cut networks, and its bound, on a fully connected network."""
+    """Return the divergence of cut networks, and its bound, on a fully connected network."""
     trained = context.of(context.scale.connected.with_methods("decomposable"))
     net = trained.network("decomposable")
     assert isinstance(net, DecomposedNet)
@@ -157,7 +157,7 @@ class _Constants:
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """The layers that an error reaches at every Z: products of others would not be comparable."""
+        """Return the layers that an error reaches at every Z: products of others would not be comparable."""
         return np.all([np.isfinite(each.empirical) for each in self.found.values()], axis=0)
 
     @cached_property
@@ -170,7 +170,7 @@ class _Constants:
 
 
 def appendix_e(context: Context) -> Shown:
-    """Lipschitz constants of layers and their products, in theory and measured."""
+    """Show Lipschitz constants of layers and their products, in theory and measured."""
     trained = context.of(context.scale.chained("decomposable"))
     net = trained.network("decomposable")
     assert isinstance(net, DecomposedNet)

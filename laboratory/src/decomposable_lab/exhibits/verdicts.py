@@ -31,7 +31,7 @@ Range = tuple[float, float]
 
 
 def signed(gap: float) -> str:
-    """Points with a sign, but for none.
+    """Write points with a sign, but 0 without.
 
     >>> signed(-0.04), signed(0.26)
     ('0.0', '+0.3')
@@ -40,7 +40,7 @@ def signed(gap: float) -> str:
 
 
 def chance(accuracy: float) -> float:
-    """What another seed may change of an accuracy in percent, to either side.
+    """Return what another seed may change of an accuracy in percent, to either side.
 
     >>> chance(92.0), chance(60.0)
     (0.25, 1.2)
@@ -49,7 +49,7 @@ def chance(accuracy: float) -> float:
 
 
 def told_apart(ours: float, theirs: float) -> Outcome:
-    """How two single runs compare.
+    """Return how two single runs compare.
 
     >>> told_apart(91.0, 90.6), told_apart(91.0, 90.4), told_apart(60.0, 62.0)
     ('equal', 'ahead', 'equal')
@@ -58,19 +58,19 @@ def told_apart(ours: float, theirs: float) -> Outcome:
 
 
 def range_at(points: Points, size: float) -> Range:
-    """The lowest and the highest accuracy of a curve at a size; NaN where it has none there."""
+    """Return the lowest and the highest accuracy of a curve at a size; NaN where it has none there."""
     low, high = at_size(points, size, "lowest"), at_size(points, size, "highest")
     is_single = any(point["seeds"] < 2 for point in points)
     return (low - chance(low), high + chance(high)) if is_single else (low, high)
 
 
 def range_of(point: Mapping[str, Any]) -> Range:
-    """That of one point."""
+    """Return the range of one point."""
     return range_at([point], point["macs_fraction"])
 
 
 def compared(ours: Range, rival: Range) -> Outcome:
-    """Where ours lies.
+    """Return where ours lies.
 
     >>> compared((90.1, 90.3), (89.0, 90.0)), compared((90.1, 90.3), (90.2, 90.4)), compared((1.0, 2.0), (3.0, 4.0))
     ('ahead', 'equal', 'behind')
@@ -82,14 +82,14 @@ def compared(ours: Range, rival: Range) -> Outcome:
 
 @dataclass(frozen=True)
 class Tally:
-    """The outcome at every size of the rivals, and by how much; `alone` are sizes that ours does not have."""
+    """Hold the outcome at every size of the rivals, and by how much; `alone` are sizes that ours does not have."""
 
     outcomes: Sequence[Outcome]
     gaps: dict[float, float]  # by size, the smallest
     alone: int
 
     def __str__(self) -> str:
-        """In words.
+        """Say it in words.
 
         >>> print(Tally(["ahead", "equal"], {0.5: 1.0, 0.25: -0.2}, 2))
         ahead at 1, equal at 1, behind at 0 of 2 sizes; least at 0.25× (-0.2) and 0.5× (+1.0); not compared at 2
@@ -102,14 +102,14 @@ class Tally:
         return f"{words} of {len(self.outcomes)} sizes{least}{alone}"
 
     def __add__(self, other: Tally) -> Tally:
-        """Both, as one."""
+        """Return both, as one."""
         sizes = {*self.gaps, *other.gaps}
         gaps = {size: min(each.gaps.get(size, np.inf) for each in (self, other)) for size in sizes}
         return Tally([*self.outcomes, *other.outcomes], gaps, self.alone + other.alone)
 
     @property
     def turned(self) -> Tally:
-        """The same as the others see it: at their sizes, and what is behind is ahead."""
+        """Return the same as the others see it: at their sizes, and what is behind is ahead."""
         other: dict[Outcome, Outcome] = {"ahead": "behind", "equal": "equal", "behind": "ahead"}
         return Tally(
             [other[each] for each in self.outcomes], {size: -gap for size, gap in self.gaps.items()}, self.alone
@@ -117,7 +117,7 @@ class Tally:
 
 
 def tally(ours: Points, rivals: Iterable[Points], within: Range = (0.0, 1.0)) -> Tally:
-    """Ours against every point of the rivals between two sizes."""
+    """Compare ours with every point of the rivals between two sizes."""
     outcomes: list[Outcome] = []
     gaps: dict[float, float] = {}
     alone = 0
@@ -134,7 +134,7 @@ def tally(ours: Points, rivals: Iterable[Points], within: Range = (0.0, 1.0)) ->
 
 
 def by_budget(ours: Points, rival: Points) -> Tally:
-    """At every size of the rival, the best of our networks that is not larger: nothing is read between two of them."""
+    """Compare at every size of the rival the best of our networks that is not larger, without interpolation."""
     outcomes: list[Outcome] = []
     gaps: dict[float, float] = {}
     for point in rival:
@@ -158,7 +158,7 @@ def _at_sizes(points: Points, within: Range) -> list[tuple[float, Mapping[str, A
 
 
 def distinct(points: Points) -> list[Mapping[str, Any]]:
-    """A curve without sizes that are as good as a smaller one to the last digit: bases of zero make no other network.
+    """Return a curve without sizes that are exactly as good as a smaller one: bases of zero make no other network.
 
     >>> trp = [{"macs_fraction": m, "accuracy": a, "lowest": a, "highest": a} for m, a in ((1, 9), (0.5, 9), (0.2, 7))]
     >>> [point["macs_fraction"] for point in distinct(trp)]
@@ -173,17 +173,17 @@ def _falling(points: Points) -> list[Mapping[str, Any]]:
 
 
 def better(text: str, found: Tally, share: float = 1.0) -> Claim:
-    """A claim that ours is better: at all sizes, or at this share of them."""
+    """Return a claim that ours is better: at all sizes, or at this share of them."""
     return judged(text, [outcome == "ahead" for outcome in found.outcomes], str(found), share=share)
 
 
 def the_best(text: str, ours: Range, rivals: Mapping[str, Range], seen: str) -> Claim:
-    """A claim that nobody is as good: who is beaten by one is not the best, and who is equal to some is so in part."""
+    """Return the claim that no other is as good: beaten by one means no, equal to some means in part."""
     outcomes = [compared(ours, rival) for rival in rivals.values()]
     verdict = judged(text, [outcome == "ahead" for outcome in outcomes], seen)
     return replace(verdict, verdict="fails") if "behind" in outcomes else verdict
 
 
 def not_worse(text: str, found: Tally) -> Claim:
-    """A claim that ours is as good, or better."""
+    """Return a claim that ours is as good, or better."""
     return judged(text, [outcome != "behind" for outcome in found.outcomes], str(found))

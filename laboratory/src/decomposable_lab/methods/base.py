@@ -17,7 +17,7 @@ Overrides = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One training that a method needs in a comparison.
+    """Describe one training that a method needs in a comparison.
 
     Attributes:
         curve: the name of what comes out, in the records and in the figure; several trainings may share one.
@@ -43,7 +43,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class LineStyle:
-    """How a method is drawn in a figure, in the words of matplotlib."""
+    """Say how a method is drawn in a figure, in the words of matplotlib."""
 
     color: str
     marker: str
@@ -55,7 +55,7 @@ class LineStyle:
 
 
 class Rival(Method):
-    """A method to compare with: it trains as every `Method` does, and says here what a comparison asks of it.
+    """Describe a method to compare with: it trains as every `Method` does, and says here what a comparison asks of it.
 
     Attributes:
         style: its line in a figure; one that no other has where it says nothing.
@@ -70,7 +70,7 @@ class Rival(Method):
 
 @runtime_checkable
 class Rebuilding(Protocol):
-    """A method whose `sized` makes a `SizedNet`: it makes the modules of a file again."""
+    """Make the modules of a file again, for a method whose `sized` makes a `SizedNet`."""
 
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]

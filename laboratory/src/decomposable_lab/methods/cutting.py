@@ -24,14 +24,14 @@ _ALLOWED = (
 
 
 class ChannelCounts(NamedTuple):
-    """How many channels a module gives and receives."""
+    """Hold how many channels a module gives and receives."""
 
     outputs: int
     inputs: int
 
 
 def scalable_modules(names: Mapping[nn.Module, str]) -> tuple[nn.Module, ...]:
-    """The modules whose channels can be cut; refuse any that has channels and is of another kind."""
+    """Return the modules whose channels can be cut; refuse any that has channels and is of another kind."""
     for module, name in names.items():
         reason = _why_not(module)
         if reason is not None:
@@ -47,7 +47,7 @@ def _is_scalable(module: nn.Module) -> bool:
 
 
 def _why_not(module: nn.Module) -> str | None:
-    """The reason why a module stands in the way, or None."""
+    """Return the reason why a module stands in the way, or None."""
     if isinstance(module, _WITH_FIXED_CHANNELS):
         return "has a fixed number of channels"
     if not _is_scalable(module):
@@ -71,25 +71,25 @@ def _why_not(module: nn.Module) -> str | None:
 
 
 def is_depthwise(module: nn.Module) -> bool:
-    """Whether every channel is convolved for itself."""
+    """Return whether every channel is convolved for itself."""
     return isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels == module.out_channels
 
 
 def outputs_of(module: nn.Module) -> int:
-    """How many channels a layer gives at full width."""
+    """Return how many channels a layer gives at full width."""
     assert isinstance(module, _ConvNd | nn.Linear)
     return module.out_channels if isinstance(module, _ConvNd) else module.out_features
 
 
 def channels_of(module: nn.Module, x: Tensor) -> int:
-    """How many channels an input of this module has."""
+    """Return how many channels an input of this module has."""
     if isinstance(module, nn.Linear):
         return x.shape[-1]
     return x.shape[-1 - len(module.kernel_size)] if isinstance(module, _ConvNd) else x.shape[1]
 
 
 def extents_of(module: nn.Module, cut: ChannelCounts) -> dict[str, tuple[int, ...]]:
-    """How much of the leading axes of each tensor a module of this cut has."""
+    """Return how much of the leading axes of each tensor a module of this cut has."""
     if isinstance(module, _BatchNorm):
         return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (cut.inputs,))
     if is_depthwise(module):
@@ -99,12 +99,12 @@ def extents_of(module: nn.Module, cut: ChannelCounts) -> dict[str, tuple[int, ..
 
 
 def size_of(tensor: Tensor, extents: tuple[int, ...]) -> int:
-    """Numbers in what is left of a tensor."""
+    """Return how many numbers are left of a tensor."""
     return math.prod((*extents, *tensor.shape[len(extents) :]))
 
 
 def _attributes(module: nn.Module, cut: ChannelCounts) -> dict[str, int]:
-    """What a module of this cut says of itself."""
+    """Return what a module of this cut says of itself."""
     if isinstance(module, _BatchNorm):
         return {"num_features": cut.inputs}
     if isinstance(module, nn.Linear):
@@ -114,7 +114,7 @@ def _attributes(module: nn.Module, cut: ChannelCounts) -> dict[str, int]:
 
 
 def shell_of(module: nn.Module) -> nn.Module:
-    """A copy that shares all tensors. Made from its attributes: a constructor would take ten times as long."""
+    """Return a copy that shares all tensors. Made from its attributes: a constructor would take ten times as long."""
     shell = object.__new__(type(module))
     for name, value in vars(module).items():
         if name != "_compiled_call_impl":
@@ -123,7 +123,7 @@ def shell_of(module: nn.Module) -> nn.Module:
 
 
 def _parts(module: nn.Module, cut: ChannelCounts) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The name of every tensor, the tensor, and the view of it that a module of this cut has."""
+    """Return the name of every tensor, the tensor, and the view of it that a module of this cut has."""
     tensors = {**module._buffers, **module._parameters}
     for name, extents in extents_of(module, cut).items():
         tensor = tensors.get(name)
@@ -148,7 +148,7 @@ def replace_by_views_(shell: nn.Module, cut: ChannelCounts) -> None:
 
 
 def as_views(module: nn.Module, cut: ChannelCounts) -> nn.Module:
-    """A cut module whose tensors are views of the model's."""
+    """Return a cut module whose tensors are views of the model's."""
     shell = shell_of(module)
     replace_by_views_(shell, cut)
     return shell
@@ -158,7 +158,7 @@ def as_views(module: nn.Module, cut: ChannelCounts) -> nn.Module:
 def as_parameters(
     module: nn.Module, cut: ChannelCounts, made: dict[nn.Parameter, nn.Parameter], is_fresh: bool
 ) -> nn.Module:
-    """A cut module with parameters of its own, laid out as the model's; `made` are those that there are already."""
+    """Return a cut module with parameters of its own, laid out as the model's; `made` are those made before."""
     shell = shell_of(module)
     gain = _gain(module, cut) if is_fresh else 1.0
     for name, tensor, part in _parts(module, cut):

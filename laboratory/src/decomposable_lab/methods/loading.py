@@ -96,7 +96,7 @@ def _sized(path: FilePath, found: _Stored, size: Mapping[str, Any]) -> SizedNet:
 
 
 def _rebuilt(path: FilePath, method: Any, found: _Stored) -> tuple[nn.Module, Any]:
-    """The network that the method makes again, to be filled, and the function from a size to its module.
+    """Return the network that the method makes again, to be filled, and the function from a size to its module.
 
     The shape of the input is only claimed, so that the model is tried on the meta device, where nothing is computed.
     A model of the user's that cannot run there is tried where it is, on an input that is not large.
@@ -122,7 +122,7 @@ def _rebuilt(path: FilePath, method: Any, found: _Stored) -> tuple[nn.Module, An
 def _checked(
     path: FilePath, method: Any, description: Mapping[str, Any], model: nn.Module, example: Tensor
 ) -> tuple[nn.Module, Any]:
-    """The same for an input that is there; the sizes have to cost what the file says."""
+    """Return the same for an input that is there; the sizes have to cost what the file says."""
     sizes = sizes_of(path, description)
     try:
         network, build = method.rebuilt(model, example, Settings(), description["structure"])
@@ -172,7 +172,7 @@ def _take_memory_(network: nn.Module, model: nn.Module, device: torch.device) ->
 
 
 def _method(path: FilePath, description: Mapping[str, Any], tensors: int) -> Any:
-    """The method that made the file, which has to be one that makes such files."""
+    """Return the method that made the file, which has to be one that makes such files."""
     name, structure = description.get("method"), description.get("structure")
     if not isinstance(name, str) or name not in methods.METHODS or not isinstance(structure, Mapping):
         raise ArtifactError(f"{path}: its method is {name!r:.40}; allowed: {', '.join(methods.METHODS)}")

@@ -32,7 +32,7 @@ def trainings_of(name: str, settings: Settings) -> tuple[Training, ...]:
 
 
 def short_name(prefix: str, form: str, criterion: str) -> str:
-    """How the paper's figures call it.
+    """Return how the paper's figures call it.
 
     >>> short_name("base", "spatial", "energy")
     'base_sp_eng'
@@ -41,7 +41,7 @@ def short_name(prefix: str, form: str, criterion: str) -> str:
 
 
 def each_form_and_criterion(prefix: str) -> dict[str, Mapping[str, Any]]:
-    """All ways to decompose one network, by their names."""
+    """Return all ways to decompose one network, by their names."""
     return {
         short_name(prefix, form, criterion): {"form": form, "criterion": criterion}
         for form in MATRIX_FORMS

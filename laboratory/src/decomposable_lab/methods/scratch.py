@@ -36,7 +36,7 @@ _PAIRS = "_pairs_of_factors"  # attribute of a factored network: where its pairs
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchSettings(MethodSettings):
-    """Its ranks."""
+    """Hold its ranks."""
 
     ranks: tuple[int, ...] = ()  # of the layers in order
 
@@ -50,7 +50,7 @@ class ScratchSettings(MethodSettings):
 
 
 class Scratch(Rival):
-    """The factored network, trained normally, which is its only size."""
+    """Train the factored network normally; that is its only size."""
 
     name = "scratch"
     summary = "the factored network at given ranks, trained normally from scratch"
@@ -60,7 +60,7 @@ class Scratch(Rival):
     decomposes = False
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
-        """There must be ranks; how many, only the model tells."""
+        """Refuse settings without ranks; how many, only the model tells."""
         check_matrix_form(settings.form, "scratch")
         if not settings.of(ScratchSettings).ranks:
             raise InvalidArgumentError(
@@ -69,7 +69,7 @@ class Scratch(Rival):
             )
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
-        """Two factors in place of every layer whose rank is not full: random ones, or from weights that were trained
+        """Put two factors in place of every layer whose rank is not full: random, or from weights that were trained
         before the best of that rank.
         """
         self.check(settings, has_init=is_trained)
@@ -77,7 +77,7 @@ class Scratch(Rival):
         return _factored(model, ranks, settings.form, _truncated_factors if is_trained else _fresh_factors)
 
     def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> SizedNet:
-        """The trained network at its one size."""
+        """Return the trained network at its one size."""
         structure = {
             "form": settings.form,
             "ranks": list(settings.of(ScratchSettings).ranks),
@@ -90,7 +90,7 @@ class Scratch(Rival):
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
     ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
-        """The modules of a file; its ranks and form are those that count, whatever the settings say."""
+        """Return the modules of a file; its ranks and form are those that count, whatever the settings say."""
         form, ranks = structure.get("form"), structure.get("ranks")
         if not isinstance(form, str) or not isinstance(ranks, list) or not all(map(is_integer, ranks)):
             raise ArtifactError(f"structure={dict(structure)!r:.80}; allowed: a form, and a list of ranks")
@@ -98,11 +98,11 @@ class Scratch(Rival):
         return network, partial(_build, network)
 
     def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
-        """There is only one."""
+        """Return the only size."""
         return _size_of(network, example_input)
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
-        """One for each size, at the ranks that Decomposable-Net has there."""
+        """Return one for each size, at the ranks that Decomposable-Net has there."""
         sizes = settings.of(ScratchSettings).compare_ranks
         return tuple(Training(curve="scratch", folder=f"{size:.12g}", ranks=size) for size in sizes)
 
@@ -148,7 +148,7 @@ def _check_ranks(layers: Sequence[Layer], ranks: Sequence[int]) -> None:
 
 
 def _weights(layer: Layer, p_MR: Tensor, q_RN: Tensor) -> list[nn.Parameter]:
-    """The weights of the two layers, where and as the one weight was."""
+    """Return the weights of the two layers, where and as the one weight was."""
     weight, format_ = layer.weight, memory_format_of(layer.weight)
     return [
         nn.Parameter(laid_out(factor.to(weight.device, weight.dtype), format_), requires_grad=weight.requires_grad)
@@ -195,7 +195,7 @@ def _empty_factors(layer: Layer, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _size_of(network: nn.Module, example_input: Any) -> MethodSize:
-    """What a factored network costs, and what its model does.
+    """Return what a factored network costs, and what its model does.
 
     A pair of factors tells the dense layer it stands for, so that the model itself is not needed: the output channels
     of the second, the input channels of the first, and the product of the two kernels; the dense weight is applied
@@ -225,7 +225,7 @@ def _size_of(network: nn.Module, example_input: Any) -> MethodSize:
 
 
 def _build(network: nn.Module, size: MethodSize) -> nn.Module:
-    """The network with tensors of its own, and no trace of where its factors are."""
+    """Return the network with tensors of its own, and no trace of where its factors are."""
     copy = deep_copy(network)
     copy.__dict__.pop(_PAIRS, None)
     return copy

@@ -32,7 +32,7 @@ KIND = "sized"
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSize:
-    """One size of a network, and how its method calls it: a width, or a part of the ranks."""
+    """Hold one size of a network, and how its method calls it: a width, or a part of the ranks."""
 
     name: str  # such as "width 0.5"
     value: float  # what the method makes it from
@@ -43,12 +43,12 @@ class MethodSize:
 
     @property
     def macs_fraction(self) -> float:
-        """MACs as a part of the original's."""
+        """Return MACs as a part of the original's."""
         return self.macs / self.full_macs
 
     @property
     def params_fraction(self) -> float:
-        """Parameters as a part of the original's."""
+        """Return parameters as a part of the original's."""
         return self.params / self.full_params
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ Build = Callable[[MethodSize], nn.Module]
 
 
 class SizedNet(nn.Module):
-    """A network that can be run at each of its sizes.
+    """Run a network at each of its sizes.
 
     Its parameters are not trainable, because they are copies of parts of what all sizes share: to train one size
     further, `extract` it.
@@ -159,7 +159,7 @@ class SizedNet(nn.Module):
         return [(round(size.macs_fraction, 4), size) for size in self.sizes]
 
     def extract(self) -> nn.Module:
-        """The network at the current size, as a plain module with no tie to this one."""
+        """Return the network at the current size, as a plain module with no tie to this one."""
         module = deep_copy(self.module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(self._trainable[name])
@@ -185,13 +185,13 @@ class SizedNet(nn.Module):
         write_container(path, description, tensors)
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
-        """Refused: the weights of one size are parts of those of all."""
+        """Refuse: the weights of one size are parts of those of all."""
         raise InvalidArgumentError(
             "load_state_dict: the sizes of this network share their weights; allowed: loading into what extract() gives"
         )
 
     def extra_repr(self) -> str:
-        """The method, and the current size."""
+        """Return the method, and the current size."""
         return f"{self.method}; {self._plan}; {len(self.sizes)} sizes"
 
     def _apply(self, fn: Any, recurse: bool = True) -> SizedNet:
@@ -213,7 +213,7 @@ def _built_inside(network: nn.Module) -> dict[str, Any] | None:
 
 
 def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Row:
-    """Mean and variance that every normalisation layer sees, averaged over the batches. The network stays as it is."""
+    """Return the mean and variance that every normalisation layer sees; the network stays as it is."""
     twin = rewire(network, {})
     clone_buffers_(twin)
     [row] = averaged([lambda: twin], lambda net, batch: call_with_first(net, on_device_of(net, batch)), batches)
@@ -223,7 +223,7 @@ def batch_statistics(network: nn.Module, batches: Iterable[Any]) -> Row:
 def restored(
     path: FilePath, description: Mapping[str, Any], tensors: Mapping[str, Tensor], network: nn.Module, build: Build
 ) -> SizedNet:
-    """The `SizedNet` of a file, around a network that the method has made again; its weights are replaced."""
+    """Return the `SizedNet` of a file, around a network that the method has made again; its weights are replaced."""
     sizes = sizes_of(path, description)
     state = {key.removeprefix("state/"): t for key, t in tensors.items() if key.startswith("state/")}
     kinds = [{k: (t.shape, _kind(t)) for k, t in each.items()} for each in (state, network.state_dict())]
@@ -257,7 +257,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def sizes_of(path: FilePath, description: Mapping[str, Any]) -> list[MethodSize]:
-    """The sizes that a file says it has; nothing in it is trusted."""
+    """Return the sizes that a file says it has; nothing in it is trusted."""
     entries = description.get("sizes")
     with naming(path):
         sizes = [_checked_size(entry) for entry in entries] if isinstance(entries, list) else []
@@ -282,7 +282,7 @@ def _checked_size(entry: Any) -> MethodSize:
 
 
 def _read_statistics(path: FilePath, sizes: Sequence[MethodSize], tensors: Mapping[str, Tensor]) -> dict[float, Row]:
-    """The statistics of every size, from tensors called statistics/NUMBER/LAYER/mean and …/var."""
+    """Return the statistics of every size, from tensors called statistics/NUMBER/LAYER/mean and …/var."""
     found: dict[float, Row] = {}
     for key in tensors:
         parts = re.fullmatch(r"(statistics/([0-9]{1,9})/(.*)/)(mean|var)", key, re.DOTALL)

@@ -25,7 +25,7 @@ from decomposable_lab.methods.widths import WidthsNet
 
 @dataclass(frozen=True, kw_only=True)
 class SlimmableSettings(WidthsSettings):
-    """The widths, and how they are trained together."""
+    """Hold the widths, and how they are trained together."""
 
     widths: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     width_loss: str = "mean"  # or "sum" of the losses of all widths
@@ -38,7 +38,7 @@ class SlimmableSettings(WidthsSettings):
 
 
 class SlimmableNet(WidthsNet):
-    """The model, whose batch normalisation is that of width 1, and the normalisation layers of all other widths.
+    """Hold the model, whose batch normalisation is that of width 1, and the normalisation layers of all other widths.
 
     Attributes:
         model: as it was given.
@@ -52,11 +52,11 @@ class SlimmableNet(WidthsNet):
         self.norms = nn.ModuleList(self.widths.private_norms(width) for width in self.narrow)
 
     def at(self, width: float) -> nn.Module:
-        """The network at one of its widths, for training: the model itself, or views of its weights."""
+        """Return the network at one of its widths, for training: the model itself, or views of its weights."""
         return self.model if width == 1 else self.widths.at(width, self._norms_of(width))
 
     def build(self, size: MethodSize) -> nn.Module:
-        """The plain module of a size."""
+        """Return the plain module of a size."""
         return self.widths.extract(size.value, self._norms_of(size.value))
 
     def _norms_of(self, width: float) -> dict[nn.Module, nn.Module]:
@@ -68,7 +68,7 @@ class SlimmableNet(WidthsNet):
 
 
 class SlimmableStep(PlainStep):
-    """One pass for every width, the largest first; the gradient is that of the mean, or the sum, of their losses."""
+    """Run a pass for every width, the largest first; the gradient is that of the mean, or the sum, of their losses."""
 
     network: SlimmableNet
 
@@ -88,7 +88,7 @@ class SlimmableStep(PlainStep):
 
 
 class Slimmable(Rival):
-    """The model and the private batch normalisation of every width, which are its sizes afterwards."""
+    """Train the model with private batch normalisation of every width; these are its sizes afterwards."""
 
     name = "slimmable"
     summary = "a few widths together, each with its own batch normalisation: slimmable networks"
@@ -98,24 +98,24 @@ class Slimmable(Rival):
     decomposes = False
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
-        """The model itself is trained at width 1, and its batch normalisation is that of this width."""
+        """Refuse widths without 1: the model itself is trained at width 1 and has its batch normalisation."""
         widths = settings.of(SlimmableSettings).widths
         if 1 not in widths or len(set(widths)) < len(widths):
             came = ",".join(f"{width:g}" for width in widths)
             raise InvalidArgumentError(f"widths={came}; allowed: 1 and others below it, each once, as in 0.25,0.5,1")
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> SlimmableNet:
-        """The model with normalisation layers for all widths."""
+        """Return the model with normalisation layers for all widths."""
         own = settings.of(SlimmableSettings)
         return SlimmableNet(model, example_input, own.widths, multiple=own.width_multiple)
 
     def step(self, network: nn.Module, settings: Settings) -> SlimmableStep:
-        """One pass for every width."""
+        """Return one pass for every width."""
         assert isinstance(network, SlimmableNet)
         return SlimmableStep(network, settings)
 
     def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> SizedNet:
-        """Every width, with the statistics that it gathered in training."""
+        """Return every width, with the statistics that it gathered in training."""
         assert isinstance(network, SlimmableNet)
         widths = [1.0, *network.narrow]
         sizes = [network.widths.size(width) for width in widths]
@@ -125,12 +125,12 @@ class Slimmable(Rival):
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
     ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
-        """The network with all its normalisation layers, for the weights of a file."""
+        """Return the network with all its normalisation layers, for the weights of a file."""
         network = SlimmableNet(model, example_input, structure["widths"], multiple=structure["multiple"])
         return network, network.build
 
     def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
-        """One of the widths that it has normalisation layers for."""
+        """Return one of the widths that it has normalisation layers for."""
         assert isinstance(network, SlimmableNet)
         if value not in (1.0, *network.narrow):
             raise ArtifactError(f"width {value:g}; allowed: 1 and {', '.join(map(str, network.narrow))}")

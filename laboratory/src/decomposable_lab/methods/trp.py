@@ -41,7 +41,7 @@ from decomposable_lab.methods.base import LineStyle, Rival, Training
 
 @dataclass(frozen=True, kw_only=True)
 class TRPSettings(MethodSettings):
-    """How much is truncated and how often; the sweeps are the paper's for CIFAR."""
+    """Hold how much is truncated and how often; the sweeps are the paper's for CIFAR."""
 
     trp_energy: float = 0.999  # e, the part of the energy Σσ² that truncation keeps
     trp_strength: float = 3e-4  # τ, of the nuclear norm
@@ -65,7 +65,7 @@ class TRPSettings(MethodSettings):
 
 
 class TRPStep:
-    """The gradient of the loss and, every T steps, that of the nuclear norm at weights that were truncated before.
+    """Add the gradient of the loss and, every T steps, that of the nuclear norm at weights that were truncated before.
 
     Attributes:
         ranks: of every layer that is truncated, by name, as the last truncation left it.
@@ -91,7 +91,7 @@ class TRPStep:
         return {"loss": loss.detach(), "kept": sum(self.ranks.values()) / self._full_ranks}
 
     def _truncate(self) -> dict[str, SVD] | None:
-        """The bases that are left of every layer; None where there was no SVD."""
+        """Return the bases that are left of every layer; None where there was no SVD."""
         try:
             bases = _truncate_(self.layers, self.energy)
         except torch.linalg.LinAlgError as error:
@@ -101,7 +101,7 @@ class TRPStep:
         return bases
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps made, which say when the next truncation is due, and the ranks, which are logged until then."""
+        """Return the steps made, which say when the next truncation is due, and the ranks, which are logged."""
         return {"steps": self._steps, "ranks": dict(self.ranks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class TRPStep:
 
 
 class TRP(Rival):
-    """The model as it is, truncated again and again in training, and decomposed after it by the energy criterion."""
+    """Truncate the model again and again in training, and decompose it afterwards by the energy criterion."""
 
     name = "trp"
     summary = "weights truncated in training to a part of their energy, with the nuclear norm: Trained Rank Pruning"
@@ -127,7 +127,7 @@ class TRP(Rival):
         return TRPStep(network, settings)
 
     def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> DecomposedNet:
-        """A copy that is truncated once more, decomposed by the energy criterion, as the truncation goes.
+        """Return a copy that is truncated once more, decomposed by the energy criterion, as the truncation goes.
 
         The last update has left the weights with their full rank; after this truncation all sizes above the ranks
         that it kept are the same function. Layers that training did not truncate stay dense.
@@ -141,7 +141,7 @@ class TRP(Rival):
         return net
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
-        """One for each form, strength and energy: each has its own size."""
+        """Return one for each form, strength and energy: each has its own size."""
         own = settings.of(TRPSettings)
         return tuple(
             Training(
@@ -156,7 +156,7 @@ class TRP(Rival):
 
 
 def _layer_filter(network: nn.Module, settings: Settings) -> FilterFn | None:
-    """Which layers take part, by `trp_layers`."""
+    """Return which layers take part, by `trp_layers`."""
     if settings.of(TRPSettings).trp_layers == "all":
         return None
     # By name: it is asked about copies of the network, too.
@@ -170,7 +170,7 @@ def _layer_filter(network: nn.Module, settings: Settings) -> FilterFn | None:
 
 
 def selected_layers(network: nn.Module, settings: Settings) -> tuple[Layer, ...]:
-    """The layers that are truncated."""
+    """Return the layers that are truncated."""
     network = unwrap(network)
     taken = without_transposed(_layer_filter(network, settings))
     layers, skipped = find_layers(network, check_matrix_form(settings.form, "trp"), taken)
@@ -196,12 +196,12 @@ def truncate_network_(network: nn.Module, settings: Settings) -> dict[str, int]:
 
 
 def _ranks_of(kept: Mapping[str, SVD]) -> dict[str, int]:
-    """How many bases of each layer there are."""
+    """Return how many bases of each layer there are."""
     return {name: len(bases.s) for name, bases in kept.items()}
 
 
 def _rank_for(sigma: Scores, energy: float) -> int:
-    """The smallest rank r with Σ_{i≤r} σ_i² ≥ e Σ σ_i², and at least 1.
+    """Return the smallest rank r with Σ_{i≤r} σ_i² ≥ e Σ σ_i², and at least 1.
 
     It is counted by what is missing: 1 − e is a small number, and its digits would be lost in a sum from the large end.
 
@@ -237,7 +237,7 @@ def _truncate_(layers: Sequence[Layer], energy: float) -> dict[str, SVD]:
 
 
 def _on_the_host(values: Sequence[Tensor]) -> list[Scores]:
-    """Every layer's singular values in numpy, in one transfer."""
+    """Return every layer's singular values in numpy, in one transfer."""
     together = torch.cat([value.double() for value in values]).cpu().numpy()
     return np.split(together, np.cumsum([len(value) for value in values])[:-1])
 

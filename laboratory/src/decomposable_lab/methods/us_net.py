@@ -31,7 +31,7 @@ from decomposable_lab.methods.widths import Widths, WidthsNet
 
 @dataclass(frozen=True, kw_only=True)
 class UniversalSettings(WidthsSettings):
-    """The widths of a step."""
+    """Hold the widths of a step."""
 
     width_range: tuple[float, float] = (0.25, 1.0)  # the smallest and the largest width
     random_widths: int = 2  # in every step, besides these two
@@ -44,7 +44,7 @@ class UniversalSettings(WidthsSettings):
 
 
 class SandwichStep:
-    """The sandwich rule with in-place distillation.
+    """Train by the sandwich rule with in-place distillation.
 
                  ┌─ width 1 ───────────→ outputs ─→ loss of the labels ─────────────────────────┐
                  │                          │ softmax, detached                                │
@@ -74,14 +74,14 @@ class SandwichStep:
         return {**losses, **distillations}
 
     def draw(self) -> dict[str, float]:
-        """The widths of one step besides the largest, by the names under which they are logged."""
+        """Return the widths of one step besides the largest, by the names under which they are logged."""
         low, high = self.range
         places = torch.rand(self.random_widths, dtype=torch.float64, generator=self._generator).tolist()
         drawn = {f"random{i}": low + (high - low) * place for i, place in enumerate(places, start=1)}
         return {f"{low:g}": low, **drawn}
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator of the widths."""
+        """Return the generator of the widths."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class SandwichStep:
 
 
 class UniversallySlimmable(Rival):
-    """The model, trained at all widths; its sizes are widths with statistics of their own."""
+    """Train the model at all widths; its sizes are widths with statistics of their own."""
 
     name = "us-net"
     summary = "random widths together, distilled from the largest: universally slimmable networks"
@@ -102,7 +102,7 @@ class UniversallySlimmable(Rival):
     decomposes = False
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
-        """The model itself is the largest width."""
+        """Refuse a largest width other than 1: that is the model itself."""
         low, high = settings.of(UniversalSettings).width_range
         if high != 1:
             raise InvalidArgumentError(
@@ -110,7 +110,7 @@ class UniversallySlimmable(Rival):
             )
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> WidthsNet:
-        """The model, and what it is at other widths."""
+        """Return the model, and what it is at other widths."""
         own = settings.of(UniversalSettings)
         network = WidthsNet(model, example_input, multiple=own.width_multiple)
         for width in (0.75, own.width_range[0]):
@@ -118,12 +118,12 @@ class UniversallySlimmable(Rival):
         return network
 
     def step(self, network: nn.Module, settings: Settings) -> SandwichStep:
-        """The sandwich rule with in-place distillation."""
+        """Return the sandwich rule with in-place distillation."""
         assert isinstance(network, WidthsNet)
         return SandwichStep(network, settings)
 
     def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> SizedNet:
-        """For each of the settings' sizes the largest width within it; the statistics of each are calculated anew."""
+        """Return for each of the settings' sizes the largest width within it, with statistics of its own."""
         assert isinstance(network, WidthsNet)
         sizes = _sizes_within(network.widths, settings)
         statistics = {}
@@ -144,12 +144,12 @@ class UniversallySlimmable(Rival):
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
     ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
-        """The network, for the weights of a file."""
+        """Return the network, for the weights of a file."""
         network = WidthsNet(model, example_input, multiple=structure["multiple"])
         return network, network.build
 
     def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
-        """Any width."""
+        """Return any width."""
         assert isinstance(network, WidthsNet)
         return network.widths.size(value)
 

@@ -25,13 +25,13 @@ _SIZE = "size_among_widths"  # an attribute of the narrow network: nothing in it
 
 
 def are_widths(value: Any) -> bool:
-    """Whether these are parts of the channels, at least one."""
+    """Return whether these are parts of the channels, at least one."""
     return bool(value) and all(0 < width <= 1 for width in value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WidthsSettings(MethodSettings):
-    """What all methods with widths share."""
+    """Hold what all methods with widths share."""
 
     width_multiple: int = 1  # channels are rounded down to multiples of this
 
@@ -40,7 +40,7 @@ class WidthsSettings(MethodSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class WidthSettings(WidthsSettings):
-    """The one width that is trained."""
+    """Hold the one width that is trained."""
 
     width: float = 1.0  # the part of the channels
 
@@ -55,7 +55,7 @@ class WidthSettings(WidthsSettings):
 
 
 class Width(Rival):
-    """A network with fewer channels."""
+    """Train a network with fewer channels."""
 
     name = "width"
     summary = "the network with a part of its channels, trained normally"
@@ -65,7 +65,7 @@ class Width(Rival):
     decomposes = False
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
-        """A plain module of its own. Weights that were trained are cut; fresh ones fit the narrower layers."""
+        """Return a plain module of its own. Weights that were trained are cut; fresh ones fit the narrower layers."""
         own = settings.of(WidthSettings)
         widths = Widths(model, example_input, multiple=own.width_multiple)
         network = widths.extract(own.width, is_fresh=not is_trained)
@@ -73,7 +73,7 @@ class Width(Rival):
         return network
 
     def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> SizedNet:
-        """The network as it is, at its one size."""
+        """Return the network as it is, at its one size."""
         size: MethodSize = vars(network)[_SIZE]
         structure = {
             "width": size.value,
@@ -86,17 +86,17 @@ class Width(Rival):
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
     ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
-        """The narrow network, for the weights of a file."""
+        """Return the narrow network, for the weights of a file."""
         stored = {"width": structure["width"], "width_multiple": structure["multiple"]}
         network = self.network(model, example_input, with_overrides(settings, stored), is_trained=True)
         return network, partial(_build, network)
 
     def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
-        """There is only one."""
+        """Return the only size."""
         return cast(MethodSize, vars(network)[_SIZE])
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
-        """One for every width."""
+        """Return one for every width."""
         return tuple(
             Training(curve="width", folder=f"{width:g}", settings={"width": width}, pace=f"{width:g}")
             for width in settings.of(WidthSettings).compare_widths

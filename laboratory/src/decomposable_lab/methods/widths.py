@@ -38,7 +38,7 @@ STEPS = 1024
 
 
 def scaled(channels: int, width: float, multiple: int = 1) -> int:
-    """A channel count at some width, rounded down to a multiple; all of it at width 1.
+    """Return a channel count at some width, rounded down to a multiple; all of it at width 1.
 
     >>> [scaled(64, width, multiple=8) for width in (0.01, 0.25, 0.37, 1.0)]
     [8, 16, 16, 64]
@@ -50,14 +50,14 @@ def scaled(channels: int, width: float, multiple: int = 1) -> int:
 
 
 class Cost(NamedTuple):
-    """What a network of some width costs: multiply-accumulates for one sample, and parameters."""
+    """Hold the cost of a network of some width: multiply-accumulates for one sample, and parameters."""
 
     macs: int
     params: int
 
 
 class Widths:
-    """A model at any width; the model itself stays as it is, and goes on being trained by whoever has it.
+    """Give a model at any width; the model itself stays as it is, and its owner can train it further.
 
     Args:
         model: made of convolutions, linear layers, batch normalisation, and modules without parameters. One of the
@@ -102,12 +102,12 @@ class Widths:
 
     @property
     def norms(self) -> tuple[nn.Module, ...]:
-        """The batch normalisation layers that a pass calls, in the model's order."""
+        """Return the batch normalisation layers that a pass calls, in the model's order."""
         called = self._shape_at(1.0).cuts
         return tuple(m for m in self._scalable if isinstance(m, _BatchNorm) and m in called)
 
     def at(self, width: float, norms: Modules | None = None) -> nn.Module:
-        """The network at this width for one training step: its weights are views of the model's parameters.
+        """Return the network at this width for one training step: its weights are views of the model's parameters.
 
         Gradients flow into the slices of the model's parameters. It has buffers of its own, so that the model keeps
         the statistics of its own passes. `norms` are other normalisation layers, of that width, to be used in place of
@@ -118,7 +118,7 @@ class Widths:
         return self._assembled(width, parts, norms or {})
 
     def extract(self, width: float, norms: Modules | None = None, *, is_fresh: bool = False) -> nn.Module:
-        """The network at this width as a plain module with tensors of its own; `norms` as in `at`.
+        """Return the network at this width as a plain module with tensors of its own; `norms` as in `at`.
 
         Where the model's weights are fresh, so are those of the narrower network: each layer's are multiplied by the
         root of its full fan-in over its own, so that whatever initialisation by fan-in they are of, they stay so.
@@ -129,26 +129,26 @@ class Widths:
         return deep_copy(self._assembled(width, parts, norms or {}))
 
     def private_norms(self, width: float) -> nn.ModuleList:
-        """Batch normalisation layers of this width, one for each of `norms`, that begin as slices of the model's."""
+        """Return batch normalisation layers of this width, one for each of `norms`, first slices of the model's."""
         cuts = self._shape_at(width).cuts
         norms = nn.ModuleList(cutting.as_parameters(norm, cuts[norm], {}, False) for norm in self.norms)
         clone_buffers_(norms)
         return cast(nn.ModuleList, deep_copy(norms))
 
     def cost(self, width: float) -> Cost:
-        """MACs by the convention of `cost.py`, and all parameters of the network at this width."""
+        """Return MACs by the convention of `cost.py`, and all parameters of the network at this width."""
         shape = self._shape_at(width)
         sizes = {parameter: parameter.numel() for parameter in self.model.parameters()}
         sizes |= {parameter: size_of(parameter, extents) for _, _, parameter, extents in _cut_parameters(shape.cuts)}
         return Cost(shape.macs, sum(sizes.values()))
 
     def size(self, width: float) -> MethodSize:
-        """The same as a `MethodSize`; its name tells widths apart that differ by 1 / STEPS."""
+        """Return the same as a `MethodSize`; its name tells widths apart that differ by 1 / STEPS."""
         cost, (full_macs, full_params) = self.cost(width)._asdict(), self.cost(1.0)
         return MethodSize(name=f"width {width:.4g}", value=width, **cost, full_macs=full_macs, full_params=full_params)
 
     def largest(self, *, macs: float, smallest: float, largest: float = 1.0) -> float:
-        """The largest width between two whose MACs are within a budget."""
+        """Return the largest width between two whose MACs are within a budget."""
         if self.cost(largest).macs <= macs:
             return largest
         least = self.cost(smallest).macs
@@ -159,7 +159,7 @@ class Widths:
         return widths[bisect_right(widths, macs, key=lambda width: self.cost(width).macs) - 1]
 
     def _assembled(self, width: float, parts: Modules, norms: Modules) -> nn.Module:
-        """The model with these parts, and with buffers of its own but for those of the other `norms`."""
+        """Return the model with these parts, and with buffers of its own but for those of the other `norms`."""
         others = {norm: shell_of(private) for norm, private in norms.items()}
         network = rewire(self.model, {**parts, **self._resized(width), **others})
         clone_buffers_(network)
@@ -168,7 +168,7 @@ class Widths:
         return network
 
     def _shape_at(self, width: float) -> _Shape:
-        """The channels of every module at this width, which are looked for once."""
+        """Return the channels of every module at this width, which are looked for once."""
         if not is_number(width) or not 0 < width <= 1:
             raise InvalidArgumentError(f"width={width!r}; allowed: a number above 0, up to 1")
         key = self._key(width)
@@ -180,7 +180,7 @@ class Widths:
         return tuple(scaled(count, width, self.multiple) for count in sorted(self._counts))
 
     def _resized(self, width: float) -> dict[nn.Module, nn.Module]:
-        """The modules without parameters that know how to be of another width."""
+        """Return the modules without parameters that know how to be of another width."""
         resized = {}
         for module in self._names:
             at_width = getattr(module, "at_width", None)
@@ -220,7 +220,7 @@ class Widths:
         return _Shape(cuts, seen.per_sample(macs), shapes)
 
     def _example_here(self) -> Tensor:
-        """The example where the model is now, and of its type."""
+        """Return the example where the model is now, and of its type."""
         parameter = next(self.model.parameters(), self._example)
         return self._example.to(parameter if self._example.is_floating_point() else parameter.device)
 
@@ -293,7 +293,7 @@ def _in_words(outputs: list[Any]) -> str:
 
 
 class WidthsNet(nn.Module):
-    """A model that knows itself at any width; as a module it is the model."""
+    """Hold a model that knows itself at any width; as a module it is the model."""
 
     def __init__(self, model: nn.Module, example_input: Tensor, *, multiple: int) -> None:
         super().__init__()
@@ -305,9 +305,9 @@ class WidthsNet(nn.Module):
         return self.model(*args, **kwargs)
 
     def build(self, size: MethodSize) -> nn.Module:
-        """The plain module of a size, with the model's batch normalisation statistics, which are not its own."""
+        """Return the plain module of a size, with the model's batch normalisation statistics, which are not its own."""
         return self.widths.extract(size.value)
 
     def structure(self, example_input: Tensor) -> dict[str, Any]:
-        """What a file has to say so that it can be made again."""
+        """Return what a file has to say so that it can be made again."""
         return {"multiple": self.widths.multiple, "input_shape": list(example_input.shape[1:])}

@@ -23,7 +23,7 @@ _OF_RUNS: Mapping[str, type] = {"settings": dict, "sizes": list, "epochs": list}
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What there is to show: exhibits, single runs, and files that are none; `missing` are exhibits of the paper that
+    """Hold what there is to show: exhibits, single runs, and other files; `missing` are exhibits of the paper that
     nobody has measured.
     """
 
@@ -34,7 +34,7 @@ class Found:
 
 
 def find(folder: Path) -> Found:
-    """A run, where the folder is that of one; else all exhibits below it."""
+    """Return a run, where the folder is that of one; else all exhibits below it."""
     if not folder.is_dir():
         came = "a file" if folder.exists() else "no such folder"
         raise DataError(f"{folder}: {came}; allowed: the folder of a run, or of results")
@@ -75,7 +75,7 @@ def _candidates(folder: Path) -> Iterator[Path]:
 
 
 def _read(path: Path, expected: Mapping[str, type]) -> dict[str, Any] | None:
-    """The content, if it is of that kind."""
+    """Return the content, if it is of that kind."""
     try:
         if path.stat().st_size > LARGEST:
             return None

@@ -19,7 +19,7 @@ WORST_FIRST = ("fails", "partly")
 
 
 def header(found: Found, title: str, sections: Sequence[Section]) -> Html:
-    """Title, counts, what the signs mean, and every exhibit with a sign for each of its claims."""
+    """Write title, counts, what the signs mean, and every exhibit with a sign for each of its claims."""
     parts = [tag("h1", title)]
     if found.exhibits:
         parts += [
@@ -36,7 +36,7 @@ def header(found: Found, title: str, sections: Sequence[Section]) -> Html:
 
 
 def _counts(name: str, sections: Sequence[Section], class_: str) -> list[Html]:
-    """How many claims have each verdict."""
+    """Return how many claims have each verdict."""
     found = [verdicts.class_of(claim.get("verdict")) for section in sections for claim in section.claims]
     if not found:
         return []
@@ -48,7 +48,7 @@ def _counts(name: str, sections: Sequence[Section], class_: str) -> list[Html]:
 
 
 def _overview(found: Found, sections: Iterable[Section]) -> Html:
-    """Every exhibit; those that were not measured, too."""
+    """Return every exhibit; those that were not measured, too."""
     rows = [
         tag(
             "li",

@@ -6,13 +6,13 @@ from html import escape
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Mark text that is HTML already."""
 
     __slots__ = ()
 
 
 def tag(name: str, *inside: str, **attributes: str) -> Html:
-    """An element. A trailing underscore of an attribute is dropped, any other becomes a dash.
+    """Return an element. A trailing underscore of an attribute is dropped, any other becomes a dash.
 
     >>> tag("p", "a < b", tag("b", "c"), class_="note", data_x='"1"')
     '<p class="note" data-x="&quot;1&quot;">a &lt; b<b>c</b></p>'
@@ -22,5 +22,5 @@ def tag(name: str, *inside: str, **attributes: str) -> Html:
 
 
 def joined(*parts: str) -> Html:
-    """One after the other."""
+    """Return one after the other."""
     return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts))

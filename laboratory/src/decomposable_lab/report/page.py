@@ -44,7 +44,7 @@ _DASHES = {"--": "dash", "-.": "dashdot", ":": "dot"}
 
 
 def plotting_library() -> str:
-    """The script of plotly.js, as its Python package has it."""
+    """Return the script of plotly.js, as its Python package has it."""
     try:
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
     except ImportError as error:
@@ -54,7 +54,7 @@ def plotting_library() -> str:
 
 
 def page(found: Found, title: str) -> str:
-    """The whole page."""
+    """Return the whole page."""
     sections = [*map(of_run, found.runs), *map(of_exhibit, found.exhibits)]
     ids = {exhibit["exhibit"]: id_of(exhibit["exhibit"]) for exhibit in found.exhibits}
     content = {
@@ -80,7 +80,7 @@ def page(found: Found, title: str) -> str:
 
 
 def styles() -> dict[str, dict[str, Any]]:
-    """Colour, symbol and dash of every method, the same in all figures; no two have the same symbol."""
+    """Return colour, symbol and dash of every method, the same in all figures; no two have the same symbol."""
     found: dict[str, dict[str, Any]] = {}
     spare = iter(_SPARE)
     for name in METHODS:
@@ -104,7 +104,7 @@ def _embedded(content: object) -> str:
 
 
 def _section(number: int, section: Section, explorers: int, ids: Mapping[str, str]) -> Html:
-    """What there is to look at first, then what it says. `explorers` are those of the sections before."""
+    """Return what there is to look at first, then what it says. `explorers` are those of the sections before."""
     head = [tag("h2", section.title), tag("p", section.where, class_="where")]
     if section.claims:
         head.append(verdicts.marks(section.claims, section.id))
@@ -127,7 +127,7 @@ def _note(text: str, ids: Mapping[str, str]) -> Html:
 
 
 def _shown(place: str, figure: Mapping[str, Any], ids: Mapping[str, str]) -> Html:
-    """A figure with its heading and note, which paper keeps together."""
+    """Return a figure with its heading and note, which paper keeps together."""
     over = " over ".join(label for label in (figure["y"]["label"], figure["x"]["label"]) if label)
     parts = [tag("h3", figure["title"]), _figure(f"{figure['title']}: {over}", data_figure=place)]
     if figure["note"]:
@@ -140,7 +140,7 @@ def _figure(label: str, **attributes: str) -> Html:
 
 
 def _claims(section: Section, ids: Mapping[str, str]) -> Iterator[Html]:
-    """A list of them, for each network and data set that they are about."""
+    """Return a list of them, for each network and data set that they are about."""
     places = {id(claim): verdicts.place_of(section.id, number) for number, claim in enumerate(section.claims)}
     name = "This project's own goals" if section.is_ours else "Claims"
     for network, claims in verdicts.by_network(section.claims).items():

@@ -22,7 +22,7 @@ FACTOR = 3.0
 
 
 def of_run(run: Mapping[str, Any]) -> Section:
-    """Learning curves, sizes and ranks of one training."""
+    """Show learning curves, sizes and ranks of one training."""
     sizes = [row for row in run["sizes"] if isinstance(row, Mapping)]
     epochs = [each for each in run["epochs"] if isinstance(each, Mapping) and _is_number(each.get("epoch"))]
     explorer = run.get("explorer")
@@ -67,7 +67,7 @@ def _by_epoch(epochs: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _loss_in_words(key: str) -> str:
-    """Which network a loss is of, by its name in the record.
+    """Return which network a loss is of, by its name in the record.
 
     >>> _loss_in_words("loss_0.25"), _loss_in_words("loss_random1")
     ('width 0.25', 'random width 1')
@@ -120,7 +120,7 @@ def _curves(sizes: Sequence[Row]) -> list[str]:
 
 
 def _curve_in_words(name: str) -> str:
-    """How a network was cut, where the name is the paper's short one.
+    """Return how a network was cut, where the name is the paper's short one.
 
     >>> _curve_in_words("base_sp_sv"), _curve_in_words("us-net")
     ('spatial form, by singular value', 'us-net')
@@ -132,7 +132,7 @@ def _curve_in_words(name: str) -> str:
 
 
 def _table(sizes: Sequence[Row]) -> dict[str, Any]:
-    """The sizes, and of what some of them have a column each."""
+    """Return the sizes, and of what some of them have a column each."""
     columns: dict[str, Callable[[Row], str]] = {
         "size": lambda row: _part(row, "size", 2),
         "MACs": lambda row: _count(row, "macs"),

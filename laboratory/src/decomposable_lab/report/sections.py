@@ -15,7 +15,7 @@ OURS = frozenset({"beyond"})
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Section:
-    """What is shown under one heading."""
+    """Hold what is shown under one heading."""
 
     id: str
     title: str
@@ -33,7 +33,7 @@ class Section:
 
 
 def of_exhibit(exhibit: Mapping[str, Any]) -> Section:
-    """An exhibit as it was measured, the paper's own numbers behind ours."""
+    """Return an exhibit as it was measured, the paper's own numbers behind ours."""
     measured = what_was_measured(exhibit.get("trainings"))
     where = f"{exhibit['where']}, {exhibit['scale']} scale"
     return Section(
@@ -54,18 +54,18 @@ def of_exhibit(exhibit: Mapping[str, Any]) -> Section:
 
 
 def id_of(exhibit: str) -> str:
-    """Of its section."""
+    """Return the id of its section."""
     return f"exhibit-{exhibit}"
 
 
 def _explorers(exhibit: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The networks with a slider: several, or one as older files have it."""
+    """Return the networks with a slider: several, or one as older files have it."""
     several = exhibit.get("explorers")
     return [each for each in (several or [exhibit.get("explorer")]) if isinstance(each, Mapping)]
 
 
 def figure_of(figure: Mapping[str, Any]) -> dict[str, Any]:
-    """A figure with all that the page reads of it."""
+    """Return a figure with all that the page reads of it."""
     series = [
         {
             "name": str(one.get("name", "")),
@@ -92,7 +92,7 @@ def _axis(axis: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def origin_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """Command, commit and machine; and the trainings, where no table says more of them."""
+    """Write command, commit and machine; and the trainings, if no table says more of them."""
     machine, groups = record.get("machine") or {}, groups_in(record.get("trainings"))
     rows = {
         "command": str(record.get("command") or "–"),

@@ -12,19 +12,19 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Trained:
-    """What was trained on one network: a table, and which command trained what."""
+    """Hold what was trained on one network: a table, and which command trained what."""
 
     table: dict[str, Any]
     commands: Mapping[str, str]  # methods, by command
 
 
 def groups_in(trainings: Any) -> list[Group]:
-    """What of a record's trainings can be read."""
+    """Return what of a record's trainings can be read."""
     return [each for each in trainings if isinstance(each, Mapping)] if isinstance(trainings, list) else []
 
 
 def what_was_measured(trainings: Any) -> str:
-    """Networks and seeds in words.
+    """Write networks and seeds in words.
 
     >>> what_was_measured([{"title": "a CNN, 4 epochs", "seeds": [0, 1]}, {"title": "a ViT", "seeds": [0]}])
     'a CNN, 4 epochs · seeds 0 and 1; a ViT · seed 0'
@@ -47,7 +47,7 @@ def _texts(values: Any) -> list[str]:
 
 
 def trained(trainings: Any) -> list[Trained]:
-    """What was trained on each network, where the record says it."""
+    """Return what was trained on each network, where the record says it."""
     networks: dict[str, list[Group]] = {}
     for group in groups_in(trainings):
         networks.setdefault(str(group.get("title") or group.get("recipe") or "Trainings"), []).append(group)
@@ -56,7 +56,7 @@ def trained(trainings: Any) -> list[Trained]:
 
 
 def _on_network(title: str, groups: Sequence[Group]) -> Trained:
-    """One row for the seeds of a method that have the same commit and machine."""
+    """Return one row for the seeds of a method that have the same commit and machine."""
     rows: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     commands: dict[str, dict[str, None]] = {}
     for group, own in zip(groups, _own_settings(groups), strict=True):
@@ -78,7 +78,7 @@ def _on_network(title: str, groups: Sequence[Group]) -> Trained:
 
 
 def _own_settings(groups: Sequence[Group]) -> list[str]:
-    """What tells trainings of one network apart, such as their λ."""
+    """Return what tells trainings of one network apart, such as their λ."""
     settings = [dict(each) if isinstance(each := group.get("settings"), Mapping) else {} for group in groups]
     return [
         ", ".join(

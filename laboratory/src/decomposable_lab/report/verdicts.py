@@ -27,22 +27,22 @@ Claim = Mapping[str, Any]
 
 
 def said(claim: Claim) -> str:
-    """The verdict in words; what is none counts as not tried."""
+    """Return the verdict in words; an unknown one counts as not tried."""
     return VERDICTS.get(str(claim.get("verdict")), VERDICTS["not tried"])
 
 
 def class_of(verdict: Any) -> str:
-    """Of the page's styles."""
+    """Return the class in the page's styles."""
     return str(verdict).replace(" ", "-") if verdict in VERDICTS else "not-tried"
 
 
 def network_of(claim: Claim) -> str:
-    """What it was tried on, where that is said."""
+    """Return what it was tried on, where that is said."""
     return str(claim.get("on") or "")
 
 
 def legend() -> Html:
-    """What the signs mean."""
+    """Return what the signs mean."""
     each = (
         tag("span", tag("span", SIGNS[key], class_=f"mark {class_of(key)}"), f" {meaning}", class_="meaning")
         for key, meaning in _MEANINGS.items()
@@ -51,12 +51,12 @@ def legend() -> Html:
 
 
 def verdict(claim: Claim) -> Html:
-    """The word for it."""
+    """Return the word for it."""
     return tag("span", said(claim), class_=f"verdict {class_of(claim.get('verdict'))}")
 
 
 def marks(claims: Sequence[Claim], section: str) -> Html:
-    """A sign for every claim of a section, by network; each leads to its claim."""
+    """Return a sign for every claim of a section, by network; each leads to its claim."""
     places = {id(claim): f"#{place_of(section, number)}" for number, claim in enumerate(claims)}
     networks = by_network(claims)
     labels = _labels(networks)
@@ -73,12 +73,12 @@ def marks(claims: Sequence[Claim], section: str) -> Html:
 
 
 def place_of(section: str, number: int) -> str:
-    """The name of a claim in the page's address."""
+    """Return the name of a claim in the page's address."""
     return f"{section}-claim-{number + 1}"
 
 
 def by_network(claims: Iterable[Claim]) -> dict[str, list[Claim]]:
-    """Those about each network, in the order of the first."""
+    """Return those about each network, in the order of the first."""
     found: dict[str, list[Claim]] = {}
     for claim in claims:
         found.setdefault(network_of(claim), []).append(claim)
@@ -99,7 +99,7 @@ def _mark(claim: Claim, place: str) -> Html:
 
 
 def linked(text: str, ids: Mapping[str, str]) -> Html:
-    """Text with links to the exhibits that it names in brackets, or after "see".
+    """Write text with links to the exhibits that it names in brackets, or after "see".
 
     >>> linked("better (3c), see 2a & 9z", {"3c": "exhibit-3c", "2a": "exhibit-2a"})
     'better (<a href="#exhibit-3c">3c</a>), see <a href="#exhibit-2a">2a</a> &amp; 9z'

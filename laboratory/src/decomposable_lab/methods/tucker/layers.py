@@ -31,7 +31,7 @@ FactorForm = Literal["tucker", "channel", "spatial"]
 
 
 def form_of(shape: Sequence[int], form: FactorForm) -> FactorForm:
-    """The form that a weight of this shape takes: 1×1 kernels and linear layers have no core, so they are a matrix.
+    """Return the form for a weight of this shape: 1×1 kernels and linear layers have no core, so they are a matrix.
 
     >>> form_of((8, 4, 1, 1), "tucker"), form_of((8, 4, 3, 3), "tucker")
     ('channel', 'tucker')
@@ -40,7 +40,7 @@ def form_of(shape: Sequence[int], form: FactorForm) -> FactorForm:
 
 
 class Pair(NamedTuple):
-    """W ≈ p · q."""
+    """Hold W ≈ p · q."""
 
     p: Tensor  # (M, R)
     q: Tensor  # (R, N)
@@ -50,14 +50,14 @@ Factors = Tucker2 | Pair
 
 
 def decompose(w_OIHW: Tensor, form: FactorForm, kept: Kept) -> Factors:
-    """The factors of a weight: Tucker-2, or U√S and √S Vᵀ of the form's matrix. In float64."""
+    """Return the factors of a weight: Tucker-2, or U√S and √S Vᵀ of the form's matrix. In float64."""
     if form == "tucker":
         return tucker2(w_OIHW, kept)
     return _split(to_matrix(w_OIHW.detach().double(), form), kept)
 
 
 def decompose_again(factors: Factors, kept: Kept) -> Factors:
-    """The factors, at smaller ranks, of the weight that others stand for.
+    """Return the factors, at smaller ranks, of the weight that others stand for.
 
     For two factors P = Q_P A and Qᵀ = Q_Q Bᵀ, with orthonormal columns in Q_P and Q_Q, the SVD of P Q is that of A B
     between them: as small as the rank.
@@ -79,7 +79,7 @@ def _split(w_MN: Tensor, kept: Kept) -> Pair:
 
 
 def empty_factors(shape: Sequence[int], form: FactorForm, kept: Kept) -> Factors:
-    """Factors of the right shapes, all 0, to be filled from a file."""
+    """Return factors of the right shapes, all 0, to be filled from a file."""
     if form == "tucker":
         (out_rank, in_rank), (out_channels, in_channels) = kept, shape[:2]
         core = torch.zeros(out_rank or out_channels, in_rank or in_channels, *shape[2:])
@@ -91,7 +91,7 @@ def empty_factors(shape: Sequence[int], form: FactorForm, kept: Kept) -> Factors
 
 
 def parameters_for(shape: Sequence[int], form: FactorForm, factors: Factors, like: Tensor) -> list[nn.Parameter]:
-    """The weights of the layers in order; of the type, on the device and as trainable as the weight they replace."""
+    """Return the weights of the layers in order; of the type, device and trainability of the weight they replace."""
     if isinstance(factors, Pair):
         assert form != "tucker"
         weights = [*matrix_form(form).stages_of(factors.p, factors.q, shape)]
@@ -104,7 +104,7 @@ def parameters_for(shape: Sequence[int], form: FactorForm, factors: Factors, lik
 
 
 def stand_in(module: Decomposable, form: FactorForm, kept: Kept, weights: Sequence[nn.Parameter]) -> nn.Sequential:
-    """The plain layers, with these weights, that stand in for a dense one."""
+    """Return the plain layers, with these weights, that stand in for a dense one."""
     if form == "tucker":
         assert isinstance(module, Convolution)
         return _tucker_layers(module, kept, weights, module._parameters["bias"]).train(module.training)
@@ -114,7 +114,7 @@ def stand_in(module: Decomposable, form: FactorForm, kept: Kept, weights: Sequen
 def smaller_stand_in(
     layers: nn.Sequential, form: FactorForm, before: Kept, kept: Kept, weights: Sequence[nn.Parameter]
 ) -> nn.Sequential:
-    """The plain layers at other ranks, with these weights, in place of those that `stand_in` made."""
+    """Return the plain layers at other ranks, with these weights, in place of those that `stand_in` made."""
     bias = layers[-1]._parameters["bias"]
     if form == "tucker":
         smaller = _tucker_layers(layers[0 if before[1] is None else 1], kept, weights, bias)
@@ -125,7 +125,7 @@ def smaller_stand_in(
 
 
 def factors_in(layers: nn.Sequential, form: FactorForm, kept: Kept) -> Factors:
-    """What `stand_in` was made from, as it is after training."""
+    """Return what `stand_in` was made from, as it is after training."""
     weights = [cast(Tensor, layer.weight).detach() for layer in layers]
     if form != "tucker":
         return Pair(*to_factors(weights[0], weights[1]))
@@ -146,7 +146,7 @@ def _tucker_layers(
 
 
 def _layer(weight: nn.Parameter, bias: nn.Parameter | None, like: nn.Module | None) -> nn.Module:
-    """A layer with this weight, and the geometry of another one."""
+    """Return a layer with this weight, and the geometry of another one."""
     outputs, inputs, *kernel = weight.shape
     layer: nn.Module
     if kernel:

@@ -50,7 +50,7 @@ IMAGENET_GRID: dict[str, Any] = {
 
 
 def tuning_schedule(text: str) -> dict[str, Any]:
-    """The settings that a schedule of appendix D stands for; none where it is none.
+    """Return the settings that a schedule of appendix D stands for; none if there is no such schedule.
 
     >>> tuning_schedule("polynomial:1.5"), tuning_schedule("linear")
     ({'schedule': 'polynomial', 'power': 1.5}, {})
@@ -69,7 +69,7 @@ def tuning_schedule(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TuckerSettings(MethodSettings):
-    """The form, and the grid of appendix D, of which the defaults are the point that was best for the paper."""
+    """Hold the form, and the grid of appendix D; the defaults are the point that was best for the paper."""
 
     vbmf_form: str = "tucker"  # or "channel" or "spatial", in place of Tucker-2
 
@@ -95,7 +95,7 @@ class TuckerSettings(MethodSettings):
 
 
 class Tucker(Rival):
-    """Decomposition of a trained network at ranks that VBMF chooses, then fine-tuning."""
+    """Decompose a trained network at ranks that VBMF chooses, then fine-tune it."""
 
     name = "tucker"
     summary = "Tucker (or matrix) decomposition of a trained network at ranks by VBMF, then fine-tuning"
@@ -105,7 +105,7 @@ class Tucker(Rival):
     decomposes = False
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
-        """The ranks are those of trained weights."""
+        """Refuse a start from scratch: the ranks are those of trained weights."""
         if not has_init:
             raise InvalidArgumentError(
                 "method=tucker: it decomposes a trained network, and no weights came; "
@@ -113,14 +113,14 @@ class Tucker(Rival):
             )
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
-        """A copy of the model in which plain factored layers stand in for those that they make cheaper."""
+        """Return a copy of the model in which plain factored layers stand in for those that they make cheaper."""
         self.check(settings, has_init=is_trained)
         base = deep_copy(rewire(unwrap(model), {}))
         form = cast(FactorForm, settings.of(TuckerSettings).vbmf_form)
         return _with_factors(base, structure_of(base, example_input, form))
 
     def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> SizedNet:
-        """The size that was fine-tuned, as it is, and smaller ones without retraining, with statistics of their own.
+        """Return the size that was fine-tuned, and smaller ones without retraining, with statistics of their own.
 
         For each of `settings.sizes` below it, the ranks are the largest common part ρ of the VBMF ranks within it, and
         the layers are decomposed again from the weights that their fine-tuned factors stand for. `SMALLER` of it where
@@ -147,7 +147,7 @@ class Tucker(Rival):
     def rebuilt(
         self, model: nn.Module, example_input: Tensor, settings: Settings, structure: Mapping[str, Any]
     ) -> tuple[nn.Module, Callable[[MethodSize], nn.Module]]:
-        """The network of a file with factors that are still 0, and the function from a `MethodSize` to its module."""
+        """Return the network of a file with factors still 0, and the function from a `MethodSize` to its module."""
         known = Structure.from_json(structure)
         base = deep_copy(rewire(unwrap(model), {}))
         for layer in known.layers:
@@ -156,11 +156,11 @@ class Tucker(Rival):
         return network, partial(_build, network, known)
 
     def size_again(self, network: nn.Module, value: float, example_input: Tensor) -> MethodSize:
-        """Any part of the ranks."""
+        """Return any part of the ranks."""
         return _structure_of(network).size(value)
 
     def trainings(self, settings: Settings) -> tuple[Training, ...]:
-        """For each form one at every point of the grid, from the network that normal learning trained."""
+        """Return for each form one at every point of the grid, from the network that normal learning trained."""
         own = settings.of(TuckerSettings)
         points = itertools.product(
             own.compare_vbmf_forms, own.tuning_rates, own.tuning_weight_decays, own.tuning_schedules
@@ -197,7 +197,7 @@ def _with_factors(base: nn.Module, structure: Structure, *, are_empty: bool = Fa
 def _instead_of_dense(
     network: nn.Module, layer: LayerRanks, kept: Kept, *, are_empty: bool = False
 ) -> dict[nn.Module, nn.Module]:
-    """The dense modules of one layer, and the factored ones that take their places; they share their factors."""
+    """Return the dense modules of one layer, and the factored ones that take their places; they share their factors."""
     shape, form = layer.shape, layer.form
     modules = [cast(Decomposable, network.get_submodule(path)) for path in layer.modules]
     weight = modules[0].weight
@@ -208,7 +208,7 @@ def _instead_of_dense(
 
 @torch.no_grad()
 def _build(network: nn.Module, structure: Structure, size: MethodSize) -> nn.Module:
-    """The plain module of a size, made from the weights that the network has now."""
+    """Return the plain module of a size, made from the weights that the network has now."""
     replacements: dict[nn.Module, nn.Module] = {}
     for layer in structure.layers if size.value < 1 else ():
         replacements.update(_smaller(network, layer, size.value))
@@ -218,7 +218,7 @@ def _build(network: nn.Module, structure: Structure, size: MethodSize) -> nn.Mod
 
 
 def _smaller(network: nn.Module, layer: LayerRanks, part: float) -> dict[nn.Module, nn.Module]:
-    """The modules of one layer, and those that take their places at a part of the ranks."""
+    """Return the modules of one layer, and those that take their places at a part of the ranks."""
     before, kept = layer.kept(1.0), layer.kept(part)
     if kept == before:
         return {}
@@ -231,7 +231,7 @@ def _smaller(network: nn.Module, layer: LayerRanks, part: float) -> dict[nn.Modu
 
 
 def _laid_out_like(original: nn.Module, module: nn.Module) -> nn.Module:
-    """The module with its weights in channels-last layout where the original has one that can only be that."""
+    """Return the module with its weights in channels-last layout where the original has one that can only be that."""
     is_last = any(memory_format_of(p) is torch.channels_last for p in original.parameters())
     return module.to(memory_format=torch.channels_last) if is_last else module  # type: ignore[call-overload]
 

@@ -39,7 +39,7 @@ SMALLER = (0.75, 0.5, 0.25)
 
 
 class Positions(NamedTuple):
-    """How often a layer applies its weights to one sample: at every input position, at those of the map between two
+    """Hold how often a layer applies its weights to one sample: at each input position, at those of the map between two
     spatial factors, and at every output position.
     """
 
@@ -50,7 +50,7 @@ class Positions(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRanks:
-    """One weight, the ranks that VBMF gives it, and what it costs at parts of them.
+    """Hold one weight, the ranks that VBMF gives it, and what it costs at parts of them.
 
     Attributes:
         name: of the first layer that has the weight.
@@ -66,7 +66,7 @@ class LayerRanks:
     positions: Positions
 
     def kept(self, part: float) -> Kept:
-        """The ranks of the cheapest layers at a part of the VBMF ranks; of equally cheap ones the fewest layers."""
+        """Return the ranks of the cheapest layers at a part of the VBMF ranks; if equal, the fewest layers."""
         # 1e-9: a part m/r was divided, and must give m again.
         scaled = [None if r is None else max(1, math.floor(part * r + 1e-9)) for r in self.ranks]
         options: Iterable[Kept] = itertools.product(*((rank, None) for rank in scaled))
@@ -75,11 +75,11 @@ class LayerRanks:
         return min(options, key=lambda kept: (self.macs(kept), -kept.count(None)))
 
     def macs(self, kept: Kept) -> int:
-        """MACs for one sample: each weight at each position where it is applied."""
+        """Return the MACs for one sample: each weight at each position where it is applied."""
         return sum(weights * positions for weights, positions in self._layers(kept))
 
     def params(self, kept: Kept) -> int:
-        """Weights of the layers, biases not included."""
+        """Return the number of weights of the layers, without biases."""
         return sum(weights for weights, _ in self._layers(kept))
 
     def _layers(self, kept: Kept) -> list[tuple[int, int]]:
@@ -97,20 +97,20 @@ class LayerRanks:
 
 
 def is_dense(kept: Kept) -> bool:
-    """Whether nothing is factored."""
+    """Return whether nothing is factored."""
     return all(rank is None for rank in kept)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """All that has to be known of the original network besides its code: JSON holds it."""
+    """Hold all that must be known of the original network, apart from its code, as JSON."""
 
     layers: tuple[LayerRanks, ...]
     fixed_macs: int  # of what is not decomposed
     fixed_params: int
 
     def size(self, part: float) -> MethodSize:
-        """The network at a part of the VBMF ranks, as a `MethodSize`."""
+        """Return the network at a part of the VBMF ranks, as a `MethodSize`."""
         kept = [(layer, layer.kept(part)) for layer in self.layers]
         dense = [(layer, (None,) * len(layer.ranks)) for layer in self.layers]
         return MethodSize(
@@ -123,7 +123,7 @@ class Structure:
         )
 
     def sizes(self, budgets: Iterable[float]) -> list[MethodSize]:
-        """The size that was trained, and for every smaller part of the MACs the largest part of the ranks within it.
+        """Return the size that was trained, and for every smaller budget the largest part of the ranks within it.
 
         Where it is smaller than all of them, so that none would say what another size costs, parts of it are taken.
         """
@@ -136,23 +136,23 @@ class Structure:
         return sorted(distinct.values(), key=lambda size: -size.macs)
 
     def _parts(self) -> list[float]:
-        """Every ρ at which some rank goes up, ascending: only there does the network change."""
+        """Return every ρ at which some rank goes up, ascending: only there does the network change."""
         ranks = {rank for layer in self.layers for rank in layer.ranks if rank is not None}
         return sorted({m / rank for rank in ranks for m in range(1, rank + 1)})
 
     def as_json(self) -> dict[str, Any]:
-        """As numbers, text and lists."""
+        """Return it as numbers, text and lists."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Structure:
-        """What `as_json` gave."""
+        """Return what `as_json` gave."""
         try:
             layers = tuple(_layer_from_json(entry) for entry in stored["layers"])
             modules = [module for layer in layers for module in layer.modules]
             fixed = {name: stored[name] for name in ("fixed_macs", "fixed_params")}
             if len(set(modules)) < len(modules) or not all(is_integer(n) and n >= 0 for n in fixed.values()):
-                raise ArtifactError("structure: it is damaged (a layer twice, or a cost that is none)")
+                raise ArtifactError("structure: it is damaged (a layer twice, or a cost that is no number)")
             return cls(layers=layers, **fixed)
         except (KeyError, TypeError) as error:
             raise ArtifactError(f"structure: it is damaged ({type(error).__name__}: {error})") from error
@@ -180,7 +180,7 @@ def _layer_from_json(entry: Mapping[str, Any]) -> LayerRanks:
 
 
 def vbmf_ranks(layers: Sequence[Layer], form: FactorForm) -> dict[str, Kept]:
-    """The VBMF ranks by layer: for Tucker of both channel modes' unfoldings, else of the form's matrix.
+    """Return the VBMF ranks by layer: for Tucker of both channel modes' unfoldings, else of the form's matrix.
 
     Where VBMF takes a matrix for noise altogether, its rank 0 would cut the network in two. It then says nothing of
     what could be left out, and the mode, or the layer, stays whole.
@@ -206,7 +206,7 @@ def structure_of(
     form: FactorForm,
     choose: Callable[[Sequence[Layer], FactorForm], Mapping[str, Kept]] = vbmf_ranks,
 ) -> Structure:
-    """The ranks of every layer that can be decomposed, from its weight; one pass tells the positions.
+    """Return the ranks of every layer that can be decomposed, from its weight; one pass tells the positions.
 
     The classifier, a linear layer or 1 × 1 convolution that runs last, stays as it is. Its rows, one for each class,
     are trained to point away from each other, all alike. So its singular values are nearly equal, VBMF takes all of
@@ -241,7 +241,7 @@ def structure_of(
 
 
 def _positions(seen: Trace, layer: Layer) -> Positions:
-    """Where a layer applies its weights: at its inputs, behind a first spatial factor, at its outputs."""
+    """Return where a layer applies its weights: at its inputs, behind a first spatial factor, at its outputs."""
     axes = len(layer.shape) - 2
     inputs, outputs = seen.positions(layer, Chain(layer.shape, ((False,) * axes, (True,) * axes)))
     between = seen.positions(layer, FORMS["spatial"].chain(layer.shape))[0] if axes == 2 else outputs

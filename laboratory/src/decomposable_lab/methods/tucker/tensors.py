@@ -32,19 +32,19 @@ whole, with no matrix of its own; all None is dense."""
 
 
 class Tucker2(NamedTuple):
-    """W ≈ core ×_O u ×_I v; a mode without a matrix is whole."""
+    """Hold W ≈ core ×_O u ×_I v; a mode without a matrix is whole."""
 
     core: Tensor  # (R, S, H, W)
     u: Tensor | None  # (O, R)
     v: Tensor | None  # (I, S)
 
     def weight(self) -> Tensor:
-        """The weight that the three stand for, (O, I, H, W)."""
+        """Return the weight that the three stand for, (O, I, H, W)."""
         return _expanded(_expanded(self.core, self.u, 0), self.v, 1)
 
 
 def unfold(w_OIHW: Tensor, mode: int) -> Tensor:
-    """The matrix whose rows are the slices along one mode: 0 for output, 1 for input channels.
+    """Return the matrix whose rows are the slices along one mode: 0 for output, 1 for input channels.
 
     >>> unfold(torch.zeros(5, 4, 3, 3), 0).shape, unfold(torch.zeros(5, 4, 3, 3), 1).shape
     (torch.Size([5, 36]), torch.Size([4, 45]))
@@ -56,7 +56,7 @@ def unfold(w_OIHW: Tensor, mode: int) -> Tensor:
 def tucker2(
     w_OIHW: Tensor, ranks: Kept, *, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS
 ) -> Tucker2:
-    """The Tucker-2 decomposition of a weight at these ranks, in float64.
+    """Return the Tucker-2 decomposition of a weight at these ranks, in float64.
 
     The start is V of the truncated higher-order SVD. Since U and V are orthonormal, the squared error of the best core,
     C = W ×_O Uᵀ ×_I Vᵀ, is ‖W‖² − ‖C‖², and every half step can only raise ‖C‖.
@@ -89,7 +89,7 @@ def tucker2(
 
 
 def possible_ranks(shape: Sequence[int], ranks: Kept) -> Kept:
-    """The ranks cut to what can be used: at most the channels, and at most the other rank times H·W.
+    """Return the ranks cut to what can be used: at most the channels, and at most the other rank times H·W.
 
     >>> possible_ranks((64, 16, 3, 3), (80, 2)), possible_ranks((64, 16, 3, 3), (20, None))
     ((18, 2), (20, None))
@@ -106,7 +106,7 @@ def possible_ranks(shape: Sequence[int], ranks: Kept) -> Kept:
 
 @torch.no_grad()
 def decomposed_again(tucker: Tucker2, ranks: Kept) -> Tucker2:
-    """The Tucker-2 decomposition, at smaller ranks, of the weight that another one stands for after training.
+    """Return the Tucker-2 decomposition, at smaller ranks, of the weight that another one stands for after training.
 
     Training leaves U and V with columns that are no longer orthonormal. With U = Q_U A and V = Q_V B, Q orthonormal,
     W = (C ×_O A ×_I B) ×_O Q_U ×_I Q_V, so the decomposition of the small tensor in brackets is that of W, its
@@ -140,7 +140,7 @@ def _carried(
 
 
 def _leading(w: Tensor, mode: int, rank: int) -> Tensor:
-    """The first left singular vectors of an unfolding."""
+    """Return the first left singular vectors of an unfolding."""
     return svd({"weight": unfold(w, mode)})["weight"].u[:, :rank]
 
 

@@ -45,7 +45,7 @@ _ZERO = float(np.finfo(np.float64).eps)  # times the longer side: below this par
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VBMF:
-    """What VBMF says about a matrix.
+    """Hold what VBMF says about a matrix.
 
     Attributes:
         rank: the number of singular values that are more than noise.
@@ -61,7 +61,7 @@ class VBMF:
 
 
 def vbmf(matrix: Any) -> VBMF:
-    """VBMF of a matrix.
+    """Compute VBMF of a matrix.
 
     >>> generator = np.random.default_rng(0)
     >>> signal = generator.normal(size=(40, 3)) @ generator.normal(size=(3, 90))
@@ -80,7 +80,7 @@ def vbmf(matrix: Any) -> VBMF:
 
 
 def vbmf_rank(singular_values: Sequence[float] | Floats, shape: Sequence[int]) -> int:
-    """The rank that VBMF gives a matrix of this shape with these singular values.
+    """Return the rank that VBMF gives a matrix of this shape with these singular values.
 
     >>> vbmf_rank([9.0, 8.0, 1.1, 1.0, 1.0, 0.9, 0.9, 0.8], (8, 12))
     2
@@ -89,7 +89,7 @@ def vbmf_rank(singular_values: Sequence[float] | Floats, shape: Sequence[int]) -
 
 
 def vbmf_of_values(singular_values: Sequence[float] | Floats, shape: Sequence[int]) -> VBMF:
-    """VBMF of a matrix of this shape, of which only the singular values matter; those not given are 0.
+    """Compute VBMF of a matrix of this shape from its singular values; those not given are 0.
 
     The estimate has at most ⌈L/(1+α)⌉ − 1 values, however large the last ones are: the free energy always takes part of
     the spectrum for noise. Where no more than these are above 0, it falls without bound towards σ² = 0, so the matrix
@@ -115,7 +115,7 @@ def vbmf_of_values(singular_values: Sequence[float] | Floats, shape: Sequence[in
 
 
 def _checked(singular_values: Sequence[float] | Floats, shape: Sequence[int]) -> tuple[Floats, int]:
-    """All L singular values, descending, and M."""
+    """Return all L singular values, descending, and M."""
     if len(shape) != 2 or min(shape) < 1:
         raise InvalidArgumentError(f"shape={tuple(shape)}; allowed: two numbers of at least 1")
     given = np.asarray(singular_values, dtype=np.float64)
@@ -139,19 +139,19 @@ def _most(rows: int, columns: int) -> int:
 
 
 def shrunk(gamma: Floats, rows: int, columns: int, noise_variance: float) -> Floats:
-    """γ̂ of values above the threshold."""
+    """Return γ̂ of values above the threshold."""
     kept = 1 - (rows + columns) * noise_variance / gamma**2
     return gamma / 2 * (kept + np.sqrt(kept**2 - 4 * rows * columns * noise_variance**2 / gamma**4))
 
 
 def bend(alpha: float) -> float:
-    """x̄ = (1+τ̄)(1+α/τ̄): the threshold, as γ²/(Mσ²)."""
+    """Return x̄ = (1+τ̄)(1+α/τ̄): the threshold, as γ²/(Mσ²)."""
     tau = least_tau(alpha)
     return (1 + tau) * (1 + alpha / tau)
 
 
 def least_tau(alpha: float) -> float:
-    """τ̄, where Φ(τ) + Φ(τ/α) falls through 0.
+    """Return τ̄, where Φ(τ) + Φ(τ/α) falls through 0.
 
     >>> round(least_tau(1.0), 4)
     2.5129
@@ -211,7 +211,7 @@ def _free_energy(squares_L: Floats, log_variance: float, alpha: float) -> float:
 
 
 def _golden_section(function: Callable[[float], float], low: float, high: float) -> float:
-    """The place of a minimum between two points, to the square root of the machine's precision."""
+    """Return the place of a minimum between two points, to the square root of the machine's precision."""
     shrink = (math.sqrt(5) - 1) / 2
     left, right = high - shrink * (high - low), low + shrink * (high - low)
     at_left, at_right = function(left), function(right)
