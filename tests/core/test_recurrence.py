@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import decomposable as dn
-from decomposable.core.unpacking import recurrence
+from decomposable.core.unpacking import recurrent as recurrence
 
 KINDS = {
     "lstm": (nn.LSTM, {"num_layers": 2, "bidirectional": True}),

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from decomposable.core.unpacking import Copies, ViewLinear, openable, opened
+from decomposable.core.unpacked import openable, opened
+from decomposable.core.unpacking.parts import Copies, ViewLinear
 
 KINDS = [ViewLinear, Copies()]
 

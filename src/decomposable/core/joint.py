@@ -44,8 +44,7 @@ from decomposable.core.passes import Closure, Local, LossSpec, Pass, Scaler, ave
 from decomposable.core.processes import Processes, same_buffers_
 from decomposable.core.tracing import Forward, call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, data_parallel, refuse_sharded, rewire, unwrap
-from decomposable.core.unpacked import layers_inside, opened_where_it_runs
-from decomposable.core.unpacking import openable, with_layers
+from decomposable.core.unpacked import layers_inside, openable, opened_where_it_runs, with_layers
 from decomposable_edge.checks import check_count, is_integer, is_number
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Rank, flat_ranks, like_ranks, ranks_of

@@ -17,8 +17,10 @@ from decomposable.core.forms.matrix import MatrixForm
 from decomposable.core.forms.tucker import Tucker
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
-from decomposable.core.unpacking import COMPUTED, ViewLinear, has_own_forward, is_computed, may_call, why_closed
-from decomposable.core.unpacking.parts import WHOLE, ParameterSlice
+from decomposable.core.unpacking import why_closed
+from decomposable.core.unpacking.calling import has_own_forward, may_call
+from decomposable.core.unpacking.computed import COMPUTED, is_computed
+from decomposable.core.unpacking.parts import WHOLE, ParameterSlice, ViewLinear
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Axes, Chain, Rank, Ranks
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from decomposable.core.layers import CONVOLUTIONS, Layer
 from decomposable.core.tree import evaluating, plain_name
-from decomposable.core.unpacking import Opened
+from decomposable.core.unpacking.parts import Opened
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Chain
 from decomposable_edge.sizing.cost import LayerCost, LayerShape, per_rank

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from decomposable.core.unpacking.cells import CellWeights, State, chained
-from decomposable.core.unpacking.recurrence import RECORDER
+from decomposable.core.unpacking.recurrent import RECORDER, CellWeights, State, chained
 from decomposable.export.program import ExportError
 
 if TYPE_CHECKING:

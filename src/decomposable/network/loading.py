@@ -14,7 +14,8 @@ from decomposable.core.factors import as_held
 from decomposable.core.layers import CONVOLUTIONS, KINDS, TRANSPOSED, ChainLayers, Layer, avoid_fast_paths_
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
-from decomposable.core.unpacking import Copies, replaceable, with_opened
+from decomposable.core.unpacked import replaceable, with_opened
+from decomposable.core.unpacking.parts import Copies
 from decomposable.models.origin import BUILDERS, rebuilt
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import FilePath, open_container

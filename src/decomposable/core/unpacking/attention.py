@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decomposable.core.unpacking.base import Opened
-from decomposable.core.unpacking.parts import WHOLE, PackedWeight, ParameterSlice
+from decomposable.core.unpacking.parts import WHOLE, Opened, PackedWeight, ParameterSlice
 
 
 class OpenedAttention(Opened):
@@ -67,7 +66,7 @@ class OpenedAttention(Opened):
         elif self.batch_first:
             query, key, value = (each.transpose(0, 1) for each in (query, key, value))
         q_BHQD, k_BHKD, v_BHKD = (
-            self._heads(self.layer(name)(each))
+            self._heads(self._modules[name](each))  # type: ignore[misc]
             for name, each in (("q_proj", query), ("k_proj", key), ("v_proj", value))
         )
         mask = self._mask(q_BHQD, k_BHKD, key_padding_mask, attn_mask)
@@ -82,7 +81,7 @@ class OpenedAttention(Opened):
         else:
             found_BHQD = F.scaled_dot_product_attention(q_BHQD, k_BHKD, v_BHKD, mask, dropout)
         # Positions lie first in memory, as PyTorch has it: dropout after this draws in the order of the memory.
-        output_QBE: Tensor = self.layer("out_proj")(found_BHQD.permute(2, 0, 1, 3).flatten(2))
+        output_QBE: Tensor = self._modules["out_proj"](found_BHQD.permute(2, 0, 1, 3).flatten(2))  # type: ignore[misc]
         if not is_batched:
             return output_QBE.squeeze(1), None if weights is None else weights.squeeze(0)
         return output_QBE.transpose(0, 1) if self.batch_first else output_QBE, weights

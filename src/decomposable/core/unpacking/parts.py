@@ -1,4 +1,4 @@
-"""A part of a module's weights as a `Linear` of its own: a view of the user's parameter, or a copy of that view.
+"""A part of a module's weights as a `Linear` of its own, and the module that stands in for one with several parts.
 
     in_proj_weight (3E × E) of an attention ── rows 0 … E ──▶ q_proj     weight of a Conv1D ── transposed ──▶ Linear
 
@@ -8,21 +8,23 @@ network that is decomposed, which has no tie to the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+_OWN = frozenset(vars(nn.Module()))  # hooks, parameters, flags: every module has its own
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterSlice:
-    """Which part of a parameter a weight is: some of its rows, or all; and whether inputs lie before outputs in it."""
+    """Say which part of a parameter a weight is: some of its rows, or all; and whether inputs lie before outputs."""
 
     rows: tuple[int, int] | None = None
     transposed: bool = False
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part of a tensor that is shaped as the parameter is: a view."""
+        """Return the part of a tensor that is shaped as the parameter is: a view."""
         part = tensor if self.rows is None else tensor[slice(*self.rows)]
         return part.transpose(0, 1) if self.transposed else part
 
@@ -32,7 +34,7 @@ WHOLE = ParameterSlice()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedWeight:
-    """Where a `Linear` inside a module has its weight and its bias from, by the names of the module's parameters.
+    """Say where a `Linear` inside a module has its weight and its bias from, by the names of the module's parameters.
 
     `rows` are those of the bias.
     """
@@ -45,23 +47,23 @@ class PackedWeight:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The parameter that the weight is a part of."""
+        """Return the parameter that the weight is a part of."""
         found = self.owner._parameters[self.weight]
         assert isinstance(found, nn.Parameter)
         return found
 
     @property
     def bias_parameter(self) -> nn.Parameter | None:
-        """The same of the bias."""
+        """Return the same of the bias."""
         return None if self.bias is None else self.owner._parameters[self.bias]
 
     def of_bias(self, bias: Tensor) -> Tensor:
-        """The part of a bias."""
+        """Return the part of a bias."""
         return bias if self.rows is None else bias[slice(*self.rows)]
 
 
 class ViewLinear(nn.Linear):
-    """A `Linear` that holds nothing: its weight and bias are views, made when they are asked for."""
+    """Hold nothing, as a `Linear` whose weight and bias are views, made when they are asked for."""
 
     part: PackedWeight
 
@@ -77,12 +79,12 @@ class ViewLinear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The part of the user's parameter, through which a gradient goes."""
+        """Return the part of the user's parameter, through which a gradient goes."""
         return self.part.cut.of(self.part.parameter)
 
     @property
     def bias(self) -> Tensor | None:  # type: ignore[override]
-        """The same of the bias."""
+        """Return the same of the bias."""
         bias = self.part.bias_parameter
         return None if bias is None else self.part.of_bias(bias)
 
@@ -92,13 +94,13 @@ Make = Callable[[PackedWeight], nn.Linear]
 
 
 class Copies:
-    """Makes `Linear` layers with parameters of their own; what is one part of one parameter stays one."""
+    """Make `Linear` layers with parameters of their own; what is one part of one parameter stays one."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[nn.Parameter, ParameterSlice], nn.Parameter] = {}
 
     def __call__(self, part: PackedWeight) -> nn.Linear:
-        """The layer of a part."""
+        """Return the layer of a part."""
         linear = nn.Linear(1, 1, bias=False, device="meta")
         linear.weight = self._copied(part.parameter, part.cut, part.cut.of)
         linear.out_features, linear.in_features = linear.weight.shape
@@ -111,3 +113,41 @@ class Copies:
             values = view(parameter.detach()).clone().contiguous()
             self._made[parameter, cut] = nn.Parameter(values, requires_grad=parameter.requires_grad)
         return self._made[parameter, cut]
+
+
+class Opened(nn.Module):
+    """Stand in for a module: its weights are those of `Linear` layers inside, its outputs are the same.
+
+    The options of the module that it stands for are there, by their names. Of its parameters those that have become
+    layers are None here, unless it was opened for training: then they are the user's own, by their own names.
+    """
+
+    @classmethod
+    def of(cls, module: nn.Module, make: Make) -> Opened:
+        """Return that of a module, with layers that `make` makes."""
+        opened = cls()
+        opened.__dict__.update({name: value for name, value in vars(module).items() if name not in _OWN})
+        opened.training = module.training
+        opened._parameters.update(dict.fromkeys(module._parameters))
+        for name, part in cls.parts(module).items():
+            opened._modules[name] = make(part)
+        return opened
+
+    @classmethod
+    def parts(cls, module: nn.Module) -> dict[str, PackedWeight]:
+        """Return the weights of a module, by the names that their layers get."""
+        raise NotImplementedError
+
+    @classmethod
+    def why_not(cls, module: nn.Module) -> str | None:
+        """Return the reason to leave a module as it is, or None."""
+        raise NotImplementedError
+
+    def with_layers(self, module: nn.Module, layers: Mapping[nn.Module, nn.Module]) -> Opened:
+        """Return the same around other layers, in the module's mode, with the module's own parameters."""
+        twin = type(self)()
+        twin.__dict__.update({name: value for name, value in vars(self).items() if name not in _OWN})
+        twin.training = module.training
+        twin._parameters.update(module._parameters)
+        twin._modules.update({name: layers.get(layer, layer) for name, layer in self._modules.items() if layer})
+        return twin

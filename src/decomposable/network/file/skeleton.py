@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from decomposable.core.layers import Layer
 from decomposable.core.tracing import shape_of
-from decomposable.core.unpacking import names_of_opened
+from decomposable.core.unpacked import names_of_opened
 from decomposable.models.origin import noted
 from decomposable.network.file.container import DTYPE_NAMES
 from decomposable_edge.errors import InvalidArgumentError
