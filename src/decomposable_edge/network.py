@@ -13,12 +13,11 @@ import numpy as np
 import onnx
 
 from decomposable_edge.device_graph import DeviceGraph, take_graph
-from decomposable_edge.errors import ArtifactError
-from decomposable_edge.fields import Damaged, Fields, require
-from decomposable_edge.file.container import Array, Container, InNumpy, Stored
+from decomposable_edge.fields import Fields, require
+from decomposable_edge.file.container import Array, Container, InNumpy, Stored, naming
 from decomposable_edge.graph import Use, Wiring, attribute, check_geometry, find_foldable, find_uses
-from decomposable_edge.onnx_model import parse_model, type_name
-from decomposable_edge.recurrent import Found, check_shapes, find_recurrences
+from decomposable_edge.onnx_model import is_recurrence, parse_model, type_name
+from decomposable_edge.recurrent import Recurrence
 from decomposable_edge.sizing.cost import LayerShape
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.record import (
@@ -32,7 +31,6 @@ from decomposable_edge.sizing.record import (
     read_tuned,
     state_name,
 )
-from decomposable_edge.text import one_line
 from decomposable_edge.weights import LayerWeights, Statistics, Tuned
 
 _MOST_INPUTS = 1 << 28  # numbers of one sample: nobody is made to take memory for a claim
@@ -67,7 +65,7 @@ class StoredNetwork:
     computed: frozenset[int]  # nodes that are not needed, as what they make is among the tensors
     layers: tuple[LayerWeights, ...]
     uses: Mapping[str, tuple[Use, ...]]  # where the graph has each layer; nowhere if only training uses it
-    recurrences: tuple[Found, ...]  # where it has recurrent layers, which may use decomposed ones inside
+    recurrences: Mapping[int, Recurrence]  # its recurrent layers, by node, which may use decomposed ones inside
     foldable: Mapping[int, int]  # for every batch normalisation that can be folded, the node that takes it in
     selector: RankSelector
     statistics: Statistics | None
@@ -81,10 +79,8 @@ class StoredNetwork:
 
 def open_network(path: str | os.PathLike[str]) -> StoredNetwork:
     """Return the network of a file of `net.save`; raise `ArtifactError` for any other file."""
-    try:
+    with naming(path):
         return _parsed(Container(path, InNumpy()))
-    except (Damaged, RecursionError) as error:
-        raise ArtifactError.of(path, one_line(error)) from error
 
 
 def _parsed(container: Container[Array]) -> StoredNetwork:
@@ -95,24 +91,24 @@ def _parsed(container: Container[Array]) -> StoredNetwork:
     graph = DeviceGraph.read(top.get("onnx"), take_graph(arrays).all().tobytes())
     model, constants = parse_model(graph.content)
     wiring = Wiring(model.graph)
-    state = _read_state(top, arrays)
+    entries = top.records("state")  # a tensor that is another one is not there again
+    state = {key: arrays.take(state_name(key)) for key, entry in entries.items() if not entry.has("same_as")}
     layers = tuple(_read_layer(read_layer(record), state, wiring, arrays) for record in top.record_list("layers"))
-    names = [layer.name for layer in layers]
-    require(bool(layers) and len(set(names)) == len(names), "there is no layer, or one is there twice")
+    require(0 < len(layers) == len({layer.name for layer in layers}), "there is no layer, or one is there twice")
     selector, statistics, tuned = _read_sizes(top, layers, state, arrays)
-    recurrences = find_recurrences(wiring)
     weights = {name: stored for key, stored in state.items() if wiring.takers(name := state_name(key))}
     shapes = {name: tuple(each.shape) for name, each in (constants | weights).items()}
-    factors = {name: each.shape for layer in layers for name, each in zip(layer.names, _held(layer), strict=True)}
+    factors = {name: shape for layer in layers for name, shape in zip(layer.names, _held_shapes(layer), strict=True)}
     inputs = tuple(_port(value, graph.values.get(value.name, (0, 1))) for value in model.graph.input)
     outputs = tuple(_port(value) for value in model.graph.output)
     require(bool(inputs) and bool(outputs), "it has no input or no output")
-    for found in recurrences:
-        check_shapes(found.recurrence, shapes | factors)
     made = {*wiring.makers, *(port.name for port in inputs)}
     require(not (shapes.keys() | factors.keys()) & made, "a weight is an input, or a node makes it")
     require(not constants.keys() & (weights.keys() | factors.keys()), "a constant is called as a weight is")
-    tensors, computed = _transposed(wiring, weights, recurrences, set(map(state_name, tuned.names if tuned else ())))
+    recurrences = {i: Recurrence.of(node) for i, node in enumerate(wiring.nodes) if is_recurrence(node)}
+    for one in recurrences.values():
+        one.check(shapes | factors)
+    tensors, computed = _transposed(wiring, weights, set(map(state_name, tuned.names if tuned else ())))
     return StoredNetwork(
         path=container.path,
         model=model,
@@ -134,12 +130,6 @@ def _parsed(container: Container[Array]) -> StoredNetwork:
     )
 
 
-def _read_state(top: Fields, arrays: Arrays) -> dict[str, Stored[Array]]:
-    """The tensors of the state dict, left where they lie; those that are another one are not there again."""
-    entries = top.records("state")
-    return {key: arrays.take(state_name(key)) for key, entry in entries.items() if not entry.has("same_as")}
-
-
 def _read_layer(layer: LayerShape, state: State, wiring: Wiring, arrays: Arrays) -> LayerWeights:
     names, key = factor_names(layer), f"{layer.name}.weight" if layer.name else "weight"
     stages = tuple(arrays.take(name) for name in names)
@@ -150,16 +140,16 @@ def _read_layer(layer: LayerShape, state: State, wiring: Wiring, arrays: Arrays)
     return LayerWeights(**vars(layer), stages_stored=stages, dense_stored=state[key], is_used=is_used)
 
 
-def _held(layer: LayerWeights) -> Sequence[Any]:
-    """The stages with all bases, as their layers hold them, without their values."""
-    shapes = layer.chain.shapes(layer.kept)
-    return layer.chain.held([np.broadcast_to(np.float32(0), shape) for shape in shapes])
+def _held_shapes(layer: LayerWeights) -> list[tuple[int, ...]]:
+    """Return the shapes of the stages with all bases, as their layers hold them."""
+    shapes = zip(layer.chain.shapes(layer.kept), layer.chain.swapped, strict=True)
+    return [(shape[1], shape[0], *shape[2:]) if is_swapped else shape for shape, is_swapped in shapes]
 
 
 def _read_sizes(
     top: Fields, layers: Sequence[LayerWeights], state: State, arrays: Arrays
 ) -> tuple[RankSelector, Statistics | None, Tuned | None]:
-    """What a choice of size depends on, and what is known of sizes, of which rows are read when one is set."""
+    """Return what a choice of size depends on, and what is known of sizes, of which rows are read when one is set."""
     ranks = np.array([rank for layer in layers for rank in layer.kept], np.int64)
     selector = read_selector(top, layers, ranks, arrays)
     selector.prepare()
@@ -178,13 +168,11 @@ def _read_sizes(
     return selector, statistics, tuned
 
 
-def _transposed(
-    wiring: Wiring, weights: State, recurrences: Sequence[Found], changing: set[str]
-) -> tuple[dict[str, Array], frozenset[int]]:
-    """The weights that are the same at every size. Those that a node transposes are so already, without that node:
-    the runtime would do it again for every size.
+def _transposed(wiring: Wiring, weights: State, changing: set[str]) -> tuple[dict[str, Array], frozenset[int]]:
+    """Return the weights that are the same at every size, and nodes that are not needed any more.
+
+    Those that a node transposes are so already: the runtime would do it again for every size.
     """
-    kept = {index for found in recurrences for index in found.before}
     tensors: dict[str, Array] = {}
     computed: set[int] = set()
     for name, stored in weights.items():
@@ -192,7 +180,7 @@ def _transposed(
         for index, place in wiring.takers(name):
             node = wiring.nodes[index]
             axes = attribute(node, "perm", list[int]()) if node.op_type == "Transpose" and place == 0 else []
-            if index in kept or name in changing or sorted(axes) != list(range(values.ndim)) or not axes:
+            if name in changing or sorted(axes) != list(range(values.ndim)) or not axes:
                 tensors[name] = values
             elif node.output[0] not in wiring.outputs:
                 tensors[node.output[0]] = np.ascontiguousarray(values.transpose(axes))
@@ -200,37 +188,35 @@ def _transposed(
     return tensors, frozenset(computed)
 
 
-def _uses(wiring: Wiring, layer: LayerWeights, recurrences: Sequence[Found]) -> tuple[Use, ...]:
-    """Where the main graph has a layer; inside of recurrent ones, all its stages have to be there in a row."""
-    uses = find_uses(wiring, layer.name, layer.names, [found.scan for found in recurrences])
-    chains = [chain for found in recurrences for chain in (found.recurrence.hh, found.recurrence.hr)]
+def _uses(wiring: Wiring, layer: LayerWeights, recurrences: Mapping[int, Recurrence]) -> tuple[Use, ...]:
+    """Return where the graph has a layer; inside of recurrent ones, all its stages have to be there in a row."""
+    what = f"layer '{layer.name:.60}'"
+    uses = find_uses(wiring, layer.name, layer.names, {i: one.ih for i, one in recurrences.items()})
+    chains = [chain for one in recurrences.values() for chain in (one.hh, one.hr)]
     inside = [chain for chain in chains if set(chain) & set(layer.names)]
-    require(all(chain == layer.names for chain in inside), f"layer '{layer.name:.60}': its parts do not match")
-    require(
-        (bool(uses) or bool(inside)) == layer.is_used,
-        f"layer '{layer.name:.60}': its weights are not where they should be",
-    )
+    require(all(chain == layer.names for chain in inside), f"{what}: its parts do not match")
+    require(bool(uses or inside) == layer.is_used, f"{what}: its weights are not where they should be")
     is_convolution = len(layer.shape) > 2
     for use in uses:
         for index, kernel, is_swapped in zip(use.nodes, layer.chain.kernels, layer.chain.swapped, strict=True):
             node = wiring.nodes[index]
             kinds = ("ConvTranspose",) if is_swapped else ("Conv",) if is_convolution else ("Gemm", "MatMul")
-            require(node.op_type in kinds, f"layer '{layer.name:.60}' of shape {layer.shape} is a {node.op_type:.40}")
+            is_end = not is_convolution and index in recurrences and index == use.nodes[-1]
+            require(is_end or node.op_type in kinds, f"{what} of shape {layer.shape} is a {node.op_type:.40}")
             if is_convolution:
                 check_geometry(node, kernel, layer.name)
     return uses
 
 
 def _port(value: onnx.ValueInfoProto, values: tuple[int, int] = (0, 1)) -> Port:
-    """An input or output of the graph, and the whole numbers that an input may be given."""
+    """Return an input or output of the graph; `values` are the whole numbers that an input may be given."""
     kind = value.type.tensor_type
     dtype = type_name(kind.elem_type) if value.type.HasField("tensor_type") else None
     require(dtype is not None and kind.HasField("shape"), f"'{value.name:.60}' is no array of a known type")
     assert dtype is not None
-    shape: list[int | str] = []
-    for dim in kind.shape.dim:
-        require(dim.dim_value >= 0, f"'{value.name:.60}' has a negative extent")
-        shape.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?")
+    dims = kind.shape.dim
+    require(all(dim.dim_value >= 0 for dim in dims), f"'{value.name:.60}' has a negative extent")
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims)
     known = math.prod(size for size in shape if isinstance(size, int))
     require(known <= _MOST_INPUTS, f"'{value.name:.60}' has the shape {shape!s:.80}")
-    return Port(name=value.name, shape=tuple(shape), dtype=dtype, values=values)
+    return Port(name=value.name, shape=shape, dtype=dtype, values=values)

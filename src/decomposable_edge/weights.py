@@ -20,18 +20,17 @@ from decomposable_edge.sizing.record import factor_names
 
 
 def dense_weight(stages: Sequence[Array]) -> Array:
-    """W̃ that the stages of a chain stand for: along every axis of the kernel, one of them has the taps."""
-    exact = (
-        np.float32 if stages[0].dtype == np.float16 else stages[0].dtype
-    )  # numpy is slow and coarse in half precision
+    """Return W̃ that the stages of a chain stand for: along every axis of the kernel, one of them has the taps."""
+    own = stages[0].dtype
+    exact = np.float32 if own == np.float16 else own  # numpy is slow and coarse in half precision
     made = stages[0].astype(exact, copy=False)
     for stage in stages[1:]:
         made = _joined(made, stage.astype(exact, copy=False))
-    return np.ascontiguousarray(made, dtype=stages[0].dtype)
+    return np.ascontiguousarray(made, dtype=own)
 
 
 def _joined(before: Array, behind: Array) -> Array:
-    """One weight for two layers, of which one follows the other."""
+    """Return one weight for two layers, of which one follows the other."""
     rank, inputs, *taps_before = before.shape
     outputs, _, *taps_behind = behind.shape
     left = np.moveaxis(behind, 1, -1).reshape(-1, rank)
@@ -106,49 +105,31 @@ class LayerWeights(LayerShape):
 
 
 def _sliced(weights: Sequence[Array], ranks: Ranks) -> tuple[Array, ...]:
-    """The first bases of every cut: outputs of the stage before it, and inputs of the one behind."""
+    """Return the first bases of every cut: outputs of the stage before it, and inputs of the one behind."""
     ends = (None, *ranks, None)
     return tuple(weight[: ends[i + 1], : ends[i]] for i, weight in enumerate(weights))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class InNumpy(KnownSizes):
     """What is known of sizes, as arrays: of each table, which lies in the file, two rows are needed at a time."""
-
-    original: tuple[Any, ...]  # of arrays
 
     def _mixed(self, low: Array, high: Array, place_C: Array) -> Sequence[Array]:
         values_C = low + (high.astype(np.float64) - low) * place_C
         return np.split(values_C.astype(low.dtype), np.cumsum(self.channels)[:-1])
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics(InNumpy, CalibratedSizes):
     """Mean and variance of all batch normalisation channels for calibrated sizes."""
 
-    mean_SC: Stored[Array]
-    var_SC: Stored[Array]
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Tuned(InNumpy, TunedSizes):
     """Scales, shifts and biases of tuned sizes, by the names of their tensors."""
 
-    values_ST: Stored[Array]
-
 
 def folded(
-    weight: Array,
-    bias: Array | None,
-    gamma: Array,
-    beta: Array,
-    mean: Array,
-    var: Array,
-    *,
-    epsilon: float,
-    axis: int = 0,
+    weight: Array, bias: Array | None, gamma: Array, beta: Array, mean: Any, var: Any, *, epsilon: float, axis: int = 0
 ) -> tuple[Array, Array]:
-    """Weight and bias of a layer that takes in the batch normalisation behind it, whose numbers are one per channel.
+    """Return weight and bias of a layer that takes in the batch normalisation behind it, with a number per channel.
 
     BN(Wx + b) = s·(Wx + b − mean) + β = (s·W)x + (s·(b − mean) + β),  s = γ/√(var + ε); output channels lie along
     this axis of the weight.
