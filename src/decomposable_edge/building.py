@@ -23,13 +23,12 @@ from onnx import NodeProto, helper
 
 from decomposable_edge.file.container import Array
 from decomposable_edge.graph import attribute, captured, merged_attributes, outputs_axis
-from decomposable_edge.network import StoredNetwork
+from decomposable_edge.network import LayerWeights, StoredNetwork
 from decomposable_edge.onnx_model import RECURRENCE, header_of, tensor_of, type_code
 from decomposable_edge.realising import realised
 from decomposable_edge.recurrent import as_operator, can_be_operator, in_steps
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.record import state_name
-from decomposable_edge.weights import LayerWeights, folded
 
 SMALL = 1024  # bytes of a tensor that may as well stay in the model
 
@@ -141,3 +140,25 @@ class _Draft:
         opsets = [each for each in source.opset_import if each.domain != RECURRENCE[0]]
         model = onnx.ModelProto(ir_version=source.ir_version, opset_import=opsets, graph=graph)
         return SizeModel(content=model.SerializeToString(), weights=weights)
+
+
+def folded(
+    weight: Array, bias: Array | None, gamma: Array, beta: Array, mean: Any, var: Any, *, epsilon: float, axis: int = 0
+) -> tuple[Array, Array]:
+    """Return weight and bias of a layer that takes in the batch normalisation behind it, with a number per channel.
+
+    BN(Wx + b) = s·(Wx + b − mean) + β = (s·W)x + (s·(b − mean) + β),  s = γ/√(var + ε); output channels lie along
+    this axis of the weight.
+
+    >>> norm = {"gamma": np.ones(1), "beta": np.ones(1), "mean": np.full(1, 2.0), "var": np.full(1, 0.25)}
+    >>> weight, bias = folded(np.array([[3.0]]), None, **norm, epsilon=0.0)  # 3x → (3x − 2) / 0.5 + 1
+    >>> weight.tolist(), bias.tolist()
+    ([[6.0]], [-3.0])
+    """
+    with np.errstate(all="ignore"):  # what is no number stays none, as in the network itself
+        scale = gamma / np.sqrt(var.astype(np.float64) + epsilon)
+        shift = beta - mean * scale
+        if bias is not None:
+            shift = shift + bias * scale
+        along_outputs = scale.astype(weight.dtype).reshape(-1, *(1,) * (weight.ndim - 1 - axis))
+        return np.ascontiguousarray(weight * along_outputs), shift.astype(weight.dtype)

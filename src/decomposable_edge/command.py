@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from decomposable_edge import __version__, console
-from decomposable_edge.console import as_table, parse_size, parse_sizes, run_command, showing_warnings
+from decomposable_edge.console import answer, as_table, parse_size, parse_sizes, run_command, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.file.container import Array
 from decomposable_edge.files import replacing
@@ -37,10 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(PROGRAM, _parser, argv)
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = console.OneLineParser(prog=PROGRAM, description="Run a network file at any size, without PyTorch.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
@@ -50,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         one = verbs.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         file = "a network file (.safetensors) that holds its ONNX graph"
         one.add_argument("file", metavar="FILE", type=Path, help=file)
-        one.set_defaults(run=run, if_interrupted="")
+        one.set_defaults(run=run, if_interrupted="", json=False)
         return one
 
     sizes = verb("sizes", "list sizes: what they cost, and what was measured of them", _sizes)
@@ -86,18 +80,18 @@ def _sizes(options: argparse.Namespace) -> None:
         counts = {name: getattr(plan, name) for name in ("macs", "macs_fraction", "params", "params_fraction")}
         ranks = [min(flat_ranks(plan.ranks)), max(flat_ranks(plan.ranks))]
         rows.append({**counts, "ranks": ranks, "accuracy": accuracies.get(plan)})
-    if options.json:
-        _say(json.dumps({"file": str(options.file), "sizes": rows}))
-        return
     header = ("MACs", "of all", "parameters", "of all", "ranks", "accuracy")
     shown = ("{macs:,}", "{macs_fraction:.3f}", "{params:,}", "{params_fraction:.3f}", "{ranks[0]}-{ranks[1]}")
-    _say(_table(header, (*shown, "{accuracy:.2f}%"), rows))
-    takes = ", ".join(
-        f"{printable(p.name)} ({printable(' × '.join(map(str, p.shape)))}, {p.dtype})" for p in network.inputs
-    )
-    profile = LatencyProfile.load_beside(options.file)
+    ports = [(printable(port.name), printable(" × ".join(map(str, port.shape))), port) for port in network.inputs]
+    takes = ", ".join(f"{name} ({shape}, {port.dtype})" for name, shape, port in ports)
+    profile = None if options.json else LatencyProfile.load_beside(options.file)
     timed = "; ".join(map(str, profile.entries)) if profile is not None else f"none ({PROGRAM} bench measures them)"
-    _say(f"\nAny size between the first and the last can be taken. Input: {takes}. Latencies: {timed}.")
+    answer(
+        options,
+        {"file": str(options.file), "sizes": rows},
+        _table(header, (*shown, "{accuracy:.2f}%"), rows),
+        f"\nAny size between the first and the last can be taken. Input: {takes}. Latencies: {timed}.",
+    )
 
 
 def _table(header: Sequence[str], shown: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -122,16 +116,17 @@ def _bench(options: argparse.Namespace) -> None:
     with showing_warnings(f"{PROGRAM} bench"):
         profile = session.measure(sizes, batch=options.batch, seconds=options.seconds, align=options.align)
     entry = profile.entries[0]
-    if options.json:
-        _say(json.dumps({"file": str(options.file), "profile": str(where), **asdict(entry)}))
-        return
     slowest = entry.sizes[-1].median_ms
     header = ("size", "median ms", "middle half", "speed-up", "repetitions")
     shown = ("{size:.3f}", "{median_ms:.2f}", "{low_ms:.2f}-{high_ms:.2f}", "{speed_up:.2f}x", "{repetitions}")
     rows = [{**asdict(each), "size": each.size, "speed_up": slowest / each.median_ms} for each in entry.sizes[::-1]]
-    _say(_table(header, shown, rows))
-    _say(f"\nalign={entry.align}: {entry.rounding}")
-    _say(f"{entry}; {profile.machine}; kept in {where}. In Python: session.resize(latency_ms=…)")
+    answer(
+        options,
+        {"file": str(options.file), "profile": str(where), **asdict(entry)},
+        _table(header, shown, rows),
+        f"\nalign={entry.align}: {entry.rounding}",
+        f"{entry}; {profile.machine}; kept in {where}. In Python: session.resize(latency_ms=…)",
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -159,7 +154,7 @@ def _run(options: argparse.Namespace) -> None:
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                         np.save(entry, array, allow_pickle=False)
     made = "; ".join(f"{' × '.join(map(str, y.shape))}, {y.dtype}" for y in outputs.values())
-    _say(f"{out}: {made}, at {session!r}, {described(session.plan().align)}")
+    answer(options, None, f"{out}: {made}, at {session!r}, {described(session.plan().align)}")
 
 
 def read_arrays(path: Path) -> Array | dict[str, Array]:

@@ -48,17 +48,15 @@ USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.0
 
 @dataclass(frozen=True, eq=False)
 class _Size:
-    """What a resize replaces as one. The runtime reads `weights` where they are: they live as long as the session."""
+    """What a resize replaces as one. The runtime reads `weights` where they are: they live as long as the session.
+
+    It runs in the process that made it alone: after a fork, the runtime's threads are not there.
+    """
 
     plan: RankPlan
     runtime: Any
     weights: Mapping[str, Array]
     process: int = field(default_factory=os.getpid)
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it was made in this process: of one from before a fork, the runtime's threads are not here."""
-        return self.process == os.getpid()
 
 
 _made: WeakSet[_Size] = WeakSet()
@@ -117,6 +115,7 @@ class AnySizeSession:
         self._kept: OrderedDict[Any, _Size] = OrderedDict()
         self._lock = ForkLock()  # one resize at a time; runs take no lock
         self._has_warned = False
+        self._current: _Size
         self._use(self._plan_for(request) if request.given() else self.selector.full_plan())
 
     @property
@@ -156,8 +155,7 @@ class AnySizeSession:
             seconds: about how long to measure; every size runs at least 5 times.
             align: what ranks are rounded to, as in `resize`; "measured" tries several first and takes the fastest.
         """
-        is_list = isinstance(sizes, Sequence | np.ndarray) and not isinstance(sizes, str) and all(map(is_number, sizes))
-        if sizes is not None and not is_list:
+        if sizes is not None and not _are_numbers(sizes):
             raise InvalidArgumentError(f"measure: sizes={sizes!r:.80}; allowed: a list of numbers, such as [0.5, 0.25]")
         if not is_number(seconds) or not 0 <= seconds < math.inf:
             raise InvalidArgumentError(f"measure: seconds={seconds!r:.40}; allowed: a number of at least 0")
@@ -206,7 +204,7 @@ class AnySizeSession:
         Inputs are given by name, as a dict of arrays; where there is one, the array alone will do.
         """
         size = self._current  # once: the whole request is of this size
-        if not size.is_here:  # in the child of a fork
+        if size.process != os.getpid():  # in the child of a fork
             with self._lock:
                 size = self._current = self._size_of(self._current.plan)
         feeds = feeds_of(self.inputs, x)
@@ -232,9 +230,10 @@ class AnySizeSession:
         return f"{type(self).__name__}({str(self.path)!r}; {len(plan.ranks)} layers decomposed; {part:.3f}x {measure})"
 
     def _plan_for(self, request: SizeRequest) -> RankPlan:
-        how = {"runtime": _ORT, "threads": self.threads}
-        known = self._bundle.statistics
-        return self._with_warning(choose_timed(self.selector, lambda: self.latency, request, calibrated=known, **how))
+        known, threads = self._bundle.statistics, self.threads
+        return self._with_warning(
+            choose_timed(self.selector, lambda: self.latency, request, calibrated=known, runtime=_ORT, threads=threads)
+        )
 
     def _with_warning(self, plan: RankPlan) -> RankPlan:
         statistics = self._bundle.statistics
@@ -254,7 +253,7 @@ class AnySizeSession:
         """Return the size of a plan: one that is kept, or made now."""
         key = plan.ranks, plan.dense
         size = self._kept.pop(key, None)
-        if size is None or not size.is_here:
+        if size is None or size.process != os.getpid():
             size = self._make(plan)
             _made.add(size)
         self._kept[key] = size
@@ -271,6 +270,10 @@ class AnySizeSession:
         except Exception as error:  # ONNX Runtime has many kinds
             raise ArtifactError.of(self.path, f"ONNX Runtime cannot run it: {in_one_line(error)}") from error
         return _Size(plan, runtime, model.weights)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list | tuple | np.ndarray) and all(map(is_number, value))
 
 
 def usual_plans(selector: RankSelector) -> tuple[RankPlan, ...]:
