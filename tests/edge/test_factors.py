@@ -9,7 +9,7 @@ from decomposable.core.forms import first_weight, matrix_shape, second_weight, t
 from decomposable.core.svd import svd
 from decomposable_edge import realising
 from decomposable_edge.file.container import Container, InNumpy
-from decomposable_edge.weights import LayerWeights, dense_weight
+from decomposable_edge.network import LayerWeights, dense_weight
 
 SHAPES = [((8, 4, 3, 5), "spatial"), ((8, 4, 3, 5), "channel"), ((6, 5, 1, 1), "channel"), ((7, 9), "channel")]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from decomposable.export.graph import name_values
 from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
-from decomposable.export.recurrent import drop_unused, put_in_place
+from decomposable.export.recurrent import check_types, drop_unused
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.skeleton import join
 from decomposable.network.parts import mapped
@@ -68,7 +68,7 @@ def tidy(model: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
         result: onnx.ModelProto = onnx_ir.to_proto(ir)
     name_values(result.graph, {}, [value.name for value in model.graph.output])  # simplifying makes equal values one
     _rename(result.graph, names)
-    put_in_place(result, as_operators=False)
+    check_types(result)
     _name_nodes(result.graph, names)
     return result
 

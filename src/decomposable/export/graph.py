@@ -47,7 +47,7 @@ def to_onnx(
 
     The initializers are called as in the state dict. With `optimize`, constants are computed and batch normalisation is
     folded into the layer before it, where it can be; without, every layer stays as the module has it, and a recurrent
-    one is a node for `put_in_place`. `rows` are samples to trace it with; by default made-up ones. `begin` is told of
+    one is a node of our own. `rows` are samples to trace it with; by default made-up ones. `begin` is told of
     each stage of the work.
     """
     require_onnx()
@@ -74,7 +74,7 @@ def to_onnx(
     if [value.name for value in model.graph.input] != list(unique) or len(model.graph.output) != len(outputs):
         raise ExportError("export: the ONNX graph has other inputs and outputs than the model")
     if optimize:
-        put_in_place(model, as_operators=True)
+        put_in_place(model)
     _strip(model)
     name_values(model.graph, unique, outputs)
     _rename_values(model.graph, _without_prefix(plain, model.graph))
