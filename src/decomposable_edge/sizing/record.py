@@ -380,7 +380,7 @@ def _read_channels(names: Sequence[str], buffers: Mapping[str, tuple[int, ...]])
     return tuple(channels)
 
 
-def _read_alignments(record: Fields) -> dict[str, tuple[int, ...]]:
+def _read_alignments(record: Fields) -> dict[str, Any]:
     """Return what the ranks of calibrated sizes were rounded to, and of which of these they are a grid."""
     found, grids = record.integers("alignments"), record.integers("grids")
     is_right = 0 < len(found) <= _MOST_ALIGNMENTS and min(found) >= 1

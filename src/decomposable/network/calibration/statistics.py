@@ -281,5 +281,5 @@ def _fix_next_(
     for name in first:
         buffers, mean = norms[name]._buffers, total / count
         values = {"running_mean": mean, "running_var": (squares / count - mean.square()).clamp_min(0)}
-        buffers.update({kind: value.to(buffers[kind]) for kind, value in values.items()})  # type: ignore[arg-type]
+        buffers.update({kind: value.to(buffers[kind]) for kind, value in values.items()})
     return next(iter(first), None)
