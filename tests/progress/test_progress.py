@@ -9,8 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decomposable.progress import InTurn, Progress, ProgressLine, Steps, Tracker, as_duration, quiet, shown, within
-from decomposable.progress.tracking import Countdown, Pace
+from decomposable.progress import (
+    Countdown,
+    InTurn,
+    Pace,
+    Progress,
+    ProgressLine,
+    Steps,
+    Tracker,
+    as_duration,
+    quiet,
+    shown,
+    within,
+)
 
 
 @pytest.fixture

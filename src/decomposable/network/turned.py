@@ -16,8 +16,8 @@ from decomposable.core.layers import Layer
 from decomposable.core.metric import InMetric, Product
 from decomposable.core.svd import most_precise
 from decomposable.network.allocation import AS_WEIGHTS, Way, shared_out
+from decomposable_edge.sizing.order import worth
 from decomposable_edge.sizing.ranks import RankSelector
-from decomposable_edge.sizing.worth import worth
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -25,7 +25,7 @@ from decomposable.network.tuned import Tuned
 from decomposable_edge.device_graph import DeviceGraph, take_graph
 from decomposable_edge.errors import LABORATORY, ArtifactError
 from decomposable_edge.fields import Corrupt, Damaged, Fields, require
-from decomposable_edge.sizing.chain import Rank
+from decomposable_edge.sizing.chain import Rank, is_rank, rank_of
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.record import (
@@ -33,7 +33,6 @@ from decomposable_edge.sizing.record import (
     check_held,
     check_stored,
     factor_names,
-    is_rank,
     read_layer,
     read_selector,
     read_statistics,
@@ -124,7 +123,7 @@ def _read_plan(top: Fields, selector: RankSelector) -> RankPlan:
     require(is_list and all(isinstance(row, list) and len(row) == 2 for row in rows), "the plan is not a list of pairs")
     ranks: dict[str, Rank] = {}
     for (rank, is_dense), (cost, most) in zip(rows, selector.by_layer(selector.most_ranks), strict=True):
-        is_right = is_rank(rank, most) and type(is_dense) is bool
+        is_right = is_rank(rank, rank_of(most)) and type(is_dense) is bool
         ranks[cost.name] = tuple(rank) if isinstance(rank, list) else rank
         is_right = is_right and (is_dense or ranks[cost.name] != cost.full_rank)
         require(is_right, f"the plan has rank {rank!r:.40} for layer '{cost.name}'")
@@ -148,7 +147,7 @@ def size_from(description: dict[str, Any], tensors: Tensors) -> StoredSize:
     paths: dict[str, int] = {}
     for layer, record in zip(layers, top.record_list("layers"), strict=True):
         rank, count = record.get("rank"), len(layer.stages)
-        require(is_rank(rank, layer.chain.full_ranks), f"layer '{layer.name:.60}' has the rank {rank!r:.40}")
+        require(is_rank(rank, layer.full_rank), f"layer '{layer.name:.60}' has the rank {rank!r:.40}")
         if record.flag("is_pair"):
             # Layers that share a weight have a copy each in the file; the first one counts.
             copies = [[unused.take(join(path, f"{i}.weight")) for i in range(count)] for path in layer.paths]
