@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_matrix, to_weight
+from decomposable.core.forms import matrix_form, matrix_shape, to_matrix, to_weight
 from decomposable.core.svd import RHO_MAX, SVD, project, svd, truncate
 from decomposable_edge.errors import NonFiniteError
 
@@ -558,9 +558,11 @@ def test_two_convolutions_give_the_gradient_of_the_dense_convolution(shape, form
         p, q = truncate(matrix, decompose(matrix.detach()), 2)
         return torch.autograd.grad(apply(p, q).tanh().square().sum(), w)[0]
 
-    factored = gradient(
-        lambda p, q: F.conv2d(F.conv2d(image, first_weight(p, shape, form)), second_weight(q, shape, form))
-    )
+    def two_layers(p, q):
+        first, second = matrix_form(form).stages_of(p, q, shape)
+        return F.conv2d(F.conv2d(image, first), second)
+
+    factored = gradient(two_layers)
     dense = gradient(lambda p, q: F.conv2d(image, to_weight(p @ q, shape, form)))
     torch.testing.assert_close(factored, dense, rtol=1e-9, atol=1e-9)
 
