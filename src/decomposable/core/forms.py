@@ -207,10 +207,8 @@ class Tucker(Form):
     def truncate(self, weight: Tensor, bases: Any, ranks: Sequence[int], added_gap: float = 0.0) -> tuple[Tensor, ...]:
         """Return U_aᵀ, the core and U_b, differentiable in W.
 
-        Bases with σ = 0 (to rounding) are left out whatever the ranks say, as by `svd.truncate`. Whatever is computed
-        from W̃ = C ×_I U_a ×_O U_b, be it W̃ itself or the three layers, depends on W and on the two projections. With
-        G = ∂L/∂W̃ and M, Y the unfoldings of W and of W ×_O P_b whose rows are the inputs, W̃ unfolded is P_a Y, so
-        ∂L/∂P_a = G Yᵀ, of which
+        Bases with σ = 0 (to rounding) are left out, as by `svd.truncate`. W̃ depends on W and on the two projections:
+        with G = ∂L/∂W̃ and M, Y the unfoldings of W and of W ×_O P_b by inputs, ∂L/∂P_a = G Yᵀ, of which
 
             u_kᵀ (G Yᵀ) u_i  is row k of Uᵀ ∂L/∂U_a          (i kept, k dropped)
             u_iᵀ (G Yᵀ) u_k  = Σ (∂L/∂C)_i · (M ×_O U_bᵀ)ᵀ u_k ,

@@ -47,11 +47,6 @@ class SVD(NamedTuple):
         """Return the singular values of every cut: a matrix has one."""
         return (self.s,)
 
-    @property
-    def numerical_rank(self) -> int:
-        """Return how many singular values are not zero to rounding."""
-        return numerical_rank(self.s)
-
 
 class Left(NamedTuple):
     """Hold the left side of W = u · diag(s) · vᵀ, with null vectors where W has fewer columns than rows."""
@@ -105,8 +100,13 @@ def _solved(matrices: Mapping[str, Tensor], *, with_left: bool) -> dict[str, tup
     result: dict[str, tuple[Tensor, ...]] = {}
 
     def solve(names: Sequence[str]) -> None:
-        found = _solve(names, _stacked([matrices[name] for name in names]), with_left)
-        for name, *parts in zip(names, *(each.to(matrices[names[0]].device) for each in found), strict=True):
+        each = [matrices[name] for name in names]
+        # Not every device has float64; such a one hands the small problem to the CPU.
+        device = torch.device("cpu") if each[0].device.type == "mps" else each[0].device
+        dtype = torch.float64 if each[0].dtype == torch.float64 else torch.float32
+        stack_BMN = (each[0][None] if len(each) == 1 else torch.stack(each)).to(device, dtype)
+        found = _solve(names, stack_BMN, with_left)
+        for name, *parts in zip(names, *(part.to(each[0].device) for part in found), strict=True):
             result[name] = tuple(parts)
 
     tasks: list[Callable[[], None]] = []
@@ -135,15 +135,6 @@ def _side_by_side(tasks: Sequence[Callable[[], None]], threads: int) -> None:
         torch.set_num_threads(allowed)  # the workers' setting is also the default of threads yet to come
 
 
-def _stacked(matrices: Sequence[Tensor]) -> Tensor:
-    """Return them as one tensor, of the type that comes out, where the problem is solved."""
-    first = matrices[0]
-    # Not every device has float64; such a one hands the small problem to the CPU.
-    device = torch.device("cpu") if first.device.type == "mps" else first.device
-    dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-    return (first[None] if len(matrices) == 1 else torch.stack(list(matrices))).to(device, dtype)
-
-
 def _solve(names: Sequence[str], stack_BMN: Tensor, with_left: bool) -> tuple[Tensor, ...]:
     """Return S, all of V and, where it is wanted and M ≥ N, U by way of the N × N Gram matrices in float64."""
     dtype, rank = stack_BMN.dtype, min(stack_BMN.shape[1:])
@@ -154,8 +145,8 @@ def _solve(names: Sequence[str], stack_BMN: Tensor, with_left: bool) -> tuple[Te
         w_BMN = w_BMN / scale_B1[:, None]
     gram_BNN = _lower_gram(w_BMN)
     is_finite_B = gram_BNN.diagonal(dim1=-2, dim2=-1).sum(-1).isfinite()  # Σw²: finite where every weight is
-    if not is_finite_B.all():
-        raise _non_finite(names[is_finite_B.tolist().index(False)])
+    for place in (~is_finite_B).nonzero().flatten().tolist():
+        check_finite(names[place], stack_BMN[place])
     eigenvalues_BN, v_BNN = torch.linalg.eigh(gram_BNN)
     v_BNN = v_BNN.flip(-1)
     v_BNN *= torch.where(v_BNN.sum(dim=-2, keepdim=True) < 0, -1.0, 1.0)
@@ -196,11 +187,7 @@ def _lower_gram(w_BMN: Tensor) -> Tensor:
 def check_finite(name: str, matrix: Tensor) -> None:
     """Raise `NonFiniteError` with the layer's name where a weight holds NaN or infinity."""
     if not torch.isfinite(matrix).all():
-        raise _non_finite(name)
-
-
-def _non_finite(name: str) -> NonFiniteError:
-    return NonFiniteError(f"layer '{name}': its weight holds NaN or infinity; only finite weights decompose")
+        raise NonFiniteError(f"layer '{name}': its weight holds NaN or infinity; only finite weights decompose")
 
 
 def project(w_MN: Tensor, kept: SVD) -> SVD:
@@ -254,11 +241,9 @@ class CutFrom(torch.autograd.Function):
 def truncate(w_MN: Tensor, decomposition: SVD, rank: int, added_gap: float = 0.0) -> tuple[Tensor, ...]:
     """Return the factors P = U_r and Q = S_r V_rᵀ of the rank-r approximation W̃ = P Q, differentiable in W.
 
-    Whatever is computed from P and Q, be it P Q itself or a layer that applies one after the other, with G = ∂L/∂W̃ it
-    is ∂L/∂P = G V_r S_r and ∂L/∂Q = U_rᵀ G, and that is all of G that the gradient depends on.
-
-    Bases with σ = 0 (to rounding) are left out whatever `rank` says: they add nothing to W̃, and which null vectors an
-    SVD returns is arbitrary, so that no gradient is to be had from them (docs/method.md derives what is).
+    With G = ∂L/∂W̃, whether P and Q are multiplied or applied one after the other, ∂L/∂P = G V_r S_r and ∂L/∂Q = U_rᵀ G,
+    and that is all of G that the gradient depends on. Bases with σ = 0 (to rounding) are left out whatever `rank` says:
+    which null vectors an SVD returns is arbitrary (docs/method.md derives the gradient there).
 
     >>> w = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     >>> p, q = truncate(w, svd({"w": w})["w"], rank=2)
@@ -266,7 +251,7 @@ def truncate(w_MN: Tensor, decomposition: SVD, rank: int, added_gap: float = 0.0
     (torch.Size([5, 2]), torch.Size([2, 3]))
     """
     u_MK, s_K, v_NK = decomposition
-    rank = max(1, min(rank, decomposition.numerical_rank))
+    rank = max(1, min(rank, numerical_rank(s_K)))
     s_R, dtype = s_K[:rank], s_K.dtype
 
     def gradient(grad_p_MR: Tensor, grad_q_RN: Tensor) -> Tensor:
@@ -316,15 +301,11 @@ def truncation_gradient(decomposition: SVD, g_v_MR: Tensor, ut_g_RN: Tensor, add
 def projection_gradient(left: Left, ut_grad_RT: Tensor, added_gap: float = 0.0) -> Tensor:
     """Return Z (M × M, symmetric) with ∂L/∂W = Z W, where L depends on W by the projection P = U_r U_rᵀ alone.
 
-    From perturbation theory of the eigenvectors of WWᵀ, with i kept and k dropped,
-
-        dP = Σ_ik (u_i u_kᵀ + u_k u_iᵀ) · u_iᵀ d(WWᵀ) u_k / (σ_i² − σ_k²),
-
-    so that Z = U X Uᵀ with X_ik = X_ki = x_ik / (σ_i² (1 − ρ²)), ρ = σ_k/σ_i clipped as above, and 0 elsewhere. Here x
-    is `ut_grad_RT`, the kept rows and dropped columns of Uᵀ(∂L/∂P + (∂L/∂P)ᵀ)U; an added gap is as above.
+    With i kept and k dropped, Z = U X Uᵀ with X_ik = X_ki = x_ik / (σ_i² (1 − ρ²)), ρ = σ_k/σ_i clipped as above, and 0
+    elsewhere. Here x is `ut_grad_RT`, the kept rows and dropped columns of Uᵀ(∂L/∂P + (∂L/∂P)ᵀ)U; a gap is as above.
 
     All M vectors take part: a dropped one with σ_k = 0 adds nothing to W, but the kept ones may turn to it. A kept one
-    with σ_i = 0 has no direction of its own, and contributes nothing.
+    with σ_i = 0 has no direction of its own, and contributes nothing (docs/method.md).
     """
     rank = len(ut_grad_RT)
     s_M = torch.nn.functional.pad(left.s, (0, len(left.u) - len(left.s)))

@@ -36,11 +36,10 @@ def load(*, train_images: int = 1000, seed: int = 0) -> Digits:
     except ImportError as error:
         raise MissingExtraError.of("scikit-learn", "demo") from error
 
-    if not CLASSES <= train_images <= IMAGES - CLASSES:
-        allowed = f"an int from {CLASSES} to {IMAGES - CLASSES}"
-        raise InvalidArgumentError.about("train_images", train_images, allowed)
-    if not 0 <= seed < 2**32:
-        raise InvalidArgumentError.about("seed", seed, f"an int from 0 to {2**32 - 1}")
+    most = IMAGES - CLASSES
+    for option, came, low, high in (("train_images", train_images, CLASSES, most), ("seed", seed, 0, 2**32 - 1)):
+        if not low <= came <= high:
+            raise InvalidArgumentError.about(option, came, f"an int from {low} to {high}")
     pixels, labels = load_digits(return_X_y=True)
     train, test = train_test_split(range(IMAGES), train_size=train_images, stratify=labels, random_state=seed)
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8)
