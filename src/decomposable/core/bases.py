@@ -23,8 +23,7 @@ from decomposable_edge.errors import InvalidArgumentError
 
 _EIGEN = 12.0  # what an eigenproblem costs, by K³, against a product of matrices: measured on a CPU, 9 to 17
 
-_Mark = tuple[int | None, float]
-"""The version counter and the sum of a weight, by which a change is seen; None for a weight of an earlier run."""
+_Mark = tuple[int | None, float]  # a weight's version counter, None where it is of an earlier run, and its sum
 
 
 class KeptBases:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, scores_of
 from decomposable.core.forms import Decomposition
+from decomposable.core.gradients import requiring_grad
 from decomposable.core.layers import Layer, in_order, laid_out
 from decomposable.core.tree import evaluating
 from decomposable_edge.errors import InvalidArgumentError
@@ -42,25 +43,17 @@ class Taylor:
     ) -> dict[str, tuple[Scores, ...]]:
         """Return the scores of every cut's bases, in the order of their singular values; the model stays as it is."""
         parameters = [layer.parameter for layer in layers]
-        frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         totals = {x.name: [torch.zeros_like(s) for s in decompositions[x.name].spectra] for x in layers}
         count = 0
-        try:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
+        with requiring_grad(parameters, True), evaluating(model), torch.enable_grad():
             for batch in islice(self.batches, self.max_batches):
-                count += 1
-                with evaluating(model), torch.enable_grad():
-                    loss = self.loss(model, batch)
-                    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                gradients = torch.autograd.grad(self.loss(model, batch), parameters, allow_unused=True)
                 for layer, gradient in zip(layers, gradients, strict=True):
                     if gradient is not None:
                         weight, bases = layer.weight.detach(), decompositions[layer.name]
                         found = layer.numerics.influences(layer.cut.of(gradient), weight, bases)
                         totals[layer.name] = [a + b for a, b in zip(totals[layer.name], found, strict=True)]
-        finally:
-            for parameter in frozen:
-                parameter.requires_grad_(False)
+                count += 1
         if count == 0:
             raise InvalidArgumentError("criterion=Taylor(...): its loader yielded no batch; allowed: at least one")
         scores = {n: tuple((t / count).double().cpu().numpy() for t in cuts) for n, cuts in totals.items()}

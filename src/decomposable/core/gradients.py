@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,19 @@ Gradient = Mapping[nn.Parameter, Tensor | None]
 """∂L/∂w of every trainable parameter; None where the loss does not depend on it."""
 
 _KEPT = 0.9  # of a running norm, when the next one comes
+
+
+@contextmanager
+def requiring_grad(parameters: Iterable[nn.Parameter], wanted: bool) -> Iterator[None]:
+    """Take gradients of these parameters inside, or none of them."""
+    changed = [p for p in parameters if p.requires_grad != wanted]
+    try:
+        for parameter in changed:
+            parameter.requires_grad_(wanted)
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(not wanted)
 
 
 def by_parameter(layers: Sequence[Layer]) -> dict[nn.Parameter, list[Layer]]:
@@ -80,7 +94,9 @@ class RunningNorms:
     def update(self, gradient: Gradient, scale: Tensor | float) -> None:
         """Take in the gradient of a full-rank step, which is that of `scale` times the loss."""
         for parameter, value in gradient.items():
-            for layer in self._layers.get(parameter, ()) if value is not None else ():
+            if value is None:
+                continue
+            for layer in self._layers.get(parameter, ()):
                 found = norm(layer.cut.of(value)).to(most_precise(value.device)) / scale
                 before = self._norms.get(layer.name, found).to(found)
                 mean = torch.where(before.isfinite(), torch.lerp(found, before, _KEPT), found)
@@ -121,9 +137,11 @@ def scaled(gradient: Gradient, share: float) -> dict[nn.Parameter, Tensor | None
 def accumulate(gradient: Gradient) -> None:
     """Add to `.grad`, as `backward()` does."""
     for parameter, value in gradient.items():
-        if value is not None and parameter.grad is None:
+        if value is None:
+            continue
+        if parameter.grad is None:
             parameter.grad = value.to(parameter.dtype)
-        elif value is not None:
+        else:
             parameter.grad = parameter.grad.add_(value.to(parameter.grad.dtype))
 
 

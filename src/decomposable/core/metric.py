@@ -53,8 +53,7 @@ class InMetric(NamedTuple):
 def decompose_in_metric(
     products: Mapping[str, Product], moments: Mapping[str, Moments], damping: float = DAMPING
 ) -> dict[str, InMetric]:
-    """Return every matrix' bases in the metric of its moments, as many as it had; both sides of a basis are of one
-    length.
+    """Return every matrix' bases in the metric of its moments, as many as it had, with both sides of one length.
 
     The bases of a product span what they spanned before: a matrix that was cut is turned inside what is left of it. A
     layer that no data reached, or whose output no gradient came back to, loses nothing.

@@ -4,15 +4,15 @@ With y = Wᵀx at every position of a feature map, cutting W to W̃ changes y by
 tell: A, the mean of x xᵀ, says how strongly each direction of the input is used, and G, the mean over images of
 Σ g gᵀ with g = ∂L/∂y, how strongly the loss feels each direction of the output.
 
-What x and g are depends on which axes of the kernel each of the two stages has: x is a patch of the padded input along
-the axes of the first, and g one of the output's gradient along those of the second, with zeros where a stride leaves a
-position out or the map ends. In the channel form that is a patch of the input and a pixel of the output. In the spatial
-form the matrix stands between the horizontal patches of every padded input row and what they add to the output pixels
-above, at and below it. In the pointwise form of a transposed convolution x is one pixel, and g the gradient at the
-pixels that the kernel adds to. In all of them Σ x gᵀ over positions is ∂L/∂W.
+Here x is a patch of the padded input along the axes of the kernel that the first stage has, and g one of the output's
+gradient along those of the second, with zeros where a stride leaves a position out or the map ends:
 
-Only layers with one cut have such a matrix. How moments are summed up, and how far they can be believed, is in
-`sums.py`.
+    channel      a patch of the input, and a pixel of the output
+    spatial      a horizontal patch of an input row, and the output pixels above, at and below it that it adds to
+    pointwise    a pixel of the input, and the output pixels that the transposed kernel adds to
+
+In all of them Σ x gᵀ over positions is ∂L/∂W. Only layers with one cut have such a matrix. How moments are summed up,
+and how far they can be believed, is in `sums.py`.
 
 Shape suffixes: B images; P positions; O, I, M, N as in `forms`; X the axes of the kernel.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decomposable.core.forms import matrix_shape
+from decomposable.core.gradients import requiring_grad
 from decomposable.core.layers import Convolution, Layer, Transposed
 from decomposable.core.sums import Moments, Sum, bytes_of, grouped
 from decomposable.core.tracing import Forward, first_entry
@@ -69,18 +70,15 @@ def second_moments(
 
     Those of a pass come together, and are gone when the next ones are asked for.
 
-    The model runs in eval mode and is as before afterwards. The loss is a sum, so that what reaches a layer for one
-    image is that image's own gradient. Of the `centred` layers A is the covariance inside the batches: batch
-    normalisation behind them takes the mean away. `first` is the number of the first batch, by which the loss draws:
-    two parts of the data that judge each other must not have the same draws. `seen` is called after every batch. A
-    layer that no batch reaches has moments of zero.
+    The model runs in eval mode and is as before afterwards. The loss is a sum, so that each image has its own gradient.
+    Of the `centred` layers A is the covariance inside the batches: batch normalisation behind them takes the mean away.
+    `first` is the number of the first batch, by which the loss draws: two parts of the data that judge each other must
+    not have the same draws. `seen` is called after every batch. A layer that no batch reaches has moments of zero.
     """
     for group in passes(layers, with_gradients=loss is not None, memory=memory):
-        watched = [
-            _Watched(layer, with_gradients=loss is not None, is_centred=layer.name in centred) for layer in group
-        ]
+        watched = [_Watched(layer, loss is not None, layer.name in centred) for layer in group]
         images = 0
-        with evaluating(model), _frozen(model), ExitStack() as hooks:
+        with evaluating(model), requiring_grad(model.parameters(), False), ExitStack() as hooks:
             for each in watched:
                 for module in each.layer.modules:
                     hooks.callback(module.register_forward_hook(each.see, with_kwargs=True).remove)
@@ -142,28 +140,13 @@ def samples_in(batch: Any) -> int:
     return len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 1
 
 
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Take no gradient of parameters inside: graphs begin at the outputs of the layers that are watched."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    try:
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
 class _Watched:
     """Sum x xᵀ and, where there is a loss, g gᵀ of one layer, over all its calls."""
 
-    def __init__(self, layer: Layer, *, with_gradients: bool, is_centred: bool) -> None:
-        self.layer = layer
-        rows, columns = matrix_shape(layer.shape, layer.form)
-        device = layer.weight.device
+    def __init__(self, layer: Layer, with_gradients: bool, is_centred: bool) -> None:
+        (rows, columns), device = matrix_shape(layer.shape, layer.form), layer.weight.device
         gradients = [Sum(columns, device)] if with_gradients else []
-        self.sums = [Sum(rows, device, is_centred=is_centred), *gradients]
+        self.layer, self.sums = layer, [Sum(rows, device, is_centred=is_centred), *gradients]
         self.is_blind = False  # whether it ran where no gradient can be had
         self._generator = torch.Generator().manual_seed(0)
 

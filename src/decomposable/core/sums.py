@@ -3,9 +3,9 @@
 A side of more than `WIDEST` entries, such as the outputs of a language model, has a moment of blocks along its
 diagonal: what is outside of them is left out, so that memory and time grow with the width, not with its square.
 
-A moment S of few images has directions that none of them used. They look free, and are not: other images use them. What
-is known of a direction before any image is seen is that all are alike, μ1 with μ the mean of the diagonal, in which a
-layer is cut as its singular values say. The mixture
+A moment S of few images has directions that none of them used. They look free, and are not: other images use them.
+Before any image is seen all directions are alike, μ1 with μ the mean of the diagonal, in which a layer is cut as its
+singular values say. The mixture
 
     (1 − ρ) S + ρ μ 1        ρ = E‖S − Σ‖² / E‖S − μ1‖²
 
@@ -105,7 +105,8 @@ class Moments:
     def of(cls, *sides: tuple[Tensor, Spread]) -> Moments:
         """Return the moments of the inputs and, where they are given, of the gradients, with their errors."""
         means, spreads = zip(*sides, strict=True)
-        return cls(*means, errors=tuple(spread.error(mean) for mean, spread in sides), spreads=spreads)
+        errors = tuple(spread.error(mean) for mean, spread in sides)
+        return cls(means[0], means[1] if len(means) > 1 else None, errors, spreads)
 
     @property
     def sides(self) -> tuple[Tensor, ...]:
@@ -179,8 +180,8 @@ def of_weights(moments: Moments) -> Moments:
 
 
 def _changed(moments: Moments, change: Callable[[Tensor, float], Tensor]) -> Moments:
-    sides = zip(("inputs", "gradients"), moments.sides, moments.errors, strict=False)
-    return replace(moments, **{name: change(moment, error) for name, moment, error in sides})
+    inputs, *gradients = (change(*side) for side in zip(moments.sides, moments.errors, strict=False))
+    return replace(moments, inputs=inputs, gradients=gradients[0] if gradients else None)
 
 
 def shrunk_moment(moment: Tensor, error: float) -> Tensor:

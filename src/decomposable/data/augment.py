@@ -8,8 +8,7 @@ batch normalisation sees.) What ends with _ changes its argument: new memory for
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,8 @@ from decomposable_edge.errors import InvalidArgumentError
 PerChannel = tuple[float, ...]
 
 
-class Drawing(NamedTuple):
+@dataclass(frozen=True)
+class Drawing:
     """Draw random numbers for each of `count` images, and keep those of one `part` of them.
 
     So an image is augmented in the same way alone and with its whole batch.
@@ -28,7 +28,7 @@ class Drawing(NamedTuple):
 
     generator: torch.Generator
     count: int
-    part: slice = slice(None)
+    part: slice = field(default_factory=lambda: slice(None))
 
     @classmethod
     def of(cls, generator: torch.Generator | Drawing, count: int) -> Drawing:

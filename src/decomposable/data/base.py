@@ -222,7 +222,7 @@ class _Batches:
                 raise batch
             yield batch
 
-    def _batch_or_error(self, number: int) -> Batch | DecomposableError:
+    def _batch_or_error(self, number: Any) -> Batch | DecomposableError:
         """Return our errors: raised in a worker, they would arrive wrapped in a traceback."""
         try:
             return self[number]

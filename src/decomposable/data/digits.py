@@ -22,9 +22,7 @@ class Digits(NamedTuple):
 
 
 def load(*, train_images: int = 1000, seed: int = 0) -> Digits:
-    """Split the digits at random, every class alike, into `train_images` for training and the rest for testing.
-
-    Both parts are standardised by the mean and deviation of the training images alone.
+    """Split the digits at random, every class alike; both parts are standardised by the training images alone.
 
     >>> digits = load(train_images=300)
     >>> len(digits.train), len(digits.test), digits.train[0][0].shape
