@@ -91,23 +91,19 @@ def _checked(name: str, cuts: Any) -> tuple[Scores, ...]:
 def scores_of(criterion: Criterion | ScoresByLayer, name: str, spectra: Sequence[Scores]) -> tuple[Scores, ...]:
     """Return one finite number per basis for every cut of a layer, by a criterion or as they are given."""
     if not isinstance(criterion, Mapping):
-        return tuple(score(criterion, name, sigma) for sigma in spectra)
+        found = tuple(np.asarray(criterion(sigma), dtype=np.float64) for sigma in spectra)
+        for scores, sigma in zip(found, spectra, strict=True):
+            if scores.shape != sigma.shape or not np.isfinite(scores).all():
+                came = f"shape {scores.shape}{'' if np.isfinite(scores).all() else ' with NaN or infinity'}"
+                raise InvalidArgumentError(
+                    f"layer '{name}': the criterion returned {came}; allowed: {len(sigma)} finite scores"
+                )
+        return found
     found = tuple(criterion.get(name, ()))
-    came, ranks = [len(each) for each in found], [len(sigma) for sigma in spectra]
-    if came != ranks:
-        has = f"scores for {came} bases" if found else "no scores"
+    came_ranks, ranks = [len(each) for each in found], [len(sigma) for sigma in spectra]
+    if came_ranks != ranks:
+        has = f"scores for {came_ranks} bases" if found else "no scores"
         raise InvalidArgumentError(
             f"criterion: it has {has} of layer '{name}'; allowed: scores for {ranks} bases, for every layer"
         )
     return found
-
-
-def score(criterion: Criterion, name: str, sigma: Scores) -> Scores:
-    """Apply a criterion to one layer and check what it returned: one finite number per basis."""
-    scores = np.asarray(criterion(sigma), dtype=np.float64)
-    if scores.shape != sigma.shape or not np.isfinite(scores).all():
-        bad = "" if np.isfinite(scores).all() else " with NaN or infinity"
-        raise InvalidArgumentError(
-            f"layer '{name}': the criterion returned shape {scores.shape}{bad}; allowed: {len(sigma)} finite scores"
-        )
-    return scores

@@ -239,7 +239,7 @@ def _gradient_patches(maps_BOX: Tensor, conv: Convolution | Transposed, axes: Ax
             spread.narrow(2 + i, reach, (size - 1) * stride + 1).movedim(2 + i, 0)[::stride] = maps_BOX.movedim(
                 2 + i, 0
             )
-            maps_BOX = _with_taps(spread, conv, i, 1).flip(-1)
+            maps_BOX = torch.stack(_with_taps(spread, conv, i, 1).unbind(-1)[::-1], dim=-1)
     return _as_columns(maps_BOX, len(axes))
 
 
