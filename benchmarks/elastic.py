@@ -25,8 +25,7 @@ from decomposable.core import gradients
 from decomposable.core import svd as svd_module
 from decomposable.core.bases import KeptBases
 from decomposable.core.distillation import kl_divergence
-from decomposable.core.forms import FORMS, to_matrix
-from decomposable.core.forms.matrix import MatrixForm
+from decomposable.core.forms import FORMS, MatrixForm, to_matrix
 from decomposable.core.metric import DAMPING
 from decomposable.core.moments import second_moments
 from decomposable.core.svd import svd, truncate

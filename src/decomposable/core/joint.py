@@ -37,7 +37,7 @@ from decomposable.core.criteria import Criterion, ScoresByLayer, find_criterion,
 from decomposable.core.distillation import Distance, check_distance, detached
 from decomposable.core.draws import DrawnRanks, DrawRatio, Range, cost_selector, draw_of, limits_of
 from decomposable.core.forms import DEFAULT, Decomposition, FormOf, check_form
-from decomposable.core.gradients import Gradient, RunningNorms, accumulate, cuts_of, mix, refuse_reentrant, scaled
+from decomposable.core.gradients import Gradient, RunningNorms, accumulate, by_parameter, mix, refuse_reentrant, scaled
 from decomposable.core.layers import ChainLayers, FilterFn, avoid_fast_paths_, require_layers, source_of
 from decomposable.core.lowrank import ChannelsLastProbe, LowRankLayer
 from decomposable.core.passes import Closure, Local, LossSpec, Pass, Scaler, averaged
@@ -240,11 +240,13 @@ class JointObjective:
 
         size = self._choose_for_all(decompositions, drawn)
         low = self._low_rank_pass(call, scaler, decompositions, size, full.outputs)
-        cuts = cuts_of(self.layers)
+        layers = by_parameter(self.layers)
         gradient_full, gradient_low = full.gradient, low.gradient
         accumulate(
             {
-                parameter: mix(gradient_full[parameter], gradient_low[parameter], self.balance, cuts.get(parameter, ()))
+                parameter: mix(
+                    gradient_full[parameter], gradient_low[parameter], self.balance, layers.get(parameter, ())
+                )
                 for parameter in gradient_full
             }
         )

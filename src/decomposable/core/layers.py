@@ -12,9 +12,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from decomposable.core.forms import TAKEN, Decomposition, FormOf, check_patterns, form_for, form_named
-from decomposable.core.forms.matrix import MatrixForm
-from decomposable.core.forms.tucker import Tucker
+from decomposable.core.forms import (
+    TAKEN,
+    Decomposition,
+    FormOf,
+    MatrixForm,
+    Tucker,
+    check_patterns,
+    form_for,
+    form_named,
+)
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
 from decomposable.core.unpacking import why_closed

@@ -117,7 +117,7 @@ def _outputs(
     was_training = net.training
     net.eval()
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
-    for x, y in TestBatches(data, batch_size=batch_size).loader(workers=workers, place=place):
+    for x, y in TestBatches(data, batch_size=batch_size).loader(*place, workers=workers):
         outputs = net(x.to(device))
         check_outputs(outputs, data.classes)
         yield outputs.cpu(), y.flatten()
