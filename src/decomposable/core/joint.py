@@ -164,7 +164,7 @@ class JointObjective:
             smallest,
             layers,
             bounds,
-            lambda: cost_selector(inside.tree, inside.in_tree, bounds, example_input, call, params_in_all),
+            lambda: cost_selector(inside.tree, layers, bounds, example_input, call, params_in_all),
         )
         self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
         # Its reducer waits for backward(), which is not called here: what it does is done here.

@@ -42,10 +42,7 @@ _WITHOUT_COST = (nn.Embedding, nn.EmbeddingBag, _NormBase, nn.LayerNorm, nn.Grou
 
 
 def call_with_first(net: nn.Module, batch: Any, name: str = "batch") -> Any:
-    """Call `net` with a batch: a tensor, or a tuple, list or dict whose first entry is the input.
-
-    `name` is what messages call the batch.
-    """
+    """Call `net` with a batch, called `name` in messages: a tensor, or a collection whose first entry is the input."""
     try:
         return net(first_entry(batch))
     except Exception as error:
@@ -108,10 +105,15 @@ def map_entries(function: Callable[[Any, Entry], Any], batch: Any, entry: Entry 
 
 @dataclass
 class Trace:
-    """Hold what a pass showed: the positions over all calls of every layer's output map; the extents of its input and
-    output maps, with the number of such maps; by module the MACs of other weights, and those of products of two
-    activations; for every normalisation layer the layer whose output goes straight into it; and the layers whose
-    outputs go nowhere else.
+    """Hold what a pass showed.
+
+    Attributes:
+        outputs: by layer the positions of its output map, over all calls.
+        maps: by layer the extents of its input and output maps, with the number of such maps.
+        other_macs: by module the MACs of its other weights.
+        products: by module the MACs of products of two activations.
+        layer_before_norm: for every normalisation layer the layer whose output goes straight into it.
+        only_normalised: the layers whose outputs go nowhere else.
     """
 
     outputs: Counter[nn.Module] = field(default_factory=Counter)
@@ -139,8 +141,9 @@ class Trace:
 
 @torch.no_grad()
 def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_first) -> Trace:
-    """Run the model once, in eval mode, and record how often each convolution, linear, attention and recurrent layer
-    applies its weights. Training flags are as before afterwards.
+    """Run the model once, in eval mode, and return how often each layer applies its weights.
+
+    Those are convolutions, linear, attention and recurrent layers. Training flags are as before afterwards.
     """
     first = first_entry(example_input)
     seen = Trace(samples=max(1, len(first)) if isinstance(first, Tensor) and first.dim() > 1 else 1)
@@ -157,8 +160,7 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
         with watcher:
             returned = forward(model, example_input)
     seen.only_normalised = watcher.only_normalised(returned)
-    if seen.has_unbatched:
-        seen.samples = 1
+    seen.samples = 1 if seen.has_unbatched else seen.samples
     return seen
 
 
@@ -258,45 +260,37 @@ def _see_linear(seen: Trace, linear: nn.Module, args: Any, kwargs: Any, output: 
     seen.maps[linear][(), ()] += output.shape[:-1].numel()
 
 
-def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    assert isinstance(attention, nn.MultiheadAttention)
-    query, key, value = (args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value")))
-    width = attention.embed_dim
-    seen.has_unbatched |= query.dim() == 2
-    if not attention.batch_first and query.dim() == 3:
-        seen.samples = query.shape[1]
-    seen.other_macs[attention] += sum(each.numel() * width for each in (query, key, value))  # positions · in · out
-    # What PyTorch does inside in one piece: scores and their sum over the values, for all heads together.
-    keys = key.numel() // key.shape[-1] // _samples(attention, query) + (attention.bias_k is not None)
-    seen.products[attention] += query.numel() // width * (keys + attention.add_zero_attn) * 2 * width
-    # out_proj is never called as a module: its weight is used at the query's positions.
-    seen.outputs[attention.out_proj] += query.numel() // width
-
-
-def _samples(attention: nn.MultiheadAttention, query: Tensor) -> int:
-    return 1 if query.dim() == 2 else query.shape[0 if attention.batch_first else 1]
-
-
-def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    inputs = args[0] if args else kwargs["input"]
-    data = inputs.data if isinstance(inputs, nn.utils.rnn.PackedSequence) else inputs
-    seen.has_unbatched |= data is inputs and inputs.dim() == 2
-    if not recurrent.batch_first and data is inputs and inputs.dim() == 3:
-        seen.samples = inputs.shape[1]
-    weights = sum(p.numel() for name, p in recurrent.named_parameters(recurse=False) if name.startswith("weight"))
-    seen.other_macs[recurrent] += weights * data.shape[:-1].numel()
-
-
-def _see_opened(seen: Trace, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    """See where the batch is, which may not be the first axis; its layers are seen themselves, and cannot tell that."""
+def _see_sequences(seen: Trace, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    """See where the batch is, which may not be the first axis; the layers of an opened module are seen themselves."""
     inputs = args[0] if args else kwargs.get("query", kwargs.get("input"))
     seen.has_unbatched |= isinstance(inputs, Tensor) and inputs.dim() == 2
     if isinstance(inputs, Tensor) and inputs.dim() == 3 and not module.batch_first:
         seen.samples = inputs.shape[1]
 
 
+def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    assert isinstance(attention, nn.MultiheadAttention)
+    _see_sequences(seen, attention, args, kwargs, output)
+    query, key, value = (args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value")))
+    width, samples = attention.embed_dim, 1 if query.dim() == 2 else query.shape[0 if attention.batch_first else 1]
+    seen.other_macs[attention] += sum(each.numel() * width for each in (query, key, value))  # positions · in · out
+    # What PyTorch does inside in one piece: scores and their sum over the values, for all heads together.
+    keys = key.numel() // key.shape[-1] // samples + (attention.bias_k is not None) + attention.add_zero_attn
+    seen.products[attention] += query.numel() // width * keys * 2 * width
+    # out_proj is never called as a module: its weight is used at the query's positions.
+    seen.outputs[attention.out_proj] += query.numel() // width
+
+
+def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    _see_sequences(seen, recurrent, args, kwargs, output)
+    inputs = args[0] if args else kwargs["input"]
+    data = inputs.data if isinstance(inputs, nn.utils.rnn.PackedSequence) else inputs
+    weights = sum(p.numel() for name, p in recurrent.named_parameters(recurse=False) if name.startswith("weight"))
+    seen.other_macs[recurrent] += weights * data.shape[:-1].numel()
+
+
 _SEEING: dict[Any, Callable[..., None]] = {
-    Opened: _see_opened,
+    Opened: _see_sequences,
     CONVOLUTIONS: _see_convolution,
     nn.Linear: _see_linear,
     nn.MultiheadAttention: _see_attention,
@@ -306,22 +300,19 @@ _SEEING: dict[Any, Callable[..., None]] = {
 
 def shape_of(layer: Layer) -> LayerShape:
     """Return the layer without its values."""
-    chain = layer.chain
-    return LayerShape(
-        name=layer.name, form=layer.form, shape=layer.shape, stages=chain.stages, transposed=chain.transposed
-    )
+    stages, transposed = layer.chain.stages, layer.chain.transposed
+    return LayerShape(name=layer.name, form=layer.form, shape=layer.shape, stages=stages, transposed=transposed)
 
 
 def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
     """Return the cost of every decomposed layer; its MACs are 0 where the pass did not reach it."""
     costs = []
     for layer in layers:
-        shape, chain = shape_of(layer), layer.chain
-        outputs = sum(seen.outputs[m] for m in layer.modules)
+        chain = layer.chain
         each = per_rank([s * p for s, p in zip(chain.sizes, seen.positions(layer, chain), strict=True)])
         macs = tuple(map(seen.per_sample, each)) if isinstance(each, tuple) else seen.per_sample(each)
-        dense_macs = seen.per_sample(chain.dense_size * outputs)
-        costs.append(LayerCost.of(shape, dense_macs=dense_macs, macs_per_rank=macs))
+        dense_macs = seen.per_sample(chain.dense_size * sum(seen.outputs[m] for m in layer.modules))
+        costs.append(LayerCost.of(shape_of(layer), dense_macs=dense_macs, macs_per_rank=macs))
     return tuple(costs)
 
 

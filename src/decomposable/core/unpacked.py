@@ -6,9 +6,8 @@ it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,15 +15,24 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from decomposable.core.forms import FormOf
-from decomposable.core.layers import REJECTED, FilterFn, Layer, avoid_fast_paths_, find_layers, in_order_of
+from decomposable.core.layers import (
+    CONVOLUTIONS,
+    REJECTED,
+    FilterFn,
+    Layer,
+    avoid_fast_paths_,
+    find_layers,
+    in_order_of,
+)
 from decomposable.core.tracing import Forward
 from decomposable.core.tree import plain_name, rewire, undisturbed
-from decomposable.core.unpacking import can_be_opened, kind_of, packed_weights, why_closed
-from decomposable.core.unpacking.calling import Calling, Refused, calling, check_calls, may_call
+from decomposable.core.unpacking import can_be_opened, kind_of, packed_weights
+from decomposable.core.unpacking.calling import calling, may_call, why_not_called
 from decomposable.core.unpacking.computed import forget_norms_, is_computed, settled
 from decomposable.core.unpacking.parts import Copies, Make, Opened, ViewLinear
 
 _OPENED = "_opened"  # an attribute of what stands in for a module that was opened
+_SHARED = "its weights are held by other modules"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,21 +42,23 @@ class Inside:
     Attributes:
         opened: what is to stand in for the modules that hold some of the layers, with views of their parameters.
         tree: the model with these in their places; the model itself where there are none.
-        in_tree: the same layers as the tree has them.
     """
 
     layers: tuple[Layer, ...]
     skipped: dict[str, str]
     opened: Mapping[nn.Module, nn.Module]
     tree: nn.Module
-    in_tree: tuple[Layer, ...]
+
+
+Candidates = Callable[[nn.Module], Mapping[str, nn.Module]]
+"""Which modules of a model may have others in their place, by name: `openable` for training, else `replaceable`."""
 
 
 def openable(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of a model that can be opened, by name; not those whose weights other modules hold, too."""
     holders, found = _holders(model), {}
     for full_name, module in model.named_modules():
-        if can_be_opened(module) and why_closed(module) is None:
+        if can_be_opened(module):
             parts = packed_weights(module)
             kinds = {type(holder) for part in parts for holder in holders.get(part.parameter, ())}
             if kinds <= {type(module), *(type(part.owner) for part in parts)}:
@@ -64,28 +74,18 @@ def replaceable(model: nn.Module) -> dict[str, nn.Module]:
     """
     holders, found = _holders(model), openable(model)
     for full_name, module in model.named_modules():
-        is_kind = is_computed(module) or (may_call(module) and _why_not_called(module) is None)
+        is_kind = is_computed(module) or (may_call(module) and why_not_called(module) is None)
         if is_kind and all(holders[p] <= {*module.modules()} for p in module.parameters()):
             found[plain_name(full_name)] = module
     return found
 
 
-def _holders(model: nn.Module) -> dict[nn.Parameter, set[nn.Module]]:
-    holders: dict[nn.Parameter, set[nn.Module]] = {}
+def _holders(model: nn.Module) -> dict[nn.Parameter | None, set[nn.Module]]:
+    holders: dict[nn.Parameter | None, set[nn.Module]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
-            if parameter is not None:
-                holders.setdefault(parameter, set()).add(module)
+            holders.setdefault(parameter, set()).add(module)
     return holders
-
-
-def _why_not_called(module: nn.Module) -> str | None:
-    """Return the reason why no plain layer can make the call in a layer's own forward, or None."""
-    try:
-        check_calls(module)
-    except Refused as why:
-        return f"{type(module).__name__} has a forward of its own, {why}"
-    return None
 
 
 def opened(module: nn.Module, make: Make) -> nn.Module:
@@ -101,9 +101,15 @@ def opened(module: nn.Module, make: Make) -> nn.Module:
     return made
 
 
-def with_opened(model: nn.Module, modules: Mapping[str, nn.Module], make: Make) -> nn.Module:
-    """Return a copy of the tree, sharing all else, in which these modules are opened."""
-    return _put_in(model, {module: opened(module, make) for module in modules.values()}) if modules else model
+def with_opened(model: nn.Module, modules: Iterable[nn.Module]) -> nn.Module:
+    """Return a copy of the tree, sharing all else, with layers that are copies in the place of these modules."""
+    make = Copies()
+    standing_in = {module: opened(module, make) for module in modules}
+    if not standing_in:
+        return model
+    tree = _put_in(model, standing_in)
+    avoid_fast_paths_(tree)
+    return tree
 
 
 def _put_in(model: nn.Module, standing_in: Mapping[nn.Module, nn.Module]) -> nn.Module:
@@ -127,60 +133,36 @@ def names_of_opened(base: nn.Module) -> tuple[str, ...]:
 
 def layers_inside(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> Inside:
     """Return the layers of a model for training: their weights are its own parameters, or views of them."""
-    modules = _worth_opening(model, form, filter_fn, openable(model))
-    if not modules:
-        layers, skipped = layers_of(model, form, filter_fn)
-        return Inside(layers, skipped, {}, model, layers)
-    standing_in = {module: opened(module, ViewLinear) for module in modules.values()}
-    tree = rewire(model, standing_in)
-    avoid_fast_paths_(tree)
-    in_tree, skipped = layers_of(tree, form, filter_fn)
-    own = {plain_name(name): module for name, module in model.named_modules()}
-    names = {module: name for name, module in tree.named_modules()}
-    layers = tuple(
-        replace(layer, modules=tuple(m if isinstance(m, ViewLinear) else own[names[m]] for m in layer.modules))
-        for layer in in_tree
-    )
-    return Inside(layers, skipped, standing_in, tree, in_tree)
+    standing_in = _worth_opening(model, form, filter_fn, openable)
+    tree = model
+    if standing_in:
+        layers_of_model = (m for m in model.modules() if isinstance(m, (nn.Linear, *CONVOLUTIONS)))
+        tree = rewire(model, {**{module: module for module in layers_of_model}, **standing_in})
+        avoid_fast_paths_(tree)
+    return Inside(*layers_of(tree, form, filter_fn), standing_in, tree)
 
 
 def layers_of(tree: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> tuple[tuple[Layer, ...], dict[str, str]]:
     """Return the layers of a tree in which all is opened that is to be, and for every other module why not."""
     layers, skipped = find_layers(tree, form, filter_fn)
     closed = openable(tree)
-    for name, module in tree.named_modules():
-        if can_be_opened(module) and why_closed(module) is None:
-            reason = REJECTED if plain_name(name) in closed else "its weights are held by other modules"
-            skipped[plain_name(name)] = reason
+    for full_name, module in tree.named_modules():
+        if can_be_opened(module):
+            name = plain_name(full_name)
+            skipped[name] = REJECTED if name in closed else _SHARED
     return layers, in_order_of(tree, skipped)
 
 
-Candidates = Callable[[nn.Module], Mapping[str, nn.Module]]
-"""Which modules of a model may have others in their place, by name: `openable` for training, else `replaceable`."""
-
-
-def with_layers_opened(
-    base: nn.Module, form: FormOf, filter_fn: FilterFn | None, candidates: Candidates = replaceable
-) -> nn.Module:
-    """Return the tree with layers, copies of weights, in the place of the modules that hold some to decompose."""
-    modules = _worth_opening(base, form, filter_fn, candidates(base))
-    tree = with_opened(base, modules, Copies())
-    if tree is not base:
-        avoid_fast_paths_(tree)
-    return tree
-
-
 def _worth_opening(
-    model: nn.Module, form: FormOf, filter_fn: FilterFn | None, modules: Mapping[str, nn.Module]
-) -> dict[str, nn.Module]:
-    """Return those of the modules of which some layer takes part."""
-    if not modules:
+    model: nn.Module, form: FormOf, filter_fn: FilterFn | None, candidates: Candidates
+) -> dict[nn.Module, nn.Module]:
+    """Return those of the modules of which some layer takes part, with what stands in for them: views."""
+    standing_in = {module: opened(module, ViewLinear) for module in candidates(model).values()}
+    if not standing_in:
         return {}
-    standing_in = {module: opened(module, ViewLinear) for module in modules.values()}
     layers, _ = find_layers(_put_in(model, standing_in), form, filter_fn)
     used = {module for layer in layers for module in layer.modules}
-    around = {m: made.children() if isinstance(made, Opened | Calling) else () for m, made in standing_in.items()}
-    return {name: module for name, module in modules.items() if used & {standing_in[module], *around[module]}}
+    return {module: made for module, made in standing_in.items() if used & {made, *made.children()}}
 
 
 def opened_where_it_runs(
@@ -196,85 +178,66 @@ def opened_where_it_runs(
     Those stay that the model does not run without, or not with the same numbers: it may read their weights, ask for
     their class, or call them with more than their input.
     """
-    tree = with_layers_opened(base, form, filter_fn, candidates)
-    names = dict.fromkeys(names_of_opened(tree))
-    if batch is None or not names:
-        return tree, filter_fn, {}
-    expected = _Expected.of(base, batch, forward)
-    if expected is None or expected.failure(tree) is None:
-        return tree, filter_fn, {}  # where the model itself fails, the watched pass says so
+
+    def with_inside(filter_fn: FilterFn | None) -> nn.Module:
+        return with_opened(base, _worth_opening(base, form, filter_fn, candidates))
 
     def only(which: Callable[[str], bool]) -> FilterFn:
         return lambda module, name: which(name) and (filter_fn is None or filter_fn(module, name))
 
-    def inside(name: str, outer: str) -> bool:
-        return f"{name}.".startswith(f"{outer}.")
+    def failure(tree: nn.Module) -> str | None:
+        found = _outputs(tree, batch, forward)
+        if isinstance(found, str):
+            return found
+        return "it gives other numbers" if is_steady and not _are_close(found, expected) else None
 
+    tree = with_inside(filter_fn)
+    names = names_of_opened(tree)
+    if batch is None or not names:
+        return tree, filter_fn, {}
+    expected, again = (_outputs(base, batch, forward) for _ in range(2))
+    if isinstance(expected, str) or isinstance(again, str):  # the model itself fails: the watched pass says so
+        return tree, filter_fn, {}
+    is_steady = _are_close(expected, again)
+    if failure(tree) is None:
+        return tree, filter_fn, {}
     found = {
-        outer: expected.failure(with_layers_opened(base, form, only(partial(inside, outer=outer)), candidates))
+        outer: failure(with_inside(only(lambda name, outer=outer: f"{name}.".startswith(f"{outer}."))))  # type: ignore[misc]
         for outer in names
     }
-    closed = {name: f"the model does not run without it: {error}" for name, error in found.items() if error}
-    keep = only(lambda name: not any(inside(name, outer) for outer in closed))
-    return with_layers_opened(base, form, keep, candidates), keep, closed
+    closed = {outer: f"the model does not run without it: {error}" for outer, error in found.items() if error}
+    keep = only(lambda name: not any(f"{name}.".startswith(f"{outer}.") for outer in closed))
+    return with_inside(keep), keep, closed
 
 
 def refused_calls(tree: nn.Module) -> dict[str, str]:
     """Return why no plain layer has a part in the layers with a forward of their own that are left."""
     holders = replaceable(tree)
     left = {plain_name(name): module for name, module in tree.named_modules() if may_call(module)}
-    otherwise = {name: REJECTED if name in holders else "its weights are held by other modules" for name in left}
-    return {name: _why_not_called(module) or otherwise[name] for name, module in left.items()}
+    return {n: why_not_called(module) or (REJECTED if n in holders else _SHARED) for n, module in left.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class _Expected:
-    """Hold what the model gives for a batch, as long as nothing in it is opened."""
+def _outputs(tree: nn.Module, batch: Any, forward: Forward) -> list[Tensor] | str:
+    """Return the numbers that a pass gives, or in one line why it fails.
 
-    outputs: list[Tensor]
-    is_steady: bool  # whether it gives the same again
-    batch: Any
-    forward: Forward
-
-    @classmethod
-    def of(cls, model: nn.Module, batch: Any, forward: Forward) -> _Expected | None:
-        """Return that of a model; None where it does not run."""
-        try:
-            first, second = (_tensors(_ran(model, batch, forward)) for _ in range(2))
-        except Exception:  # whatever the model's code raises
-            return None
-        return cls(first, _are_close(first, second), batch, forward)
-
-    def failure(self, tree: nn.Module) -> str | None:
-        """Return why a pass of the tree fails, or that it gives other numbers, in one line; or None."""
-        try:
-            found = _tensors(_ran(tree, self.batch, self.forward))
-        except Exception as error:  # whatever the model's code raises
-            return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        return "it gives other numbers" if self.is_steady and not _are_close(found, self.outputs) else None
-
-
-def _ran(tree: nn.Module, batch: Any, forward: Forward) -> Any:
-    """Run a pass without PyTorch's fast path of transformers, which gives zeros where a mask hides a position."""
+    PyTorch's fast path of transformers is left out: it gives zeros where a mask hides a position.
+    """
     has_fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with undisturbed(tree), torch.no_grad():
-            return forward(tree, batch)
+            leaves = tree_leaves(forward(tree, batch))
+    except Exception as error:  # whatever the model's code raises
+        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
     finally:
         torch.backends.mha.set_fastpath_enabled(has_fast_path)
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _are_close(found: list[Tensor], expected: list[Tensor]) -> bool:
     """Return whether they differ by rounding at most."""
-    if [each.shape for each in found] != [each.shape for each in expected]:
-        return False
     bounds = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
-    return all(
+    return [each.shape for each in found] == [each.shape for each in expected] and all(
         one.is_meta
         or not one.numel()
         or bool((one - other).abs().nan_to_num().max() <= bounds.get(one.dtype, 1e-3) * other.abs().nan_to_num().max())

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from decomposable.core.tree import _HOOKS
+from decomposable.core.tree import FORWARD_HOOKS
 from decomposable_edge.errors import InvalidArgumentError
 
 Arguments = ParamSpec("Arguments")
@@ -24,10 +24,8 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {}
 """What a file may name. Nothing else is ever called because a file says so."""
 
 _NOTE = "_built_by"
-_MOST = {
-    **{"num_classes": 1 << 20, "in_channels": 1 << 12, "widths": 1 << 14},
-    **{"width": 1 << 14, "depth": 1 << 8, "heads": 1 << 8, "patch": 1 << 10, "image": 1 << 12, "context": 1 << 17},
-}
+_MOST = {"num_classes": 1 << 20, "in_channels": 1 << 12, "widths": 1 << 14, "context": 1 << 17}
+_MOST |= {"width": 1 << 14, "depth": 1 << 8, "heads": 1 << 8, "patch": 1 << 10, "image": 1 << 12}
 _MOST_WIDTHS = 64
 
 
@@ -40,9 +38,7 @@ def builder(build: Callable[Arguments, Model]) -> Callable[Arguments, Model]:
         model = build(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        plain = {
-            k: int(v) if isinstance(v, Integral) else [int(each) for each in v] for k, v in bound.arguments.items()
-        }
+        plain = {k: int(v) if isinstance(v, Integral) else list(map(int, v)) for k, v in bound.arguments.items()}
         model.__dict__[_NOTE] = {"name": build.__name__, "arguments": plain}
         return model
 
@@ -117,5 +113,5 @@ def is_patched(module: nn.Module) -> bool:
     >>> is_patched(module), is_patched(nn.ReLU())
     (True, False)
     """
-    has_hooks = any(getattr(module, hooks) for hooks in _HOOKS)
+    has_hooks = any(getattr(module, hooks) for hooks in FORWARD_HOOKS)
     return has_hooks or any(callable(getattr(type(module), name, None)) for name in vars(module))

@@ -26,20 +26,15 @@ def kind_of(module: nn.Module) -> type[Opened] | None:
     return OpenedRecurrent if isinstance(module, nn.LSTM | nn.GRU | nn.RNN) else None
 
 
-def is_transposed_linear(module: nn.Module) -> bool:
-    """Return whether it is GPT-2's `Conv1D`, a `Linear` whose weight lies transposed; known by name, not imported."""
-    kind = type(module)
-    is_named = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
-    return is_named and "forward" not in vars(module)
-
-
 def can_be_opened(module: nn.Module) -> bool:
-    """Return whether it is of a kind that is opened, unless something is in the way."""
-    return kind_of(module) is not None or is_transposed_linear(module)
+    """Return whether it is of a kind that is opened, and nothing is in the way."""
+    kind = type(module)  # of GPT-2's `Conv1D`, a `Linear` whose weight lies transposed; known by name, not imported
+    is_named = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+    return (is_named and "forward" not in vars(module)) or (kind_of(module) is not None and why_closed(module) is None)
 
 
 def why_closed(module: nn.Module) -> str | None:
-    """Return why a module that could be opened is not; None for what can be, and for all other modules."""
+    """Return why a module with several weights is not opened; None for what can be, and for all other modules."""
     kind = kind_of(module)
     if kind is None:
         return None
