@@ -32,7 +32,6 @@ KINDS: Mapping[int, type[Decomposable]] = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Con
 FilterFn = Callable[[nn.Module, str], bool]
 TRANSPOSED: Mapping[int, type[Transposed]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 """The same of transposed convolutions."""
-_POINTWISE: Mapping[int, type[Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _Module = TypeVar("_Module", bound=nn.Module)
 
 REJECTED = "rejected by filter_fn"
@@ -272,23 +271,15 @@ def _shell(module: Decomposable, axes: Axes, has_bias: bool) -> Decomposable:
     """
     if isinstance(module, nn.Linear):
         return nn.Linear(1, 1, bias=has_bias, device="meta")
-    if isinstance(module, Transposed) and not any(axes):
-        return _POINTWISE[len(axes)](1, 1, 1, bias=has_bias, device="meta")
-
-    def along(values: tuple[int, ...], otherwise: int) -> tuple[int, ...]:
-        return tuple(v if own else otherwise for v, own in zip(values, axes, strict=True))
-
-    options: dict[str, Any] = {
-        "kernel_size": along(module.kernel_size, 1),
-        "stride": along(module.stride, 1),
-        "padding": module.padding if isinstance(module.padding, str) else along(module.padding, 0),
-        "dilation": along(module.dilation, 1),
-        "padding_mode": module.padding_mode,
-    }
-    if isinstance(module, Transposed):
-        options["output_padding"] = along(module.output_padding, 0)
-        return TRANSPOSED[len(axes)](1, 1, bias=has_bias, device="meta", **options)
-    return KINDS[len(axes)](1, 1, bias=has_bias, device="meta", **options)
+    is_transposed = isinstance(module, Transposed) and any(axes)
+    options: dict[str, Any] = {"padding_mode": module.padding_mode, "bias": has_bias, "device": "meta"}
+    nothing = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+    for name, otherwise in [*nothing.items(), *([("output_padding", 0)] if is_transposed else [])]:
+        values = getattr(module, name)
+        if not isinstance(values, str):
+            values = tuple(value if own else otherwise for value, own in zip(values, axes, strict=True))
+        options[name] = values
+    return (TRANSPOSED if is_transposed else KINDS)[len(axes)](1, 1, **options)
 
 
 def _copied(shell: _Module, **changed: Any) -> _Module:

@@ -1,11 +1,11 @@
 """One forward pass that sees how often every weight is applied, for the formulas of `cost.py`.
 
-It also sees two things below all of PyTorch's functions:
+It also sees, below all of PyTorch's functions:
 
-- products of two activations, as those inside attention (q kᵀ and weights · v), which no size makes smaller: a matrix
-  product of which neither side lies where a parameter or a buffer does, while no layer runs that is counted by weight;
-- what the outputs of layers go into. Batch normalisation takes the mean of its input away, so a cut before it need not
-  keep that mean, but only where nobody else uses it: a shortcut, a second call, or whoever gets the network's outputs.
+- products of two activations, as inside attention (q kᵀ and weights · v), which no size makes smaller: neither side is
+  a parameter or a buffer, and no layer runs that is counted by its weight;
+- what the outputs of layers go into. Batch normalisation takes the mean of its input away. A cut before it may lose
+  that mean, unless somebody else uses it: a shortcut, a second call, or whoever gets the network's outputs.
 """
 
 from __future__ import annotations
@@ -46,24 +46,18 @@ def call_with_first(net: nn.Module, batch: Any, name: str = "batch") -> Any:
     try:
         return net(first_entry(batch))
     except Exception as error:
-        advice = _advice(batch, error)
-        if advice is None:
+        is_missing = isinstance(error, TypeError) and "missing" in str(error)
+        if isinstance(batch, Mapping) and len(batch) > 1:
+            came, call = f"a dict of {', '.join(map(str, batch))}", "net(**batch)"
+        elif isinstance(batch, tuple | list) and len(batch) > 1 and is_missing:
+            came, call = f"a {type(batch).__name__} of {len(batch)} entries", "net(*batch)"
+        else:
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InvalidArgumentError(
-            f"{name}: {advice[0]}; its first entry alone was passed and the model refused it ({reason:.300}); "
-            f"allowed: forward=lambda net, batch: {advice[1]}"
+            f"{name}: {came}; its first entry alone was passed and the model refused it ({reason:.300}); "
+            f"allowed: forward=lambda net, batch: {call}"
         ) from error
-
-
-def _advice(batch: Any, error: Exception) -> tuple[str, str] | None:
-    """Return what a batch is of which the model wants more than the first entry, and the call with all of it."""
-    if isinstance(batch, Mapping) and len(batch) > 1:
-        return f"a dict of {', '.join(map(str, batch))}", "net(**batch)"
-    is_missing = isinstance(error, TypeError) and "missing" in str(error)
-    if isinstance(batch, tuple | list) and len(batch) > 1 and is_missing:
-        return f"a {type(batch).__name__} of {len(batch)} entries", "net(*batch)"
-    return None
 
 
 def first_entry(batch: Any) -> Any:

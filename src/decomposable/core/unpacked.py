@@ -7,7 +7,6 @@ it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,15 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from decomposable.core.forms import FormOf
-from decomposable.core.layers import (
-    CONVOLUTIONS,
-    REJECTED,
-    FilterFn,
-    Layer,
-    avoid_fast_paths_,
-    find_layers,
-    in_order_of,
-)
+from decomposable.core.layers import REJECTED, FilterFn, Layer, avoid_fast_paths_, find_layers, in_order_of
 from decomposable.core.tracing import Forward
 from decomposable.core.tree import plain_name, rewire, undisturbed
 from decomposable.core.unpacking import can_be_opened, kind_of, packed_weights
@@ -31,51 +22,26 @@ from decomposable.core.unpacking.calling import calling, may_call, why_not_calle
 from decomposable.core.unpacking.computed import forget_norms_, is_computed, settled
 from decomposable.core.unpacking.parts import Copies, Make, Opened, ViewLinear
 
-_OPENED = "_opened"  # an attribute of what stands in for a module that was opened
+_OPENED = "_opened"  # an attribute of what took the place of a module
 _SHARED = "its weights are held by other modules"
 
 
-@dataclass(frozen=True, eq=False)
-class Inside:
-    """Hold the layers of a model that stays as it is, and why its other modules are left alone.
+def replaceable(model: nn.Module, *, in_training: bool = False) -> dict[str, nn.Module]:
+    """Return the modules that may have others in their place, by name; not those whose weights others hold, too.
 
-    Attributes:
-        opened: what is to stand in for the modules that hold some of the layers, with views of their parameters.
-        tree: the model with these in their places; the model itself where there are none.
+    In training those are what can be opened; in a decomposed network also layers whose weight is computed or that have
+    a forward of their own.
     """
-
-    layers: tuple[Layer, ...]
-    skipped: dict[str, str]
-    opened: Mapping[nn.Module, nn.Module]
-    tree: nn.Module
-
-
-Candidates = Callable[[nn.Module], Mapping[str, nn.Module]]
-"""Which modules of a model may have others in their place, by name: `openable` for training, else `replaceable`."""
-
-
-def openable(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules of a model that can be opened, by name; not those whose weights other modules hold, too."""
     holders, found = _holders(model), {}
     for full_name, module in model.named_modules():
+        is_alone = False
         if can_be_opened(module):
             parts = packed_weights(module)
-            kinds = {type(holder) for part in parts for holder in holders.get(part.parameter, ())}
-            if kinds <= {type(module), *(type(part.owner) for part in parts)}:
-                found[plain_name(full_name)] = module
-    return found
-
-
-def replaceable(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that may have others in their place in a decomposed network, by name.
-
-    Those that can be opened, and layers whose weight is computed or that have a forward of their own; not those whose
-    parameters other modules hold, too.
-    """
-    holders, found = _holders(model), openable(model)
-    for full_name, module in model.named_modules():
-        is_kind = is_computed(module) or (may_call(module) and why_not_called(module) is None)
-        if is_kind and all(holders[p] <= {*module.modules()} for p in module.parameters()):
+            kinds = {type(holder) for part in parts for holder in holders[part.parameter]}
+            is_alone = kinds <= {type(module), *(type(part.owner) for part in parts)}
+        elif not in_training and (is_computed(module) or (may_call(module) and why_not_called(module) is None)):
+            is_alone = all(holders[p] <= {*module.modules()} for p in module.parameters())
+        if is_alone:
             found[plain_name(full_name)] = module
     return found
 
@@ -131,36 +97,37 @@ def names_of_opened(base: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, module in base.named_modules(remove_duplicate=False) if _OPENED in module.__dict__)
 
 
-def layers_inside(model: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> Inside:
-    """Return the layers of a model for training: their weights are its own parameters, or views of them."""
-    standing_in = _worth_opening(model, form, filter_fn, openable)
-    tree = model
+def layers_inside(
+    model: nn.Module, form: FormOf, filter_fn: FilterFn | None
+) -> tuple[tuple[Layer, ...], dict[str, str], Mapping[nn.Module, nn.Module], nn.Module]:
+    """Return the layers of a model for training, whose weights are its own parameters, or views of them.
+
+    With them come the reasons for all others, what is to stand in for the modules that hold some of the layers, and the
+    model's tree with these in their places.
+    """
+    standing_in, tree = _worth_opening(model, form, filter_fn, in_training=True), model
     if standing_in:
-        layers_of_model = (m for m in model.modules() if isinstance(m, (nn.Linear, *CONVOLUTIONS)))
-        tree = rewire(model, {**{module: module for module in layers_of_model}, **standing_in})
+        leaves = {module: module for module in model.modules() if not any(module.children())}  # layers stay the model's
+        tree = rewire(model, leaves | standing_in)
         avoid_fast_paths_(tree)
-    return Inside(*layers_of(tree, form, filter_fn), standing_in, tree)
+    return *layers_of(tree, form, filter_fn), standing_in, tree
 
 
 def layers_of(tree: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> tuple[tuple[Layer, ...], dict[str, str]]:
     """Return the layers of a tree in which all is opened that is to be, and for every other module why not."""
     layers, skipped = find_layers(tree, form, filter_fn)
-    closed = openable(tree)
-    for full_name, module in tree.named_modules():
-        if can_be_opened(module):
-            name = plain_name(full_name)
-            skipped[name] = REJECTED if name in closed else _SHARED
-    return layers, in_order_of(tree, skipped)
+    can_be = replaceable(tree, in_training=True)
+    closed = [plain_name(name) for name, module in tree.named_modules() if can_be_opened(module)]
+    return layers, in_order_of(tree, skipped | {name: REJECTED if name in can_be else _SHARED for name in closed})
 
 
 def _worth_opening(
-    model: nn.Module, form: FormOf, filter_fn: FilterFn | None, candidates: Candidates
+    model: nn.Module, form: FormOf, filter_fn: FilterFn | None, in_training: bool
 ) -> dict[nn.Module, nn.Module]:
     """Return those of the modules of which some layer takes part, with what stands in for them: views."""
-    standing_in = {module: opened(module, ViewLinear) for module in candidates(model).values()}
-    if not standing_in:
-        return {}
-    layers, _ = find_layers(_put_in(model, standing_in), form, filter_fn)
+    modules = replaceable(model, in_training=in_training).values()
+    standing_in = {module: opened(module, ViewLinear) for module in modules}
+    layers, _ = find_layers(_put_in(model, standing_in), form, filter_fn) if standing_in else ((), {})
     used = {module for layer in layers for module in layer.modules}
     return {module: made for module, made in standing_in.items() if used & {made, *made.children()}}
 
@@ -171,7 +138,8 @@ def opened_where_it_runs(
     filter_fn: FilterFn | None,
     batch: Any,
     forward: Forward,
-    candidates: Candidates = replaceable,
+    *,
+    in_training: bool = False,
 ) -> tuple[nn.Module, FilterFn | None, dict[str, str]]:
     """Return the tree with modules opened, a filter for those that are not, and the reason for each of these.
 
@@ -180,10 +148,19 @@ def opened_where_it_runs(
     """
 
     def with_inside(filter_fn: FilterFn | None) -> nn.Module:
-        return with_opened(base, _worth_opening(base, form, filter_fn, candidates))
+        return with_opened(base, _worth_opening(base, form, filter_fn, in_training))
 
     def only(which: Callable[[str], bool]) -> FilterFn:
         return lambda module, name: which(name) and (filter_fn is None or filter_fn(module, name))
+
+    tree = with_inside(filter_fn)
+    names = names_of_opened(tree)
+    if batch is None or not names:
+        return tree, filter_fn, {}
+    first, again = (_outputs(base, batch, forward) for _ in range(2))
+    if isinstance(first, str) or isinstance(again, str):  # the model itself fails: the watched pass says so
+        return tree, filter_fn, {}
+    expected, is_steady = first, _are_close(first, again)
 
     def failure(tree: nn.Module) -> str | None:
         found = _outputs(tree, batch, forward)
@@ -191,14 +168,6 @@ def opened_where_it_runs(
             return found
         return "it gives other numbers" if is_steady and not _are_close(found, expected) else None
 
-    tree = with_inside(filter_fn)
-    names = names_of_opened(tree)
-    if batch is None or not names:
-        return tree, filter_fn, {}
-    expected, again = (_outputs(base, batch, forward) for _ in range(2))
-    if isinstance(expected, str) or isinstance(again, str):  # the model itself fails: the watched pass says so
-        return tree, filter_fn, {}
-    is_steady = _are_close(expected, again)
     if failure(tree) is None:
         return tree, filter_fn, {}
     found = {

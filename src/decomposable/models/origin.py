@@ -1,7 +1,4 @@
-"""Which function built a model, noted on it: a file that says so can be loaded without the model's code.
-
-The note is plain JSON, so that a model is stored and copied as ever: ``{"name": "resnet20", "arguments": {...}}``.
-"""
+"""Which function built a model, noted on it in plain JSON: a file that says so is loaded without the model's code."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def builder(build: Callable[Arguments, Model]) -> Callable[Arguments, Model]:
 def built_by(model: nn.Module) -> dict[str, Any] | None:
     """Return the note on a model, or None. It does not say what was done to the model since."""
     note = vars(model).get(_NOTE)
-    return {"name": note["name"], "arguments": dict(note["arguments"])} if isinstance(note, dict) else None
+    return {**note, "arguments": dict(note["arguments"])} if isinstance(note, dict) else None
 
 
 def rebuilt(note: Mapping[str, Any]) -> nn.Module:
@@ -91,7 +88,7 @@ def noted(model: nn.Module) -> dict[str, Any] | None:
         built = rebuilt(note)
     except InvalidArgumentError:  # larger than what is taken from a file
         return None
-    # An activation that was replaced is not in the state dict, but in the repr, as is every module.
+    # An activation that was replaced is in the repr only.
     pairs = zip(built.named_modules(), model.named_modules(), strict=False)
     is_alike = repr(built) == repr(model) and all(a[0] == b[0] and _does_the_same(a[1], b[1]) for a, b in pairs)
     return {**note, "is_changed": not is_alike}

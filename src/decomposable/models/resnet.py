@@ -50,16 +50,16 @@ def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Sequential:
 
     With 3 channels and 1000 classes: 25,557,032 parameters, 4,089,184,256 MACs at 224 x 224.
     """
-    modules: OrderedDict[str, nn.Module] = OrderedDict()
-    modules["conv1"] = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
-    modules["bn1"] = nn.BatchNorm2d(64)
-    modules["relu"] = nn.ReLU()
-    modules["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
-    modules.update(_stages(64, (256, 512, 1024, 2048), (3, 4, 6, 3), Bottleneck))
-    modules["avgpool"] = nn.AdaptiveAvgPool2d(1)
-    modules["flatten"] = nn.Flatten()
-    modules["fc"] = nn.Linear(2048, num_classes)
-    return _started(modules)
+    return _started(
+        conv1=nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False),
+        bn1=nn.BatchNorm2d(64),
+        relu=nn.ReLU(),
+        maxpool=nn.MaxPool2d(3, stride=2, padding=1),
+        **_stages(64, (256, 512, 1024, 2048), (3, 4, 6, 3), Bottleneck),
+        avgpool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(2048, num_classes),
+    )
 
 
 class Subsample(nn.Module):
@@ -137,9 +137,9 @@ _padded_block = partial(BasicBlock, is_padded=True)
 _projected_block = partial(BasicBlock, is_padded=False)
 
 
-def _stages(in_width: int, widths: Sequence[int], depths: Sequence[int], block: Block) -> OrderedDict[str, nn.Module]:
+def _stages(in_width: int, widths: Sequence[int], depths: Sequence[int], block: Block) -> dict[str, nn.Module]:
     """Return layer1, layer2, ...; each but the first halves the image in its first block."""
-    stages: OrderedDict[str, nn.Module] = OrderedDict()
+    stages: dict[str, nn.Module] = {}
     for index, (width, depth) in enumerate(zip(widths, depths, strict=True), start=1):
         first = block(in_width, width, 1 if index == 1 else 2)
         stages[f"layer{index}"] = nn.Sequential(first, *(block(width, width, 1) for _ in range(depth - 1)))
@@ -150,20 +150,20 @@ def _stages(in_width: int, widths: Sequence[int], depths: Sequence[int], block: 
 def _cifar_resnet(
     depths: Sequence[int], widths: Sequence[int], block: Block, num_classes: int, in_channels: int
 ) -> nn.Sequential:
-    modules: OrderedDict[str, nn.Module] = OrderedDict()
-    modules["conv1"] = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
-    modules["bn1"] = nn.BatchNorm2d(widths[0])
-    modules["relu"] = nn.ReLU()
-    modules.update(_stages(widths[0], widths, depths, block))
-    modules["pool"] = nn.AdaptiveAvgPool2d(1)
-    modules["flatten"] = nn.Flatten()
-    modules["linear"] = nn.Linear(widths[-1], num_classes)
-    return _started(modules)
+    return _started(
+        conv1=nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False),
+        bn1=nn.BatchNorm2d(widths[0]),
+        relu=nn.ReLU(),
+        **_stages(widths[0], widths, depths, block),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        linear=nn.Linear(widths[-1], num_classes),
+    )
 
 
-def _started(modules: OrderedDict[str, nn.Module]) -> nn.Sequential:
+def _started(**modules: nn.Module) -> nn.Sequential:
     """Join the modules and start them as in appendix D: He-normal weights, zero biases, BN at 1 and 0."""
-    model = nn.Sequential(modules)
+    model = nn.Sequential(OrderedDict(modules))
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

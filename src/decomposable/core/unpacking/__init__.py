@@ -11,6 +11,8 @@ made by a plain layer (`calling.py`), both for a decomposed network only. `unpac
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from decomposable.core.unpacking.attention import OpenedAttention
@@ -18,12 +20,15 @@ from decomposable.core.unpacking.computed import COMPUTED
 from decomposable.core.unpacking.parts import Opened, PackedWeight, ParameterSlice
 from decomposable.core.unpacking.recurrent import OpenedRecurrent
 
+_KINDS: Mapping[type[nn.Module], type[Opened]] = {
+    nn.MultiheadAttention: OpenedAttention,
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), OpenedRecurrent),
+}
+
 
 def kind_of(module: nn.Module) -> type[Opened] | None:
     """Return what takes the place of a module with several weights; None for other modules."""
-    if isinstance(module, nn.MultiheadAttention):
-        return OpenedAttention
-    return OpenedRecurrent if isinstance(module, nn.LSTM | nn.GRU | nn.RNN) else None
+    return next((opened for kind, opened in _KINDS.items() if isinstance(module, kind)), None)
 
 
 def can_be_opened(module: nn.Module) -> bool:
@@ -35,12 +40,15 @@ def can_be_opened(module: nn.Module) -> bool:
 
 def why_closed(module: nn.Module) -> str | None:
     """Return why a module with several weights is not opened; None for what can be, and for all other modules."""
-    kind = kind_of(module)
-    if kind is None:
+    if kind_of(module) is None:
         return None
+    if type(module) not in _KINDS or "forward" in vars(module):
+        return f"{type(module).__name__} has a forward of its own"
+    if isinstance(module, nn.MultiheadAttention) and (module.bias_k is not None or module.add_zero_attn):
+        return "packed attention weights with add_bias_kv or add_zero_attn"
     weights = (part.owner._parameters.get(part.weight) for part in packed_weights(module))
     is_computed = not all(isinstance(weight, nn.Parameter) for weight in weights)
-    return kind.why_not(module) or (f"{COMPUTED}; remove that first" if is_computed else None)
+    return f"{COMPUTED}; remove that first" if is_computed else None
 
 
 def packed_weights(module: nn.Module) -> list[PackedWeight]:

@@ -22,16 +22,6 @@ class OpenedAttention(Opened):
     batch_first: bool
 
     @classmethod
-    def why_not(cls, module: nn.Module) -> str | None:
-        """Return the reason to leave one as it is: a forward of its own, or options that hardly anybody uses."""
-        assert isinstance(module, nn.MultiheadAttention)
-        if type(module) is not nn.MultiheadAttention or "forward" in vars(module):
-            return f"{type(module).__name__} has a forward of its own"
-        if module.bias_k is not None or module.add_zero_attn:
-            return "packed attention weights with add_bias_kv or add_zero_attn"
-        return None
-
-    @classmethod
     def parts(cls, module: nn.Module) -> dict[str, PackedWeight]:
         """Return the projections; those of the input are one weight where query, key and value are equally wide."""
         assert isinstance(module, nn.MultiheadAttention)

@@ -243,7 +243,13 @@ def _made(module: nn.Module, seen: _Seen) -> Calling:
     child = "linear" if isinstance(module, nn.Linear) else "conv"
     while child in module._modules or hasattr(type(module), child):
         child += "_"
-    more = {"_kind": type(module), "_child": child, "_geometry": seen.geometry, "_blanks": blanks, "_known": set()}
+    more: dict[str, Any] = {
+        "_kind": type(module),
+        "_child": child,
+        "_geometry": seen.geometry,
+        "_blanks": blanks,
+        "_known": set(),
+    }
     made = hollow(Calling, module, **more)
     made._parameters.update({name: p for name, p in module._parameters.items() if name not in blanks})
     made._buffers.update(module._buffers)

@@ -52,7 +52,7 @@ def settled(module: nn.Module) -> nn.Module:
             values[norm.name] = norm.compute_weight(module, **options)
     computed = _computed_names(module)
     gone = {norm.name + end for norm in _norms(module) for end in _ADDED[type(norm)]}
-    twin = hollow(type_before_parametrizations(module), module, without=computed)
+    twin: nn.Module = hollow(type_before_parametrizations(module), module, without=computed)
     trained = any(p.requires_grad for p in module.parameters())
     made = {name: nn.Parameter(values[name].clone().contiguous(), requires_grad=trained) for name in computed}
     held = {name: made.get(name, module._parameters.get(name)) for name in ("weight", "bias")}

@@ -128,11 +128,6 @@ class Opened(nn.Module):
         """Return the weights of a module, by the names that their layers get."""
         raise NotImplementedError
 
-    @classmethod
-    def why_not(cls, module: nn.Module) -> str | None:
-        """Return the reason to leave a module as it is, or None."""
-        raise NotImplementedError
-
     def with_layers(self, module: nn.Module, layers: Mapping[nn.Module, nn.Module]) -> Opened:
         """Return the same around other layers, in the module's mode, with the module's own parameters."""
         twin = hollow(type(self), module)

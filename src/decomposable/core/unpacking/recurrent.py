@@ -75,11 +75,11 @@ class CellWeights:
 def _stages(layer: nn.Module) -> tuple[Tensor, ...] | None:
     """Return the weights of a `Linear` or of a chain of them, if its forward is nothing else."""
     is_chain = type(layer) is StandIn
-    parts = list(layer._modules.values()) if is_chain else [layer]
+    parts: list[Any] = list(layer._modules.values()) if is_chain else [layer]
     is_kind = all(type(part) in (nn.Linear, ViewLinear) for part in parts)
     if not is_kind or any(map(_is_watched, [layer, *parts])) or any(part.bias is not None for part in parts[:-1]):
         return None
-    return tuple(part.weight for part in parts)  # type: ignore[misc]
+    return tuple(part.weight for part in parts)
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -235,13 +235,6 @@ class OpenedRecurrent(Opened):
     batch_first: bool
     bidirectional: bool
     dropout: float
-
-    @classmethod
-    def why_not(cls, module: nn.Module) -> str | None:
-        """Return the reason to leave a module as it is, or None for the plain kinds."""
-        if type(module) not in (nn.LSTM, nn.GRU, nn.RNN) or "forward" in vars(module):
-            return f"{type(module).__name__} has a forward of its own"
-        return None
 
     @classmethod
     def parts(cls, module: nn.Module) -> dict[str, PackedWeight]:
