@@ -23,9 +23,9 @@ _aten = torch.ops.aten
 _OF_VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # properties that are more than an answer
 _ANSWERS = frozenset({"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "get_device"})
 _ANSWERS |= {"is_floating_point", "is_complex", "is_contiguous", "__len__"}
-_MAKING = "detach new_empty new_empty_strided new_zeros new_ones new_full "
-_LIKE = "empty_like zeros_like ones_like full_like rand_like randn_like"
-WITHOUT_VALUES = frozenset(getattr(_aten, name) for name in (_MAKING + _LIKE).split())
+WITHOUT_VALUES = {_aten.detach, _aten.new_empty, _aten.new_empty_strided, _aten.new_zeros, _aten.new_ones}
+WITHOUT_VALUES |= {_aten.new_full, _aten.empty_like, _aten.zeros_like, _aten.ones_like, _aten.full_like}
+WITHOUT_VALUES |= {_aten.rand_like, _aten.randn_like}
 """Operations on a tensor that use its type, device and shape, but not its values."""
 
 
@@ -95,10 +95,6 @@ class FactoredWeight(Tensor):
     def tolist(self) -> Any:
         """Return the values."""
         return self.dense().tolist()
-
-    def __array__(self, dtype: Any = None) -> Any:
-        values = self.numpy()
-        return values if dtype is None else values.astype(dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a plain tensor: a copy has no factors to follow."""

@@ -10,6 +10,7 @@ It also sees, below all of PyTorch's functions:
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -159,7 +160,7 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
 
 
 class _Watcher(TorchDispatchMode):
-    """See the operations of a pass: products of activations by the module that computes them, and uses of outputs."""
+    """See products of activations, by the module that computes them, and uses of outputs."""
 
     supports_higher_order_operators = True
 
@@ -208,9 +209,8 @@ class _Watcher(TorchDispatchMode):
     def _product_macs(self, operation: Any, args: Any) -> int:
         if operation in _FACTORS:
             one, other = (args[i] for i in _FACTORS[operation])
-            if _place(one) in self._held or _place(other) in self._held:
-                return 0
-            return int(one.numel()) * int(other.shape[-1])
+            is_of_weight = _place(one) in self._held or _place(other) in self._held
+            return 0 if is_of_weight else int(one.numel()) * int(other.shape[-1])
         if operation is not None and operation.__name__.startswith(_ATTENTION) and len(args) >= 3:
             query, key, value = args[:3]
             if all(isinstance(each, Tensor) and each.dim() == 4 for each in (query, key, value)):
@@ -239,19 +239,15 @@ def _version(output: Any) -> int:
     return output._version if isinstance(output, Tensor) and not output.is_inference() else 0
 
 
-def _see_convolution(seen: Trace, conv: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-    inputs = args[0] if args else kwargs["input"]
-    axes = len(conv.kernel_size)  # type: ignore[arg-type]
-    seen.has_unbatched |= inputs.dim() == axes + 1
-    batch = inputs.shape[: inputs.dim() - axes - 1].numel()
-    grid = inputs if getattr(conv, "transposed", False) else output  # a transposed weight is applied at every input
-    seen.outputs[conv] += batch * grid.shape[-axes:].numel()
-    seen.maps[conv][tuple(inputs.shape[-axes:]), tuple(output.shape[-axes:])] += batch
-
-
-def _see_linear(seen: Trace, linear: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-    seen.outputs[linear] += output.shape[:-1].numel()
-    seen.maps[linear][(), ()] += output.shape[:-1].numel()
+def _see_layer(seen: Trace, layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+    axes = len(getattr(layer, "kernel_size", ()))
+    inputs = next(iter((*args, *kwargs.values()))) if axes else output
+    seen.has_unbatched |= axes > 0 and inputs.dim() == axes + 1
+    batch = output.shape[: output.dim() - axes - 1].numel()
+    before, behind = (tuple(each.shape[each.dim() - axes :]) for each in (inputs, output))
+    # A transposed weight is applied at every input.
+    seen.outputs[layer] += batch * math.prod(before if getattr(layer, "transposed", False) else behind)
+    seen.maps[layer][before, behind] += batch
 
 
 def _see_sequences(seen: Trace, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -285,8 +281,7 @@ def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, ou
 
 _SEEING: dict[Any, Callable[..., None]] = {
     Opened: _see_sequences,
-    CONVOLUTIONS: _see_convolution,
-    nn.Linear: _see_linear,
+    (*CONVOLUTIONS, nn.Linear): _see_layer,
     nn.MultiheadAttention: _see_attention,
     nn.RNNBase: _see_recurrent,
 }

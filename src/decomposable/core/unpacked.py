@@ -1,7 +1,6 @@
-"""The layers of a model that are decomposed, those inside modules that have to be opened for it among them.
+"""The layers of a model that are decomposed, also those inside modules that are opened for it (`unpacking/`).
 
-A module is opened (`unpacking/`) only where a layer inside it takes part: what nobody wants to be decomposed stays as
-it is.
+A module is opened only where a layer inside it takes part: what nobody wants to be decomposed stays as it is.
 """
 
 from __future__ import annotations
@@ -181,9 +180,9 @@ def opened_where_it_runs(
 
 def refused_calls(tree: nn.Module) -> dict[str, str]:
     """Return why no plain layer has a part in the layers with a forward of their own that are left."""
-    holders = replaceable(tree)
+    can_be = replaceable(tree)
     left = {plain_name(name): module for name, module in tree.named_modules() if may_call(module)}
-    return {n: why_not_called(module) or (REJECTED if n in holders else _SHARED) for n, module in left.items()}
+    return {n: REJECTED if n in can_be else why_not_called(module) or _SHARED for n, module in left.items()}
 
 
 def _outputs(tree: nn.Module, batch: Any, forward: Forward) -> list[Tensor] | str:

@@ -3,10 +3,9 @@
     nn.MultiheadAttention ─▶ q_proj, k_proj, v_proj, out_proj   nn.LSTM, GRU, RNN ─▶ ih_l0, hh_l0, …   Conv1D ─▶ Linear
 
 Only `Linear` layers and convolutions are decomposed. A module with other weights is *opened*: another one takes its
-place that computes the same with such layers, and these are then decomposed as any other. In training the layers are
-views of the module's own parameters, and the module itself stays as it is; a decomposed network has copies. Layers
-whose weight is computed are *settled* (`computed.py`), and of those with a forward of their own the one call in it is
-made by a plain layer (`calling.py`), both for a decomposed network only. `unpacked.py` does it for a whole model.
+place that computes the same with such layers. In training these are views of the module's own parameters; a decomposed
+network has copies. Only there, layers whose weight is computed are *settled* (`computed.py`), and in layers with a
+forward of their own a plain layer makes the one call (`calling.py`). `unpacked.py` does all that for a whole model.
 """
 
 from __future__ import annotations

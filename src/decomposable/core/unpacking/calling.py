@@ -90,9 +90,9 @@ class Calling(nn.Module):
     """
 
     _kind: type[nn.Module]
-    _child: str
+    _child: str  # its name
     _geometry: Geometry
-    _blanks: dict[str, tuple[int, ...]]
+    _blanks: dict[str, tuple[int, ...]]  # shapes of the parameters that are gone
     _known: set[tuple[int, ...]]  # shapes of inputs that the call has the same weight for
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -159,7 +159,7 @@ class Calling(nn.Module):
 
 
 class _Refused(ValueError):
-    """A forward that no plain layer can have a part in; the text says why."""
+    """Say why no plain layer can have a part in a forward."""
 
 
 class _Seen(NamedTuple):
@@ -243,14 +243,8 @@ def _made(module: nn.Module, seen: _Seen) -> Calling:
     child = "linear" if isinstance(module, nn.Linear) else "conv"
     while child in module._modules or hasattr(type(module), child):
         child += "_"
-    more: dict[str, Any] = {
-        "_kind": type(module),
-        "_child": child,
-        "_geometry": seen.geometry,
-        "_blanks": blanks,
-        "_known": set(),
-    }
-    made = hollow(Calling, module, **more)
+    made = hollow(Calling, module, _kind=type(module), _child=child, _geometry=seen.geometry)
+    made._blanks, made._known = blanks, set()
     made._parameters.update({name: p for name, p in module._parameters.items() if name not in blanks})
     made._buffers.update(module._buffers)
     made._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
