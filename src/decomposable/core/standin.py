@@ -20,8 +20,9 @@ from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import in_words
 
 _aten = torch.ops.aten
-_OF_VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # properties that are more than an answer
-_ANSWERS = frozenset({"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "get_device"})
+# What a tensor answers without its values: all properties but the first ones, and these functions.
+_OF_VALUES = {"T", "mT", "H", "mH", "data", "real", "imag"}
+_ANSWERS = {"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "get_device"}
 _ANSWERS |= {"is_floating_point", "is_complex", "is_contiguous", "__len__"}
 WITHOUT_VALUES = {_aten.detach, _aten.new_empty, _aten.new_empty_strided, _aten.new_zeros, _aten.new_ones}
 WITHOUT_VALUES |= {_aten.new_full, _aten.empty_like, _aten.zeros_like, _aten.ones_like, _aten.full_like}
@@ -47,7 +48,9 @@ class FactoredWeight(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute W̃ up here where `torch.export` records: nothing below would be recorded."""
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling() and not _asks_only(func):
+        name, owner = getattr(func, "__name__", ""), getattr(func, "__self__", None)
+        asks_only = name in _ANSWERS or (name == "__get__" and getattr(owner, "__name__", "") not in _OF_VALUES)
+        if torch.compiler.is_compiling() and not asks_only:
             if func in (Tensor.detach, Tensor.data.__get__):  # type: ignore[attr-defined]
                 return args[0]  # a recorded program has no gradient
             args, kwargs = tree_map_only(FactoredWeight, lambda w: product(w.stages, swapped=w.swapped), (args, kwargs))
@@ -106,12 +109,6 @@ class FactoredWeight(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"FactoredWeight(rank={', '.join(str(len(each)) for each in self.stages[:-1])}, {self.dense()!r})"
-
-
-def _asks_only(func: Any) -> bool:
-    """Return whether a function of tensors answers with what is known without the values."""
-    name = getattr(func, "__name__", "")
-    return getattr(func.__self__, "__name__", "") not in _OF_VALUES if name == "__get__" else name in _ANSWERS
 
 
 class _Product(torch.autograd.Function):

@@ -86,9 +86,9 @@ def plain_name(name: str) -> str:
 def rewire(root: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Return a copy of the module tree that shares every tensor, with some modules replaced wherever they are used.
 
-    References are followed through attributes, lists, tuples, dicts, bound methods and partial functions, so that a
-    model which keeps its blocks in a plain list, or hooks that are methods, lead to the copy and not to the original.
-    Compiled children are replaced by what they compile. A module that is to replace itself stays as it is.
+    References are followed through attributes, lists, tuples, dicts, bound methods and partial functions: blocks in a
+    plain list, and hooks that are methods, lead to the copy and not to the original. Compiled children are replaced by
+    what they compile. A module that is to replace itself stays as it is.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> twin = rewire(model, {model[1]: nn.Tanh()})
@@ -157,13 +157,10 @@ def hollow(kind: type[_Module], module: nn.Module, without: Sequence[str] = (), 
     made = kind.__new__(kind)
     nn.Module.__init__(made)
     own = {name: value for name, value in vars(module).items() if name not in _INTERNAL and name not in without}
-    references = tuple(name for name, value in own.items() if not _is_leaf(value))
+    flat = {name: value if type(value) is tuple else (value,) for name, value in own.items()}
+    references = tuple(name for name, values in flat.items() if not all(isinstance(v, _LEAVES) for v in values))
     made.__dict__.update(own, _references=references, training=module.training, **attributes)
     return made
-
-
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, _LEAVES) or (type(value) is tuple and all(isinstance(v, _LEAVES) for v in value))
 
 
 def clone_buffers_(root: nn.Module) -> None:

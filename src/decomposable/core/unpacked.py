@@ -5,6 +5,7 @@ A module is opened only where a layer inside it takes part: what nobody wants to
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -31,7 +32,11 @@ def replaceable(model: nn.Module, *, in_training: bool = False) -> dict[str, nn.
     In training those are what can be opened; in a decomposed network also layers whose weight is computed or that have
     a forward of their own.
     """
-    holders, found = _holders(model), {}
+    holders: dict[nn.Parameter | None, set[nn.Module]] = defaultdict(set)
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            holders[parameter].add(module)
+    found = {}
     for full_name, module in model.named_modules():
         is_alone = False
         if can_be_opened(module):
@@ -43,14 +48,6 @@ def replaceable(model: nn.Module, *, in_training: bool = False) -> dict[str, nn.
         if is_alone:
             found[plain_name(full_name)] = module
     return found
-
-
-def _holders(model: nn.Module) -> dict[nn.Parameter | None, set[nn.Module]]:
-    holders: dict[nn.Parameter | None, set[nn.Module]] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            holders.setdefault(parameter, set()).add(module)
-    return holders
 
 
 def opened(module: nn.Module, make: Make) -> nn.Module:

@@ -19,7 +19,7 @@ from decomposable.models.vgg import small_cnn, vgg15
 from decomposable_edge.errors import InvalidArgumentError
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    build.__name__: build for build in (vgg15, resnet20, resnet34, resnet50, resnet56)
+    each.__name__: each for each in (vgg15, resnet20, resnet34, resnet50, resnet56)
 }
 __all__ = ["MODELS", "build", "small_cnn", "small_lm", "small_vit"]
 __all__ += ["resnet20", "resnet34", "resnet50", "resnet56", "vgg15"]

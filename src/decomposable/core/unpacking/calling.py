@@ -178,28 +178,23 @@ def calling(module: nn.Module) -> Calling:
 
 
 def why_not_called(module: nn.Module) -> str | None:
-    """Return the reason why no plain layer can make the call in a layer's own forward, or None."""
+    """Return the reason why no plain layer can make the call in a layer's own forward at every size, or None."""
+    inputs = list(_made_up(module))
     try:
-        _check(module)
+        first, *others = seen = [_watched(module, x) for x in inputs]
+        if any(one.geometry != first.geometry for one in others):
+            raise _Refused("whose padding or stride depends on the size of the input")
+        if not all(_is_same(one.weight, first.weight) and _is_same(one.bias, first.bias) for one in others):
+            raise _Refused("whose weight depends on the input")
+        if "weight" in first.used:
+            raise _Refused("which uses its weight for more than one call")
+        made = _made(module, first)
+        with evaluating(made), undisturbed(made), torch.no_grad():
+            if not all(_is_close(made(x), one.output) for x, one in zip(inputs, seen, strict=True)):
+                raise _Refused("which gives other numbers with a plain layer in it")
     except _Refused as why:
         return f"{type(module).__name__} has a forward of its own, {why}"
     return None
-
-
-def _check(module: nn.Module) -> None:
-    """Raise where a plain layer cannot make the call in a layer's forward at every size of the input."""
-    inputs = list(_made_up(module))
-    first, *others = seen = [_watched(module, x) for x in inputs]
-    if any(one.geometry != first.geometry for one in others):
-        raise _Refused("whose padding or stride depends on the size of the input")
-    if not all(_is_same(one.weight, first.weight) and _is_same(one.bias, first.bias) for one in others):
-        raise _Refused("whose weight depends on the input")
-    if "weight" in first.used:
-        raise _Refused("which uses its weight for more than one call")
-    made = _made(module, first)
-    with evaluating(made), undisturbed(made), torch.no_grad():
-        if not all(_is_close(made(x), one.output) for x, one in zip(inputs, seen, strict=True)):
-            raise _Refused("which gives other numbers with a plain layer in it")
 
 
 def _watched(module: nn.Module, x: Tensor) -> _Seen:

@@ -1,14 +1,12 @@
 """`nn.LSTM`, `nn.GRU` and `nn.RNN` with the weights of their gates as layers.
 
-What the input gives is computed for all steps at once; only what the state gives has to wait for the step before. One
-layer in one direction runs over all steps of time in whichever way is right and fast:
+What the input gives is computed for all steps at once; only what the state gives has to wait. One layer in one
+direction runs over all steps of time in whichever way is right and fast. All have the same result and gradients:
 
     torch.export records ────────────────────────▶ scanned: one node for all steps, of any number
     an exporter has its own form of it ──────────▶ its `RECORDER`
     on a CPU, where there are many steps ────────▶ fused: PyTorch's own kernel, with W̃ of the state's weights
     all else ────────────────────────────────────▶ looped; its layers are called where somebody watches them
-
-All of them compute the same to rounding, and have the same gradients.
 
 Shape suffixes: T steps, B samples (of a packed batch those that are not over), H the state, P what is put out (H, or
 less where an LSTM has projections), I the input, G = gates · H.
