@@ -44,7 +44,7 @@ from decomposable.core.passes import Closure, Local, LossSpec, Pass, Scaler, ave
 from decomposable.core.processes import Processes, same_buffers_
 from decomposable.core.tracing import Forward, call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, data_parallel, refuse_sharded, rewire, unwrap
-from decomposable.core.unpacked import layers_inside, openable, opened_where_it_runs, with_layers
+from decomposable.core.unpacked import layers_inside, opened_where_it_runs, with_layers
 from decomposable_edge.checks import check_count, is_integer, is_number
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Rank, flat_ranks, like_ranks, ranks_of
@@ -150,10 +150,10 @@ class JointObjective:
         if example_input is not None:  # what `decompose` would leave closed is not trained otherwise
             batch = on_device_of(unwrap(model), example_input)
             _, filter_fn, closed = opened_where_it_runs(
-                unwrap(model), check_form(form), filter_fn, batch, call, candidates=openable
+                unwrap(model), check_form(form), filter_fn, batch, call, in_training=True
             )
-        inside = layers_inside(unwrap(model), check_form(form), filter_fn)
-        layers, self.skipped, self._opened = inside.layers, inside.skipped | closed, inside.opened
+        layers, skipped, self._opened, tree = layers_inside(unwrap(model), check_form(form), filter_fn)
+        self.skipped = skipped | closed
         require_layers(layers, self.skipped)
         self.layers = layers
         self.criterion = criterion
@@ -164,7 +164,7 @@ class JointObjective:
             smallest,
             layers,
             bounds,
-            lambda: cost_selector(inside.tree, inside.in_tree, bounds, example_input, call, params_in_all),
+            lambda: cost_selector(tree, layers, bounds, example_input, call, params_in_all),
         )
         self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
         # Its reducer waits for backward(), which is not called here: what it does is done here.

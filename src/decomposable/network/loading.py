@@ -15,7 +15,6 @@ from decomposable.core.layers import CONVOLUTIONS, KINDS, TRANSPOSED, ChainLayer
 from decomposable.core.tracing import call_with_first
 from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.core.unpacked import replaceable, with_opened
-from decomposable.core.unpacking.parts import Copies
 from decomposable.models.origin import BUILDERS, rebuilt
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import FilePath, open_container
@@ -110,7 +109,7 @@ def _opened(path: FilePath, model: nn.Module, names: tuple[str, ...]) -> nn.Modu
                     "a layer with a computed weight or a forward of its own there, whose weights are decomposed"
                 )
             )
-    return with_opened(model, {name: can_be[name] for name in names if name in can_be}, Copies())
+    return with_opened(model, [can_be[name] for name in names if name in can_be])
 
 
 @dataclass(frozen=True, eq=False)
