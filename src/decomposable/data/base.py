@@ -220,9 +220,9 @@ class TrainBatches(Dataset[Batch]):
             self._order = epoch, torch.randperm(self.data.train_count, generator=generator)
         return self._order[1]
 
-    def loader(self, start: int = 0, *, workers: int = 0) -> _Loader:
+    def loader(self, start: int = 0, stop: int | None = None, *, workers: int = 0) -> _Loader:
         """Return the batches from number `start` on, made ahead in `workers` processes."""
-        return _Loader(self, range(start, len(self)), workers)
+        return _Loader(self, range(start, len(self) if stop is None else stop), workers)
 
 
 class TestBatches(Dataset[Batch]):

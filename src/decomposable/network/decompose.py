@@ -222,7 +222,8 @@ def _parts(
     """Return what the network consists of besides its modules, at full size; MACs are known if a pass was watched."""
     base, layers, seen = chosen.base, chosen.layers, watched or Trace()
     uncounted = {} if watched is None else not_counted(base, seen)
-    lower, upper = np.array([ends for layer in layers for ends in bounds[layer.name]], dtype=np.int64).T
+    ends = zip(*(ends for layer in layers for ends in bounds[layer.name]), strict=True)
+    lower, upper = (np.array(each, dtype=np.int64) for each in ends)
     selector = RankSelector(
         costs=layer_costs(layers, seen),
         scores=tuple(each for layer in layers for each in scores[layer.name]),

@@ -24,7 +24,7 @@ FEW = 320
 """Below so many samples there are two halves: a fifth, 64, would be too few to judge by."""
 
 EVERY, KEPT_OUT = 5, 1
-"""One batch of five is kept out. Of a loader that is not kept in memory it is the second, so that there always is one."""
+"""One batch of five is kept out. Of a loader that is not kept in memory it is the second: so there always is one."""
 
 JUDGED_WITH = 512
 """The most samples that judge, in whole batches. All others measure."""

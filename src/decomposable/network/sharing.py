@@ -55,15 +55,17 @@ def best_way(distance: Callable[[Way], float], start: Way) -> Way:
 
 @dataclass(eq=False)
 class TurnedBases:
-    """The bases of one layer: those that are kept, best first, and behind them those that were dropped."""
+    """The bases of one layer: those that are kept, best first, and behind them those that were dropped.
+
+    Those that were dropped have their final scores, those that are kept the scores so far. `losses` has what leaving
+    out each of those that are kept loses.
+    """
 
     p: Tensor
     q: Tensor
     kept: int
-    scores: Numbers = field(
-        default_factory=lambda: np.zeros(0)
-    )  # of those that are kept, so far; of those that were dropped, for good
-    losses: Numbers = field(default_factory=lambda: np.zeros(0))  # what leaving out each of those that were kept loses
+    scores: Numbers = field(default_factory=lambda: np.zeros(0))
+    losses: Numbers = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def of(cls, layer: Layer) -> TurnedBases:
