@@ -182,8 +182,8 @@ class Descent:
             for bases, all_products, each in zip(turned, products, moments, strict=True):
                 bases |= self._in_metric({name: all_products[name] for name in plain if name in worse}, each)
         for found, bases in zip(all_found, turned, strict=True):
-            for name, each in bases.items():
-                found.bases[name].turn(each)
+            for name, in_metric in bases.items():
+                found.bases[name].turn(in_metric)
 
     def _in_metric(self, products: Mapping[str, Product], moments: Mapping[str, Moments]) -> dict[str, InMetric]:
         """Return bases in the metric of the moments, as far as these can be believed, or of the weights alone."""

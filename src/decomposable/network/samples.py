@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
@@ -163,9 +164,13 @@ def _split(batch: Any, parts: int, run: Callable[[Any], Any]) -> list[Any]:
     has_rows = all(isinstance(each, Tensor) and each.dim() and len(each) == count for each in leaves)
     if parts < 2 or not has_rows:
         return [batch]
-    rows = [slice(*ends) for ends in pairwise(i * count // parts for i in range(parts + 1))]
-    pieces = [map_entries(lambda value, _, part=part: value[part], batch) for part in rows]
+    ends = [i * count // parts for i in range(parts + 1)]
+    pieces = [map_entries(partial(_rows, slice(*rows)), batch) for rows in pairwise(ends)]
     return pieces if _runs_alone(pieces[-1], batch, run) else [batch]
+
+
+def _rows(part: slice, value: Any, _: Any) -> Any:
+    return value[part]
 
 
 def _runs_alone(part: Any, batch: Any, run: Callable[[Any], Any]) -> bool:

@@ -44,6 +44,7 @@ def stages(smallest: float) -> list[tuple[float | None, tuple[float, ...]]]:
     [(0.5, [0.9, 0.71, 0.5]), (0.25, [0.35, 0.25]), (None, [0.22])]
     """
     goals = [size for size in SIZES if size > smallest]
+    found: list[tuple[float | None, tuple[float, ...]]]
     found = [(goal, ((start * goal) ** 0.5, goal)) for start, goal in pairwise((1.0, *goals))]
     found[:1] = [(goal, (*FIRST_STEPS, goal)) for goal in goals[:1]]
     return [*found, (None, (([1.0, *goals][-1] * smallest) ** 0.5,))]

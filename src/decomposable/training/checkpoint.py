@@ -177,18 +177,18 @@ def _check_model(saved: Mapping[str, Any], model: nn.Module) -> None:
 
 
 def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Refuse other groups or settings, but for the rate, which every step sets, and a state of other shapes."""
+    """Refuse other groups or settings, but for the rate, which every step sets, and a state of other shapes.
+
+    What differs is named before, as a setting of the run.
+    """
     own = optimizer.state_dict()
     is_state = "the optimiser's state is not one"
     require(saved.keys() == own.keys(), is_state)
-    groups, state, count = saved["param_groups"], saved["state"], len(own["param_groups"])
-    require(isinstance(groups, list) and len(groups) == count, f"the optimiser has not {count} groups")
-    for theirs, ours in zip(groups, own["param_groups"], strict=True):
-        require(isinstance(theirs, dict) and theirs.keys() == ours.keys(), "a group of the optimiser is another one")
-        for name in ours.keys() - {"lr"}:
-            is_same = theirs[name] == ours[name]
-            require(is_same, f"the optimiser's {name} is {theirs[name]!r:.40}, not {ours[name]!r:.40}")
-        require(_is_finite(theirs["lr"]), f"the optimiser's lr is {theirs['lr']!r:.40}")
+    groups, state = saved["param_groups"], saved["state"]
+    require(isinstance(groups, list) and all(isinstance(group, dict) for group in groups), is_state)
+    theirs, ours = ([{**group, "lr": None} for group in each] for each in (groups, own["param_groups"]))
+    require(theirs == ours, "the optimiser's groups are not those of this run")
+    require(all(_is_finite(group.get("lr")) for group in groups), "the optimiser's rate is no finite number")
     parameters = [parameter.detach() for group in optimizer.param_groups for parameter in group["params"]]
     require(isinstance(state, dict) and state.keys() <= set(range(len(parameters))), is_state)
     for number, entry in state.items():

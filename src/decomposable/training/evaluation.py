@@ -147,7 +147,7 @@ def measure(
     if isinstance(net, DecomposedNet):
         selector, at = net.selector, net.extract  # a copy, which does not warn at every size
         sizes = [size for size in settings.sizes if size >= selector.smallest_size]
-        wanted = [(size, net.plan(**{selector.measure: size})) for size in sizes]
+        wanted = [(size, net.plan(**{selector.measure: size})) for size in sizes]  # type: ignore[arg-type]
     else:
         before, at, wanted = net.plan(), partial(_resized, net), net.offered()
     rows = []

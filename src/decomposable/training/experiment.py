@@ -69,20 +69,9 @@ def train(
         say: called with a line for every epoch.
         **settings: of the recipe, to be replaced, such as ``epochs=10``.
     """
+    how: dict[str, Any] = {"resume": resume, "checkpoint_seconds": checkpoint_seconds, "overrides": settings}
     with joined(device) as (processes, own_device), shown(progress if processes.is_first else quiet) as report:
-        job = agreed(
-            processes,
-            lambda: prepare(
-                recipe,
-                out=Path(out),
-                data=None if data is None else Path(data),
-                init=None if init is None else Path(init),
-                resume=resume,
-                device=own_device,
-                checkpoint_seconds=checkpoint_seconds,
-                overrides=settings,
-            ),
-        )
+        job = agreed(processes, lambda: prepare(recipe, out=out, data=data, init=init, device=own_device, **how))
         return run(job, progress=report, say=say if processes.is_first else quiet, processes=processes)
 
 
@@ -163,7 +152,11 @@ def _trained(job: Job, progress: Report, say: Say, processes: Processes) -> dict
         agreed(processes, lambda: stack.enter_context(job.folder.locked()) if processes.is_first else None)
         metrics = job.folder.metrics if processes.is_first else None
         log = stack.enter_context(MetricsLog(metrics, after_step=ready.steps_made))
-        tested = {"batch_size": settings.batch_size, "workers": settings.workers, "processes": processes}
+        tested: dict[str, Any] = {
+            "batch_size": settings.batch_size,
+            "workers": settings.workers,
+            "processes": processes,
+        }
         position = training.train(
             network,
             ready.batches,

@@ -176,11 +176,11 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
 def prepare(
     recipe: str | recipes.Recipe,
     *,
-    out: Path,
-    data: Path | None = None,
+    out: Path | str,
+    data: Path | str | None = None,
     settings: Settings | None = None,
     overrides: Mapping[str, Any] | None = None,
-    init: Path | None = None,
+    init: Path | str | None = None,
     resume: bool = False,
     device: str = "auto",
     **how: Any,
@@ -190,13 +190,13 @@ def prepare(
     chosen = with_overrides(settings or recipes.default_settings(function), overrides or {})
     methods.find(chosen.method).check(chosen, has_init=init is not None)
     check_seconds(how.get("checkpoint_seconds", 0.0))
-    folder = RunFolder(out)
+    folder, init = RunFolder(Path(out)), None if init is None else Path(init)
     folder.check(resume=resume)
     plain_settings(chosen)  # what cannot be stored is refused
     return Job(
         recipe=name,
         settings=chosen,
-        task=recipes.make_task(function, data, chosen),
+        task=recipes.make_task(function, None if data is None else Path(data), chosen),
         folder=folder,
         init=init,
         init_sha256=None if init is None else sha256(init),  # now: the file may be gone or another when the run ends
