@@ -241,7 +241,8 @@ class TrainBatches(_Batches):
     def __init__(self, data: Data, *, batch_size: int, epochs: int, seed: int, place: tuple[int, int] = (0, 1)) -> None:
         index, processes = place
         if not processes <= batch_size <= data.train_count:
-            allowed = f"an int from {processes}, one image for each process, to {data.train_count:,}, all of them"
+            at_least = f"{processes}, one image for each process," if processes > 1 else "1"
+            allowed = f"an int from {at_least} to {data.train_count:,}"
             raise InvalidArgumentError.about("batch_size", batch_size, allowed)
         self.epochs, self.seed, self.per_epoch = epochs, seed, data.train_count // batch_size
         super().__init__(data, batch_size, epochs * self.per_epoch)
