@@ -33,14 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["Artifact", "outline", "read", "save_size", "shrink", "size_state_dict"]
 
 
-def read(
-    path: FilePath,
-    **size: Unpack[SizeKeywords],
-) -> Artifact:
-    """What a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it.
+def read(path: FilePath, **size: Unpack[SizeKeywords]) -> Artifact:
+    """Return what a file of `DecomposedNet.save` holds, without the model's code; `selector` chooses a size of it.
 
-    With a size, given as to `resize_`, that size and all smaller ones, which is what `shrink` makes of the whole: only
-    that part of the file is read.
+    With a size, given as to `resize_`, only that size and all smaller ones are read: what `shrink` makes of the whole.
     """
     request = SizeRequest.of("read", size)
     with open_container(path) as container, naming(path):
@@ -49,8 +45,9 @@ def read(
 
 
 def outline(path: FilePath) -> Artifact:
-    """What a file of `DecomposedNet.save` says of its sizes: as `read` gives it, but for the content of the factors, of
-    the state and of the statistics, which are not read (they are on the meta device).
+    """Return what a file of `DecomposedNet.save` says of its sizes: as `read`, but without the content of tensors.
+
+    Factors, state and statistics are not read; they are on the meta device.
     """
     with open_container(path) as container, naming(path):
         _require_network(path, container)
@@ -67,7 +64,7 @@ def _require_network(path: FilePath, container: Container) -> None:
 
 @torch.no_grad()
 def size_state_dict(artifact: Artifact, plan: RankPlan) -> dict[str, Tensor]:
-    """What ``extract().state_dict()`` of the network at this size is: the same keys and values, in the same order.
+    """Return what ``extract().state_dict()`` of the network at this size is: the same keys and values, in the same order.
 
     >>> import decomposable as dn
     >>> from torch import nn

@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from decomposable.core.factors import Factors, as_held
-from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_, laid_out
+from decomposable.core.layers import Layer, laid_out
 from decomposable.core.standin import WITHOUT_VALUES
 from decomposable.core.tracing import Forward
-from decomposable.core.tree import clone_buffers_, rewire, undisturbed
+from decomposable.core.tree import clone_buffers_, undisturbed
+from decomposable.network.original import chains_of, with_replaced
 from decomposable.network.parts import mapped, sliced
 from decomposable_edge.sizing.chain import Ranks, in_words
 
@@ -163,13 +164,11 @@ class Trial:
         for layer in replaced:
             factors = self.factors[layer.name]
             factors = sliced(factors, self.ranks[layer.name]) if smallest else factors
-            weights = [nn.Parameter(weight, requires_grad=False) for weight in as_held(layer.chain, factors)]
-            for module in layer.modules:
-                chain = ChainLayers(module, layer.chain).build(*weights)
+            chains = chains_of(layer, as_held(layer.chain, factors))
+            for chain in chains.values():
                 chain.register_forward_pre_hook(lambda *_, name=layer.name: called.add(name))
-                replacements[module] = chain
-        network = rewire(self.base, replacements)
-        avoid_fast_paths_(network)
+            replacements |= chains
+        network = with_replaced(self.base, replacements)
         clone_buffers_(network)
         try:
             self.forward(network.eval(), self.example)

@@ -71,14 +71,13 @@ class TensorSlot(NamedTuple):
         """
         if torch._has_compatible_shallow_copy_type(self.tensor, tensor):
             self.tensor.data = tensor
-        elif self.is_parameter:
-            setattr(self.module, self.name, nn.Parameter(tensor, requires_grad=False))
         else:
-            setattr(self.module, self.name, tensor)
+            new = nn.Parameter(tensor, requires_grad=False) if self.is_parameter else tensor
+            setattr(self.module, self.name, new)
 
 
 def slots_of(model: nn.Module, *, persistent: bool) -> dict[str, TensorSlot]:
-    """The places of all parameters and persistent buffers by name, or of the other buffers."""
+    """Return the places of all parameters and persistent buffers by name, or of the other buffers."""
     return {
         join(path, name): TensorSlot(module, name, held is module._parameters)
         for path, module in model.named_modules(remove_duplicate=False)
@@ -89,15 +88,11 @@ def slots_of(model: nn.Module, *, persistent: bool) -> dict[str, TensorSlot]:
 
 
 def skeleton_of(base: nn.Module, layers: Sequence[Layer], trainable: Mapping[str, bool]) -> Skeleton:
-    """That of a model."""
+    """Return that of a model."""
     modules = list(base.named_modules(remove_duplicate=False))
-
-    def stored(layer: Layer) -> StoredLayer:
-        paths = tuple(path for path, module in modules if module in layer.modules)
-        return StoredLayer(**vars(shape_of(layer)), paths=paths)
-
+    paths = {layer.name: tuple(path for path, module in modules if module in layer.modules) for layer in layers}
     return Skeleton(
-        layers=tuple(map(stored, layers)),
+        layers=tuple(StoredLayer(**vars(shape_of(layer)), paths=paths[layer.name]) for layer in layers),
         trainable=trainable,
         training=base.training,
         other_mode=tuple(name for name, module in base.named_modules() if module.training != base.training),
@@ -108,7 +103,7 @@ def skeleton_of(base: nn.Module, layers: Sequence[Layer], trainable: Mapping[str
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and persistent buffers by name; refuse a model whose state is more than these."""
+    """Return all parameters and persistent buffers by name; refuse a model whose state is more than these."""
     state = model.state_dict(keep_vars=True)
     own = {key: slot.tensor for key, slot in slots_of(model, persistent=True).items()}
     for key in [*state, *own]:
@@ -126,23 +121,23 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def join(path: str, name: str) -> str:
-    """A name inside a module that may be the root."""
+    """Return a name inside a module that may be the root."""
     return f"{path}.{name}" if path else name
 
 
 def chain_around(key: str, paths: Container[str]) -> str | None:
-    """Which of these modules holds the tensor of that name, seen from the root; None if none does.
+    """Return the module, of these, that holds the tensor of that name; None if none does.
 
     >>> chain_around("block.conv.weight", {"block.conv"}), chain_around("block.norm.weight", {"block.conv"})
     ('block.conv', None)
     """
     parts = key.split(".")
-    around = (".".join(parts[:i]) for i in range(len(parts)))
-    return next((path for path in around if path in paths), None)
+    return next((path for path in (".".join(parts[:i]) for i in range(len(parts))) if path in paths), None)
 
 
 def name_in_size(key: str, chains: Mapping[str, int]) -> str | None:
-    """The name that a tensor of the original has where modules are chains of so many layers; None for what is replaced.
+    """Return the name that a tensor of the original has where modules are chains of so many layers; None for what is
+    replaced.
 
     >>> chains = {"conv": 2}
     >>> name_in_size("conv.bias", chains), name_in_size("conv.weight", chains), name_in_size("fc.bias", chains)
