@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from warnings import warn
@@ -30,12 +31,10 @@ from decomposable.network.calibration.grid import PASSES
 from decomposable.network.calibration.statistics import CalibrationReport, CalibrationTarget, Statistics
 from decomposable.network.calls import CallSignature, InputSpec
 from decomposable.network.file.container import FilePath
-from decomposable.network.file.contents import Artifact
-from decomposable.network.file.skeleton import skeleton_of, state_of
+from decomposable.network.file.contents import Artifact, SaveReport, skeleton_of, state_of
 from decomposable.network.judging import CutReport
 from decomposable.network.original import Original
 from decomposable.network.parts import NetworkState, Tuned
-from decomposable.network.saving import SaveReport, saved
 from decomposable.network.tuning import (
     LEARNING_RATE,
     STEPS,
@@ -56,6 +55,7 @@ from decomposable_edge.sizing.latency import LatencyProfile
 from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest, plan_or_request
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align, check_align
+from decomposable_edge.text import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -170,26 +170,20 @@ class DecomposedNet(nn.Module):
     def plan(self, *, runtime: str = "torch", **size: Unpack[SizeKeywords]) -> RankPlan:
         """Return the plan that `resize_` would take for a size; without a size, the current plan. Nothing changes.
 
-        The keywords are those of `resize_`. A time, and ``align="measured"``, are what was measured in `runtime`,
-        "torch" or "onnxruntime".
+        The keywords are those of `resize_`. Times are those that were measured in `runtime`, "torch" or "onnxruntime".
         """
         return self._plan_for(SizeRequest.of("plan", size, "runtime"), runtime)
 
     def resize_(self, plan: RankPlan | None = None, /, **size: Unpack[SizeKeywords]) -> RankPlan:
         """Change the size, in place, in milliseconds and without data, and return the plan, which prints as a table.
 
-        It goes up and down as often as you like. Give a plan of this network, or exactly one of:
+        It goes up and down as often as you like. Give a plan of this network, or exactly one of `macs` to `latency_ms`.
 
         Args:
-            macs, params: a budget for the whole network: a float is a fraction of the original's, an int above 1 a
-                count.
+            macs, params: a budget for the whole network: a part of the original's as a float, or a count above 1.
             ratio: the part Z of all bases to keep; taken literally.
             ranks: a rank by layer name, for a layer with several cuts a tuple; others stay full. Taken literally.
             latency_ms: the time that a pass may take on this machine, where `latency` knows that.
-
-        and, where a default is not right:
-
-        Args:
             align: what ranks are rounded to, within the budget: "auto" (the default) rounds those of wide layers to
                 16, 8 or 4 where that moves them by a few percent at most; a number such as 8 rounds all to its
                 multiples; 1 rounds none; "measured" takes what was found to be the fastest here.
@@ -224,7 +218,7 @@ class DecomposedNet(nn.Module):
     def macs_for(self, batch: Any, forward: Forward | None = None) -> int:
         """Return the MACs of one sample at the current size for inputs such as these, of another length for instance.
 
-        What is counted is what `decompose` counts, the products inside attention included. The batch is run once.
+        It counts as `decompose` does, the products inside attention included. The batch is run once.
         """
         twin = rewire(self._current.module, {})
         clone_buffers_(twin)
@@ -252,10 +246,25 @@ class DecomposedNet(nn.Module):
         where the extra `onnx` is not installed or the network cannot be exported; the report says why. ``onnx=True``
         refuses then, ``onnx=False`` leaves it out in any case.
         """
-        return saved(self, path, info, onnx)
+        if onnx not in (True, False, None):
+            raise InvalidArgumentError(f"onnx={onnx!r:.40}; allowed: True, False, or None for where it can be")
+        reason = "onnx=False"
+        if onnx is None and self.call is None:
+            reason = self.unclear or "what the network takes is not known; decompose(model, example_input=...) tells it"
+        elif onnx is not False:
+            # Exports are above this room: they know networks, and networks ask for one by name.
+            exporting = import_module("decomposable.export.any_size")
+            try:
+                return SaveReport(path=Path(path), bytes=exporting.save_for_devices(self, path, info))
+            except Exception as error:  # exporters of others raise many kinds
+                if onnx or isinstance(error, OSError):
+                    raise
+                reason = one_line(error)
+        size = replace(self.artifact(), graph=None).save(path, info)
+        return SaveReport(path=Path(path), bytes=size, without_onnx=reason)
 
     def artifact(self) -> Artifact:
-        """Return what `save` writes, sharing this network's memory, for functions of `decomposable.network.artifact`."""
+        """Return what `save` writes, sharing this network's memory; `network.artifact` has functions for it."""
         with self._lock:
             original = self._original
             skeleton = skeleton_of(original.base, original.layers, original.trainable)
@@ -278,8 +287,8 @@ class DecomposedNet(nn.Module):
             loader: yields tensors, or tuples or dicts whose first entry is the input, augmented as in training. A few
                 thousand samples are enough. It is gone through once; up to 512 MiB of its batches are kept meanwhile.
             sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known), added to those stored.
-                By default a grid from the smallest size to the full one, as dense as this network needs; the full size
-                itself then keeps the original's statistics, unless 1.0 is asked for here.
+                By default a grid of sizes, as dense as this network needs. The full size keeps the original's
+                statistics, unless 1.0 is asked for here.
             align: as in ``resize_``. A grid of "auto" serves for unrounded ranks, too: they lie near enough. Sizes with
                 ranks rounded to a number do not, and are added to those stored.
             passes: the most that a grid may cost, in forward passes of the full network over the loader.
@@ -317,22 +326,18 @@ class DecomposedNet(nn.Module):
         """Train scales, shifts and biases of their own for some sizes, with the full network as the teacher.
 
         No labels are needed. Every later resize uses them, interpolated between these sizes. All other weights and the
-        full size stay as they are (of a network that was loaded in part, its largest). Batch normalisation is calibrated
-        anew afterwards, with the same loader and sizes. Tuning again replaces what was tuned; where it fails, nothing
-        changes.
+        largest size stay as they are. Batch normalisation is calibrated anew afterwards, with the same loader.
+        Tuning again replaces what was tuned; where it fails, nothing changes.
 
         Args:
             loader: as in `calibrate_`, gone through as often as the steps need. One that can be gone through only once
                 is kept in memory, up to 512 MiB.
-            sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known); by default some from 0.75
-                to 0.07, as far as there are such. Sizes below the smallest one have its vectors.
+            sizes: as in `calibrate_`; by default some from 0.75 to 0.07. Sizes below the smallest one have its vectors.
             steps: of training for each size, one batch each.
             learning_rate: of Adam at the first step; it falls to nothing by the last.
             distance: ``distance(low, full)``, the loss for the outputs of a size and of the full network; by default KL
                 divergence of the softmax over the last axis, for logits.
-            forward: ``forward(net, batch)``; by default that of `decompose`.
-            passes: the most that a grid of calibrated sizes may cost, as in `calibrate_`.
-            progress: as in `calibrate_`.
+            forward, passes, progress: as in `calibrate_`.
         """
         check_training(steps, learning_rate, distance)
         plans = checked_sizes(self.selector, sizes)

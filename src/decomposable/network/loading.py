@@ -18,12 +18,11 @@ from decomposable.core.tree import deep_copy, rewire, unwrap
 from decomposable.core.unpacked import replaceable, with_opened
 from decomposable.core.unpacking.parts import Copies
 from decomposable.models.origin import BUILDERS, rebuilt
+from decomposable.network.artifact import read_network
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.file.container import FilePath, open_container
-from decomposable.network.file.contents import Artifact
+from decomposable.network.file.contents import Artifact, Skeleton, TensorSlot, join, slots_of
 from decomposable.network.file.parsing import StoredSize, kind_of, naming, read_built_by, size_from
-from decomposable.network.file.shrinking import read_network
-from decomposable.network.file.skeleton import Skeleton, TensorSlot, join, slots_of
 from decomposable.network.original import chains_of, with_replaced
 from decomposable_edge.errors import InvalidArgumentError, ModelNeededError
 from decomposable_edge.fields import Damaged, Fields

@@ -18,8 +18,7 @@ from decomposable.core.factors import Factors
 from decomposable.network.calibration.statistics import Statistics
 from decomposable.network.calls import read_call
 from decomposable.network.file.container import DTYPE_NAMES, Container, FilePath, outline_of
-from decomposable.network.file.contents import Artifact, with_last_swapped
-from decomposable.network.file.skeleton import Skeleton, StoredLayer, join, name_in_size
+from decomposable.network.file.contents import Artifact, Skeleton, StoredLayer, join, name_in_size, with_last_swapped
 from decomposable.network.parts import Tuned
 from decomposable_edge.device_graph import DeviceGraph, take_graph
 from decomposable_edge.errors import LABORATORY, ArtifactError
