@@ -434,6 +434,8 @@ def test_where_a_graph_cannot_be_the_report_says_why(tmp_path, monkeypatch):
 
 
 def test_by_default_a_file_holds_its_graph(tmp_path):
+    from decomposable.network.saving import saved
+
     _, net = mlp()
-    assert net.save(tmp_path / "net.safetensors", {"a": 1}, onnx=None).without_onnx is None
+    assert saved(net, tmp_path / "net.safetensors", {"a": 1}, None).without_onnx is None
     assert AnySizeSession(tmp_path / "net.safetensors").info == {"a": 1}

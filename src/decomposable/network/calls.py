@@ -57,7 +57,7 @@ class InputSpec:
         least, most = (int(value) for value in torch.aminmax(tensor))
         return cls(shape=shape, dtype=dtype, values=(min(0, least), max(0, most)))
 
-    def example(self, batch: int, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
+    def example(self, batch: int, seed: int = 0) -> Tensor:
         """Return a made-up batch, the same every time: normal numbers, or whole ones within `values`.
 
         >>> InputSpec(shape=(3, 8, 8), dtype="float32").example(2).shape
@@ -66,9 +66,9 @@ class InputSpec:
         dtype: torch.dtype = getattr(torch, self.dtype)
         generator = torch.Generator().manual_seed(seed)
         if dtype.is_floating_point:
-            return torch.randn(batch, *self.shape, generator=generator).to(device, dtype)
+            return torch.randn(batch, *self.shape, generator=generator).to(dtype)
         least, most = self.values
-        return torch.randint(least, most + 1, (batch, *self.shape), generator=generator).to(device, dtype)
+        return torch.randint(least, most + 1, (batch, *self.shape), generator=generator).to(dtype)
 
     def described(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -139,9 +139,9 @@ class CallSignature:
         """Return what the network gives for a batch, as ``forward(net, batch)`` of `decompose` does."""
         return self.run(net, self.picked(batch))
 
-    def example(self, batch: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    def example(self, batch: int) -> dict[str, Tensor]:
         """Return made-up inputs of so many samples, the same every time."""
-        return {name: spec.example(batch, device, seed) for seed, (name, spec) in enumerate(self.inputs.items())}
+        return {name: spec.example(batch, seed) for seed, (name, spec) in enumerate(self.inputs.items())}
 
 
 def _at(batch: Any, entry: Entry) -> Any:

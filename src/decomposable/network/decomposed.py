@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from warnings import warn
@@ -31,10 +30,11 @@ from decomposable.network.calibration.grid import PASSES
 from decomposable.network.calibration.statistics import CalibrationReport, CalibrationTarget, Statistics
 from decomposable.network.calls import CallSignature, InputSpec
 from decomposable.network.file.container import FilePath
-from decomposable.network.file.contents import Artifact, SaveReport, skeleton_of, state_of
+from decomposable.network.file.contents import Artifact, skeleton_of, state_of
 from decomposable.network.judging import CutReport
 from decomposable.network.original import Original
 from decomposable.network.parts import NetworkState, Tuned
+from decomposable.network.saving import SaveReport, saved
 from decomposable.network.tuning import (
     LEARNING_RATE,
     STEPS,
@@ -55,7 +55,6 @@ from decomposable_edge.sizing.latency import LatencyProfile
 from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest, plan_or_request
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align, check_align
-from decomposable_edge.text import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -152,7 +151,7 @@ class DecomposedNet(nn.Module):
 
     @property
     def latency(self) -> LatencyProfile | None:
-        """How long its sizes take on this machine, as `decomposable bench` measured it; None where it did not."""
+        """How long its sizes take on a machine, as `decomposable bench` measured it; None where it did not."""
         if self._latency is None and self.latency_beside is not None:  # read when asked for: few networks need it
             self._latency = LatencyProfile.load_beside(self.latency_beside)
         return self._latency
@@ -238,30 +237,16 @@ class DecomposedNet(nn.Module):
     def save(self, path: FilePath, info: Mapping[str, Any] | None = None, *, onnx: bool | None = None) -> SaveReport:
         """Write the network at every size to one safetensors file: `load` reads it, and a device opens it.
 
-        `info` is anything that JSON can hold; without it, that of this network is written. What passes in training mode
-        wrote to the current size is left out, as by a resize. The file is written at once or not at all.
+        `info` is anything that JSON can hold, to be found in `info` of what is loaded; without it, `info` of this
+        network is written. What passes in training mode wrote to the current size is left out, as by a resize. The
+        file is written at once or not at all.
 
         For devices (`decomposable_edge.AnySizeSession`) it also holds the ONNX graph, without weights, compared with
-        PyTorch at several sizes before the file is there. Making it takes seconds, once. By default it is left out
-        where the extra `onnx` is not installed or the network cannot be exported; the report says why. ``onnx=True``
-        refuses then, ``onnx=False`` leaves it out in any case.
+        PyTorch at several sizes before the file is there. Making it takes seconds, once: a network that was saved or
+        loaded with one has it. By default it is left out where the extra `onnx` is not installed or the network cannot
+        be exported; the report says why. ``onnx=True`` refuses then, ``onnx=False`` leaves it out in any case.
         """
-        if onnx not in (True, False, None):
-            raise InvalidArgumentError(f"onnx={onnx!r:.40}; allowed: True, False, or None for where it can be")
-        reason = "onnx=False"
-        if onnx is None and self.call is None:
-            reason = self.unclear or "what the network takes is not known; decompose(model, example_input=...) tells it"
-        elif onnx is not False:
-            # Exports are above this room: they know networks, and networks ask for one by name.
-            exporting = import_module("decomposable.export.any_size")
-            try:
-                return SaveReport(path=Path(path), bytes=exporting.save_for_devices(self, path, info))
-            except Exception as error:  # exporters of others raise many kinds
-                if onnx or isinstance(error, OSError):
-                    raise
-                reason = one_line(error)
-        size = replace(self.artifact(), graph=None).save(path, info)
-        return SaveReport(path=Path(path), bytes=size, without_onnx=reason)
+        return saved(self, path, info, onnx)
 
     def artifact(self) -> Artifact:
         """Return what `save` writes, sharing this network's memory; `network.artifact` has functions for it."""
@@ -431,17 +416,13 @@ class DecomposedNet(nn.Module):
                 raise AttributeError(f"{kinds} has no attribute {name!r}") from None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
-
-    def extra_repr(self) -> str:
-        """Return what is decomposed, and the current size."""
         plan = self._current.parts.plan
         macs = "" if plan.macs_fraction is None else f"{plan.macs_fraction:.3f}x MACs, "
         size = f"{macs}{plan.params_fraction:.3f}x parameters"
         calibrated = len(self._statistics.plans) if self._statistics else 0
         layers = f"{len(self._original.layers)} layers decomposed, {len(self.skipped)} left alone"
         tuned = f", {len(self._tuned.plans)} tuned" if self._tuned else ""
-        return f"{layers}; {size}; {calibrated} sizes calibrated{tuned}"
+        return f"{type(self).__name__}({layers}; {size}; {calibrated} sizes calibrated{tuned})"
 
     @property
     def _base(self) -> nn.Module:

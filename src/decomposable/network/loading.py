@@ -64,7 +64,7 @@ def load(path: FilePath, model: nn.Module | None = None, **size: Unpack[SizeKeyw
     asked = request if request.given() else None
     with open_container(path) as container, naming(path):
         kind = kind_of(path, container.description)
-        top = Fields({"built_by": None, "opened": [], **container.description}, "the file")
+        top = Fields(container.description, "the file")
         if model is not None:
             own = deep_copy(rewire(unwrap(model), {}))
             filling = _Filling(path, _opened(path, own, top.texts("opened")))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -161,19 +160,6 @@ def name_in_size(key: str, chains: Mapping[str, int]) -> str | None:
     if path is None:
         return key
     return join(path, f"{chains[path] - 1}.bias") if key == join(path, "bias") else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveReport:
-    """What was written. `without_onnx` says why a device cannot open it; None where it can."""
-
-    path: Path
-    bytes: int
-    without_onnx: str | None = None
-
-    def __str__(self) -> str:
-        text = f"{self.path}: {self.bytes:,} bytes"
-        return text if self.without_onnx is None else f"{text}; not for devices: {self.without_onnx}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
