@@ -11,7 +11,7 @@ from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
 from decomposable.export.recurrent import check_types, drop_unused
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.file.skeleton import join
+from decomposable.network.file.contents import join
 from decomposable.network.parts import mapped
 from decomposable_edge.sizing.record import factor_names, state_name
 

@@ -4,7 +4,7 @@
            └─ a size, its batches' own statistics ── outputs ─┴─ distance ──▶ gradient of the size's vectors alone
 
 The largest size goes first, and each one starts from the result of the one before. So neighbours are alike, and what
-lies between them can be interpolated (`tuned.py`).
+lies between them can be interpolated (`parts.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from decomposable.core.tracing import Forward, on_device_of
 from decomposable.core.tree import put_parameters_
 from decomposable.network.calibration.batches import endless, seen_by
 from decomposable.network.calibration.statistics import Build, CalibrationReport, run_normalising
-from decomposable.network.tuned import Tuned
+from decomposable.network.parts import Tuned
 from decomposable.progress import Report, Tracker
 from decomposable_edge.checks import check_count, is_number
 from decomposable_edge.errors import InvalidArgumentError
