@@ -174,6 +174,9 @@ class _Batches:
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.__getitem__, range(len(self)))
+
     def __getitem__(self, number: int) -> Batch:
         if not 0 <= number < len(self):
             raise IndexError(number)
@@ -235,17 +238,27 @@ class TrainBatches(_Batches):
 
     What is left over at the end of an epoch is left out, so that all batches have one size. Where several processes
     train together, `place` is (index, processes), and each has its part of every batch: no image is in two, none is
-    lost.
+    lost. There are `most` batches at the most.
     """
 
-    def __init__(self, data: Data, *, batch_size: int, epochs: int, seed: int, place: tuple[int, int] = (0, 1)) -> None:
+    def __init__(
+        self,
+        data: Data,
+        *,
+        batch_size: int,
+        epochs: int,
+        seed: int,
+        place: tuple[int, int] = (0, 1),
+        most: int | None = None,
+    ) -> None:
         index, processes = place
         if not processes <= batch_size <= data.train_count:
             at_least = f"{processes}, one image for each process," if processes > 1 else "1"
             allowed = f"an int from {at_least} to {data.train_count:,}"
             raise InvalidArgumentError.about("batch_size", batch_size, allowed)
         self.epochs, self.seed, self.per_epoch = epochs, seed, data.train_count // batch_size
-        super().__init__(data, batch_size, epochs * self.per_epoch)
+        count = epochs * self.per_epoch
+        super().__init__(data, batch_size, count if most is None else min(most, count))
         self.part = slice(index * batch_size // processes, (index + 1) * batch_size // processes)
         self._order: tuple[int, Tensor] | None = None
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Subset
 
 from decomposable.data.base import Data, TrainBatches
 from decomposable.network.decomposed import DecomposedNet
@@ -81,12 +80,12 @@ def calibration_data_for(data: Data, settings: Settings, loss: Loss, progress: R
     """
     x, _ = data.test_batch(torch.arange(1))
     images = min(settings.calibration_images, data.train_count)
-    batches = TrainBatches(data, batch_size=min(125, images), epochs=1, seed=settings.seed + 2**31)
-    first = Subset(batches, range(min(len(batches), -(-images // batches.batch_size))))
+    size = min(125, images)
+    batches = TrainBatches(data, batch_size=size, epochs=1, seed=settings.seed + 2**31, most=-(-images // size))
     return methods.CalibrationData(
         example_input=x,
-        calibration=first,
-        calibration_images=len(first) * batches.batch_size,
+        calibration=batches,
+        calibration_images=len(batches) * size,
         loss=loss,
         progress=progress,
     )
