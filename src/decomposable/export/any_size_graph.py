@@ -112,11 +112,11 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     made = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
     for tensor in graph.initializer:
         if type_name(tensor.data_type) is None:
-            raise ExportError(f"export_any_size: '{tensor.name}' is of a type that ONNX Runtime's CPU does not run")
+            raise ExportError(f"export: '{tensor.name}' is of a type that ONNX Runtime's CPU does not run")
         name = names.get(tensor.name, tensor.name)
         if name in made or (name in present and tensor.name not in names):
             raise ExportError(
-                f"export_any_size: an input, output or parameter is called '{name}', as weights in the file are; "
+                f"export: an input, output or parameter is called '{name}', as weights in the file are; "
                 "allowed: another name"
             )
         present[name] = numpy_helper.to_array(tensor)
