@@ -12,6 +12,7 @@ from torch import nn
 
 from decomposable import __version__
 from decomposable.export.interface import BATCH, PREFIX, Feeds, Interface
+from decomposable.export.lowering import spare_decompositions
 from decomposable.export.program import ExportError, output_names, ready, symbols, to_program
 from decomposable.export.quiet import quiet, refusing
 from decomposable.export.recurrent import kept_whole, put_in_place, translations
@@ -58,6 +59,8 @@ def to_onnx(
     with kept_whole():
         program, interface = to_program(plain, interface, rows)
     begin(TRANSLATING)
+    axes = symbols(program, interface)
+    spare_decompositions(program)
     unique = {f"{_UNIQUE_INPUT}::{i}": name for i, name in enumerate(interface.names)}
     with refusing(ExportError, "export: the model has no ONNX form"), quiet():
         made = torch.onnx.export(
@@ -77,7 +80,7 @@ def to_onnx(
     _strip(model)
     name_values(model.graph, unique, outputs)
     _rename_values(model.graph, _without_prefix(plain, model.graph))
-    _rename_axes(model.graph, interface, symbols(program, interface))
+    _rename_axes(model.graph, interface, axes)
     model.producer_name, model.producer_version = "decomposable", __version__
     _check_bytes(model.ByteSize())
     return model, interface
