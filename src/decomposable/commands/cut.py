@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> None:
                 **arguments.taken(options, "init", "criterion", "tune", "agreement"),
             )
         line(Progress("writing the file"))
-        report = made.net.save(out, made.info, **({"onnx": False} if options.no_onnx else {}))
+        report = made.net.save(out, made.info, onnx=False) if options.no_onnx else made.net.save(out, made.info)
         drawn = _draw(figure, options.recipe, made)
     compared = f"{made.info['test_images']:,} test images"
     how = f"how often a size says what the full network says of {compared}" if made.is_agreement else compared

@@ -108,8 +108,8 @@ def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if options.latency_ms is not None:
         size["latency_ms"] = options.latency_ms
     if len(size) > 1:
-        came = " and ".join(_typed(size))
-        raise InvalidArgumentError(f"a size is given by one of --macs, --params, --ratio and --latency-ms; got {came}")
+        both = " and ".join(_typed(size))
+        raise InvalidArgumentError(f"a size is given by one of --macs, --params, --ratio and --latency-ms; got {both}")
     if options.align is not None:
         if not size:
             raise InvalidArgumentError("--align rounds the ranks of a size; allowed: with --macs, --params or another")

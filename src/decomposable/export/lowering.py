@@ -40,7 +40,7 @@ def spare_decompositions(program: ExportedProgram) -> None:
     is_stateless = not program.graph_signature.buffers_to_mutate
     nodes = list(program.graph.nodes)
     if is_stateless and all(map(_lower, nodes)):
-        program.run_decompositions = lambda *_, **__: program  # type: ignore[method-assign]
+        program.run_decompositions = lambda *_, **__: program
 
 
 def _lower(node: Node) -> bool:
@@ -84,7 +84,8 @@ def _lower_pool(node: Node) -> None:
 
 
 def _lower_transposed(node: Node) -> None:
-    x, weight, bias, stride, padding, output_padding, groups, dilation = (*node.args, *_DEFAULTS[len(node.args) - 2 :])
+    values: list[Any] = [*node.args, *_DEFAULTS[len(node.args) - 2 :]]
+    x, weight, bias, stride, padding, output_padding, groups, dilation = values
     node.target, node.args = (
         aten.convolution.default,
         (x, weight, bias, stride, padding, dilation, True, output_padding, groups),

@@ -46,7 +46,7 @@ def _record(mode: str, x: Tensor, start: State, weights: CellWeights, backwards:
 
 @cache
 def _operator() -> Any:
-    """The operator, of which nothing but the shapes of what it gives is asked."""
+    """Return the operator, which only knows the shapes of its outputs."""
 
     def shapes(
         x: Tensor, tensors: Sequence[Tensor], mode: str, backwards: bool, counts: Sequence[int]
@@ -61,7 +61,7 @@ def _operator() -> Any:
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """What PyTorch's exporter to ONNX is to do with the operator: one node, with all tensors as its inputs."""
+    """Tell PyTorch's exporter to ONNX to make one node of the operator, with all tensors as its inputs."""
     import onnx
     from onnxscript import values
 
@@ -87,14 +87,12 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
 
 def is_kept(node: onnx.NodeProto) -> bool:
-    """Whether a node stands for a recurrent layer."""
+    """Return whether a node stands for a recurrent layer."""
     return bool((node.domain, node.op_type) == (_DOMAIN, _NAME))
 
 
 def put_in_place(model: onnx.ModelProto, *, as_operators: bool) -> None:
-    """Replace the nodes that stand for recurrent layers: by operators of ONNX where `as_operators` and there is one,
-    by loops over the steps elsewhere.
-    """
+    """Replace nodes that stand for recurrent layers: by operators of ONNX where that can be, else by loops."""
     from decomposable_edge.onnx_model import graphs_of
 
     graph = model.graph
@@ -119,7 +117,7 @@ def put_in_place(model: onnx.ModelProto, *, as_operators: bool) -> None:
 def _made_of(
     one: Recurrence, weights: Mapping[str, onnx.TensorProto], as_operators: bool
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """The nodes of one recurrence, and the weights that they take besides those that there are."""
+    """Return the nodes of one recurrence, and the weights that come with them."""
     from onnx import TensorProto, numpy_helper
 
     from decomposable_edge.onnx_model import tensor_of
@@ -138,7 +136,7 @@ def _made_of(
 
 
 def _read(node: onnx.NodeProto) -> Recurrence:
-    """What a node says, by the names of its inputs."""
+    """Return what a node says, by the names of its inputs."""
     from onnx import helper
 
     from decomposable_edge.recurrent import Recurrence
