@@ -242,7 +242,7 @@ def test_a_network_of_several_inputs_and_outputs(call, tmp_path):
     batch = {"ids": torch.tensor([[4, 1, 2]]), "mask": torch.ones(1, 3)}
     net = dn.decompose(Two().eval(), batch, forward=lambda n, b: n(**b))
     file = tmp_path / "two.safetensors"
-    dn.export_any_size(net, file, dynamic={name: {1: "length"} for name in batch})
+    net.save(file, onnx=True, dynamic={name: {1: "length"} for name in batch})
     code, out, err = call("sizes", file)
     assert (code, err) == (0, "")
     assert "ids (batch × length, int64), mask (batch × length, float32)" in out

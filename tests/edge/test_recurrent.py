@@ -31,7 +31,7 @@ def made(kind, folder):
     torch.manual_seed(0)
     net = dn.decompose(Tagger(kind).eval(), X)
     path = folder / f"{kind.__name__}.safetensors"
-    dn.export_any_size(net, path)
+    net.save(path, onnx=True)
     return path
 
 
@@ -79,7 +79,7 @@ def test_tuned_biases_are_those_of_the_size(tmp_path):
     torch.manual_seed(0)
     net = dn.decompose(Tagger(nn.GRU).eval(), X)
     net.tune_([X] * 4, sizes=[0.5, 0.8], steps=5, distance=lambda low, full: (low - full).square().mean())
-    dn.export_any_size(net, tmp_path / "net.safetensors")
+    net.save(tmp_path / "net.safetensors", onnx=True)
     session = AnySizeSession(tmp_path / "net.safetensors")
     for size in (0.5, 0.65, 0.8, 1.0):
         net.resize_(session.resize(macs=size))

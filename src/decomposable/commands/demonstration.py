@@ -96,7 +96,7 @@ def train(
 def objective(
     model: nn.Module, example: Tensor, settings: Settings, method: str, seed: int
 ) -> dn.JointObjective | None:
-    """What is minimised: the paper's joint objective, or the elastic one; None for the plain loss."""
+    """Return what is minimised: the paper's joint objective, or the elastic one; None for the plain loss."""
     if method == "plain":
         return None
     if method == "joint":
@@ -115,7 +115,7 @@ def objective(
 
 
 def add_gradient(model: nn.Module, joint: dn.JointObjective | None, x: Tensor, y: Tensor) -> float:
-    """Add the gradient of one batch to the parameters' `.grad`; the loss of the network that ran comes back."""
+    """Add the gradient of one batch to the parameters' `.grad`, and return the loss of the network that ran."""
     if joint is not None:
         losses = joint.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y))
         return (losses.low if joint.turns and losses.macs > 0 else losses.full).item()  # macs is NaN in a full turn
@@ -139,13 +139,13 @@ def accuracy_at_sizes(
 
 @torch.no_grad()
 def accuracy(net: nn.Module, data: TensorDataset) -> float:
-    """Percent of the images that are classified correctly."""
+    """Return the percentage of images that are classified correctly."""
     hits = sum(int((net(x).argmax(dim=1) == y).sum()) for x, y in DataLoader(data, batch_size=250))
     return 100 * hits / len(data)
 
 
 def run(settings: Settings, report: Report = quiet) -> dict[str, Any]:
-    """Train and measure all networks for every seed; everything that came out, ready for JSON."""
+    """Train and measure all networks for every seed, and return all that came out, ready for JSON."""
     start = time.perf_counter()
     sizes = sorted({*TABLE_SIZES, *settings.curve_sizes}, reverse=True)
     names = [f"run {i + 1}/{settings.runs}" for i in range(settings.runs)]
@@ -164,7 +164,7 @@ def run(settings: Settings, report: Report = quiet) -> dict[str, Any]:
 
 
 def run_once(settings: Settings, seed: int, sizes: Sequence[float], name: str, report: Report) -> dict[str, Any]:
-    """All methods from the same initial weights, on the same split of the images."""
+    """Run all methods from the same initial weights, on the same split of the images."""
     data = digits.load(train_images=settings.train_images, seed=seed)
     torch.manual_seed(seed)
     initial = dn.models.small_cnn(settings.widths)
@@ -181,7 +181,7 @@ def run_once(settings: Settings, seed: int, sizes: Sequence[float], name: str, r
 
 
 def mean_row(runs: Sequence[dict[str, Any]], size: float) -> dict[str, Any]:
-    """All methods at one size, averaged over the runs."""
+    """Return all methods at one size, averaged over the runs."""
     row: dict[str, Any] = {"size": size}
     for method in METHODS:
         rows = [next(row for row in run[method]["rows"] if row["size"] == size) for run in runs]

@@ -34,7 +34,7 @@ from decomposable.network.file.contents import Artifact, skeleton_of, state_of
 from decomposable.network.judging import CutReport
 from decomposable.network.original import Original
 from decomposable.network.parts import NetworkState, Tuned
-from decomposable.network.saving import SaveReport, saved
+from decomposable.network.saving import GraphKeywords, SaveReport, saved
 from decomposable.network.tuning import (
     LEARNING_RATE,
     STEPS,
@@ -234,7 +234,14 @@ class DecomposedNet(nn.Module):
                 module = self._original.at_size(replace(self._current.parts, plan=plan))
         return self._original.with_trainable(deep_copy(module))
 
-    def save(self, path: FilePath, info: Mapping[str, Any] | None = None, *, onnx: bool | None = None) -> SaveReport:
+    def save(
+        self,
+        path: FilePath,
+        info: Mapping[str, Any] | None = None,
+        *,
+        onnx: bool | None = None,
+        **graph: Unpack[GraphKeywords],
+    ) -> SaveReport:
         """Write the network at every size to one safetensors file: `load` reads it, and a device opens it.
 
         `info` is anything that JSON can hold, to be found in `info` of what is loaded; without it, `info` of this
@@ -245,8 +252,10 @@ class DecomposedNet(nn.Module):
         PyTorch at several sizes before the file is there. Making it takes seconds, once: a network that was saved or
         loaded with one has it. By default it is left out where the extra `onnx` is not installed or the network cannot
         be exported; the report says why. ``onnx=True`` refuses then, ``onnx=False`` leaves it out in any case.
+        `example_input`, `forward`, `dynamic` and `tolerance` are as in `export_onnx`, `progress` as in `calibrate_`;
+        any of them asks for a graph that is made anew.
         """
-        return saved(self, path, info, onnx)
+        return saved(self, path, info, onnx, **graph)
 
     def artifact(self) -> Artifact:
         """Return what `save` writes, sharing this network's memory; `network.artifact` has functions for it."""
