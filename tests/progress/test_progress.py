@@ -9,19 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decomposable.progress import (
-    Countdown,
-    InTurn,
-    Pace,
-    Progress,
-    ProgressLine,
-    Steps,
-    Tracker,
-    as_duration,
-    quiet,
-    shown,
-    within,
-)
+from decomposable.progress import InTurn, Progress, ProgressLine, Steps, Tracker, as_duration, quiet, shown, within
+from decomposable.progress.tracking import Countdown, Pace
 
 
 @pytest.fixture
