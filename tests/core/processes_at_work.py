@@ -147,7 +147,7 @@ def scaled(index, count):
         if number == 2 and index == 0:
             x = x * torch.inf
         optimizer.zero_grad()
-        joint.backward(lambda net, x=x, y=y: F.cross_entropy(net(x), y), scaler)
+        joint.backward(forward=lambda net, x=x: net(x), loss=lambda out, y=y: F.cross_entropy(out, y), scaler=scaler)
         scaler.step(optimizer)
         scaler.update()
     found = {f"weight {name}": parameter.detach() for name, parameter in model.named_parameters()}

@@ -93,6 +93,8 @@ class JointTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer` does; afterwards the model is called in the precision of its weights again."""
+        if isinstance(self._objective, Elastic):
+            self._objective = None  # its phases are those of one training
         result = super().train(*args, **kwargs)
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         return result
