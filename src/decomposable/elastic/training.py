@@ -289,6 +289,9 @@ class Elastic:
         """Go by what data say to the end, in training and afterwards; where they say nothing, by the weights."""
         if self.order != BY_DATA or self.scores is not None:
             return
+        if self.data is None and self.start == 0 and self.options.order is None:
+            self.order = BY_WEIGHTS  # nothing has been seen
+            return
         data, forward, example = self.data, self._forward, self._example
         if data is None and self._seen:
             data, forward, example = self._seen, call_again, self._seen[0]
