@@ -18,18 +18,13 @@ def weights_of_two(program: Path, folder: Path) -> list[dict]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    path = os.pathsep.join([str(Path(dn.__file__).parents[1]), *sys.path])
+    known = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    known |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     running = [
         subprocess.Popen(
             [sys.executable, str(program), str(folder)],
-            env={
-                **os.environ,
-                **{"RANK": str(i), "LOCAL_RANK": str(i), "NODE_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"},
-                **{
-                    "OMP_NUM_THREADS": "1",
-                    "PYTHONPATH": os.pathsep.join([str(Path(dn.__file__).parents[1]), *sys.path]),
-                },
-            },
+            env={**os.environ, **known, "RANK": str(i), "LOCAL_RANK": str(i)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

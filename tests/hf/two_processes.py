@@ -23,7 +23,16 @@ class Texts(torch.utils.data.Dataset):
 def trained(folder: Path, *, scratch: bool, steps: int = 8, resume: str | None = None):
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=40, n_positions=16, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+        vocab_size=40,
+        n_positions=16,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     args = transformers.TrainingArguments(
@@ -39,7 +48,7 @@ def trained(folder: Path, *, scratch: bool, steps: int = 8, resume: str | None =
         use_cpu=True,
         ddp_backend="gloo" if processes > 1 else None,
     )
-    elastic = {"from_scratch": scratch, "options": ElasticOptions(macs=(0.5, 0.9), refresh=2)}
+    elastic = {"from_scratch": scratch, "options": ElasticOptions(macs=(0.5, 0.9), refresh=2, order="weights")}
     made = JointTrainer(model=transformers.GPT2LMHeadModel(config), args=args, train_dataset=Texts(), elastic=elastic)
     made.train(resume_from_checkpoint=resume)
     return {name: value.detach().clone() for name, value in made.model.named_parameters()}
