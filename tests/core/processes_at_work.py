@@ -169,16 +169,17 @@ def gradients(index, count):
 
 def resumed(index, count):
     """Cut off in the middle, with bases that are kept and turns: the same bits as one that was not."""
-    options = {"seed": 3, "refresh": 4, "turns": 2}
+    chosen = ElasticOptions(low_steps_per_full=2, refresh=4, macs=(0.15, 0.6))
+    options = {"example_input": torch.zeros(1, 3, 8, 8), "steps": 100, "seed": 3, "options": chosen}
     both = []
     for is_cut in (False, True):
         model = network()
-        joint = dn.JointObjective(model, **options)
+        joint = dn.Elastic(model, **options)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for number, (x, y) in enumerate(batches(8, 8)):
             if is_cut and number == 5:
                 state = joint.state_dict()
-                joint = dn.JointObjective(model, **options)
+                joint = dn.Elastic(model, **options)
                 joint.load_state_dict(state)
             optimizer.zero_grad()
             step(joint, *(t[index * 8 // count : (index + 1) * 8 // count] for t in (x, y)))

@@ -11,11 +11,7 @@ from decomposable.training.methods.elastic import ElasticSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCE = CHECKOUT / "src" / "decomposable"
-OWN = {each.name for each in fields(ElasticOptions)} - {
-    "macs",
-    "balance",
-    "refresh",
-}  # these the paper's training has, too
+OWN = {"smallest_share", "distill", "low_steps_per_full", "even"}  # what nothing else has a name for
 CODE = [
     *(path for path in SOURCE.rglob("*.py") if "elastic" not in path.relative_to(SOURCE).as_posix()),
     *(CHECKOUT / "examples").glob("*.py"),

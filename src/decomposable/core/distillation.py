@@ -38,7 +38,7 @@ class Distillation:
         """Return the call of a low-rank network that learns from these outputs of the full one."""
 
         def loss(low: Any) -> Tensor:
-            distance = self.distance(low, full)
+            distance: object = self.distance(low, full)  # a function of the user's
             if not isinstance(distance, Tensor):
                 came = type(distance).__name__
                 raise InvalidArgumentError(f"distance: it returned {came}; allowed: a loss, one scalar tensor")

@@ -46,7 +46,8 @@ def kept_calls(network: nn.Module, into: list[Call], steps_left: int) -> Iterato
     """Keep what the network is called with inside, where this step is one of the last that make up `IMAGES`."""
 
     def keep(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        call: Call = {**dict(enumerate(args)), **kwargs}
+        call: Call = dict(enumerate(args))
+        call.update(kwargs)
         inputs = first_entry(call)
         samples = len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 0 else 1
         if steps_left <= math.ceil(IMAGES / max(1, samples)):

@@ -14,7 +14,7 @@ from decomposable.core.joint import JointObjective
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings
-from decomposable.training.methods.base import CalibrationData, Closure, Method
+from decomposable.training.methods.base import CalibrationData, Closure, Method, Step
 from decomposable.training.methods.decomposing import decomposed
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -74,7 +74,7 @@ class Decomposable(Method):
                 f"{', '.join(CRITERIA)}"
             )
 
-    def step(self, network: nn.Module, settings: Settings) -> JointStep:
+    def step(self, network: nn.Module, settings: Settings) -> Step:
         """Return Algorithm 1 with the settings of a training."""
         return JointStep(
             JointObjective(
