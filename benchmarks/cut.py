@@ -136,16 +136,16 @@ def nothing_judges() -> Iterator[None]:
         batches = [*samples.measure, *samples.judge]
         return Samples(batches, samples.judge, samples.count, samples.judging, len(batches))
 
-    def measured(self: Descent, *args: Any, is_judged: bool) -> frozenset[str]:
-        return original(self, *args, is_judged=False)
+    def measure(self: Descent, *args: Any, is_judged: bool) -> None:
+        original(self, *args, is_judged=False)
 
-    def compared(self: Descent, found: Any, judge: Any, size: float) -> JudgedSize:
+    def compared(self: Descent, all_found: Any, judges: Any, size: float) -> JudgedSize:
         return JudgedSize(size=size, by_data=0.0, by_weights=1.0)
 
-    original = Descent._measured
+    original = Descent._measure
     with (
-        mock.patch.object(import_module("decomposable.network.decompose"), "dealt", all_measure),
-        mock.patch.object(Descent, "_measured", measured),
+        mock.patch.object(import_module("decomposable.network.importance"), "dealt", all_measure),
+        mock.patch.object(Descent, "_measure", measure),
         mock.patch.object(Descent, "compared", compared),
     ):
         yield

@@ -28,6 +28,7 @@ import torch
 from _common import interleave, onnx_options, onnx_session, ratio_of_medians, record, summary, verdict
 
 import decomposable as dn
+from decomposable.export.any_size import save_with_graph
 from decomposable_edge import AnySizeSession
 
 HERE = Path(__file__).resolve().parents[1]
@@ -39,7 +40,7 @@ torch.manual_seed(0)
 pixels = int(sys.argv[2])
 net = dn.decompose(dn.models.resnet50(num_classes=1000).eval(), torch.zeros(2, 3, pixels, pixels))
 net.calibrate_([torch.randn(2, 3, pixels, pixels)], sizes=[0.6, 0.3])
-dn.export_any_size(net, sys.argv[1])
+net.save(sys.argv[1], onnx=True)
 """
 DEVICE = """
 import json, sys, time, warnings
@@ -86,7 +87,7 @@ def main() -> None:
     net = dn.decompose(dn.models.resnet50(num_classes=1000).eval(), torch.zeros(2, 3, args.pixels, args.pixels))
     with tempfile.TemporaryDirectory() as folder:
         file, one = Path(folder) / "net.safetensors", Path(folder) / "one.onnx"
-        report = dn.export_any_size(net, file)
+        report = save_with_graph(net, file)
         print(f"file: {report.bytes:,} bytes; largest difference {report.largest_difference:.1e}")
         start = time.perf_counter()
         session = AnySizeSession(file, macs=0.26, align=16, threads=args.threads, session_options=onnx_options)

@@ -26,8 +26,7 @@ from decomposable.core import svd as svd_module
 from decomposable.core.bases import KeptBases
 from decomposable.core.distillation import kl_divergence
 from decomposable.core.draws import DrawRatio
-from decomposable.core.forms import FORMS, to_matrix
-from decomposable.core.forms.matrix import MatrixForm
+from decomposable.core.forms import FORMS, MatrixForm, to_matrix
 from decomposable.core.metric import DAMPING
 from decomposable.core.moments import second_moments
 from decomposable.core.networks import TwoNetworks

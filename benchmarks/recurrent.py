@@ -51,7 +51,7 @@ def exported(net: Any, folder: Path, size: float) -> list[dict[str, Any]]:
         "onnx": lambda: dn.export_onnx(net, folder / "small.onnx", macs=size),
         "onnx, any length": lambda: dn.export_onnx(net, folder / "any.onnx", macs=size, dynamic=dynamic),
         "onnx, full size": lambda: dn.export_onnx(net, folder / "full.onnx", macs=1.0),
-        "any-size": lambda: dn.export_any_size(net, folder / "any.safetensors"),
+        "any-size": lambda: net.save(folder / "any.safetensors", onnx=True),
         "torch-export": lambda: dn.export_torch(net, folder / "small.pt2", macs=size),
     }
     rows = []

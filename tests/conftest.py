@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def without_graphs(request, monkeypatch):
     """Most tests save networks that no device opens: by default `net.save` leaves the graph out here, which takes
-    seconds. Tests of the graph say ``onnx=True``, or call `export_any_size`.
+    seconds. Tests of the graph say ``onnx=True``, or call `save_with_graph`.
     """
     decomposed = sys.modules.get("decomposable.network.decomposed")
     is_documentation = request.node.path.name == "test_examples.py"  # which runs as users would

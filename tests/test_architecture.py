@@ -17,7 +17,7 @@ MOST_NAMES = 14
 
 FILE = r"`((?:\w+/)+\w+\.py)`"
 STEPS = re.findall(r"^\| `([\w/]+\.py)` \| ([^|]+) \|", PAGE, flags=re.MULTILINE)
-ADDITIONS = re.findall(r"^\*\*(A [a-z ]+)\*\*.*?(\d+) files(.*?)(?=^\*\*A |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
+ADDITIONS = re.findall(r"^\*\*(A [a-z ]+)\*\*.*?(\d+) files?(.*?)(?=^\*\*A |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
 def rooms(package):

@@ -15,7 +15,6 @@ _HOME = {
     "JointObjective": "decomposable.core.joint",
     "RankPlan": "decomposable_edge.sizing.plans",
     "decompose": "decomposable.network.decompose",
-    "export_any_size": "decomposable.export.any_size",
     "export_onnx": "decomposable.export.one_size",
     "export_torch": "decomposable.export.one_size",
     "load": "decomposable.network.loading",
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from decomposable import recipes as recipes
     from decomposable.core.joint import JointObjective as JointObjective
     from decomposable.elastic import Elastic as Elastic
-    from decomposable.export.any_size import export_any_size as export_any_size
     from decomposable.export.one_size import export_onnx as export_onnx
     from decomposable.export.one_size import export_torch as export_torch
     from decomposable.network.decompose import decompose as decompose

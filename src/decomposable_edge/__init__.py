@@ -1,10 +1,9 @@
 """Run a network at any size on a device, without PyTorch: `AnySizeSession`.
 
 The package has the runtime of a device, and below it what the device shares with `decomposable`: choosing a size
-(`sizing/`), progress, and small modules such as errors, checks and files. Those need numpy only. The runtime needs the
-extra `onnx`, and is loaded on first use.
+(`sizing/`), the file (`file/`), and small modules such as errors, checks and console. Those need numpy only. The
+runtime needs the extra `onnx`, and is loaded on first use:
 
-file/         the container: safetensors with a description and checksums, read as far as it is needed
 realising     what a network consists of at one size
 device_graph  the graph in a file, as bytes
 onnx_model    the same as an ONNX model, checked
@@ -15,7 +14,6 @@ weights       factors and dense weights of a layer, and batch normalisation
 building      the ONNX model of one size
 feeding       what goes into it, checked
 onnx_runtime  how ONNX Runtime is asked to work
-npy           an array in a file, for the command line
 session       the session, and changing its size under load
 """
 
@@ -31,17 +29,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 __all__ = ["AnySizeSession", "Port"]
 
-_HOME = {"AnySizeSession": "session", "Port": "network"}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'decomposable_edge' has no attribute {name!r}")
     from decomposable_edge.errors import needs_extra
 
     with needs_extra():
-        return getattr(import_module(f"decomposable_edge.{_HOME[name]}"), name)
+        home = import_module("decomposable_edge.session" if name == "AnySizeSession" else "decomposable_edge.network")
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted({*globals(), *__all__})

@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from decomposable_edge import __version__
-from decomposable_edge.console import (
-    OneLineParser,
-    alignment,
-    as_table,
-    batch_size,
-    parse_size,
-    parse_sizes,
-    run_command,
-    seconds,
-    showing_warnings,
-    threads,
-)
+from decomposable_edge import __version__, console
+from decomposable_edge.console import answer, as_table, parse_size, parse_sizes, run_command, showing_warnings
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.file.container import Array
 from decomposable_edge.files import replacing
 from decomposable_edge.network import open_network
 from decomposable_edge.notes import measured_sizes
-from decomposable_edge.npy import read_arrays
 from decomposable_edge.session import AnySizeSession, usual_plans
 from decomposable_edge.sizing.chain import flat_ranks
 from decomposable_edge.sizing.interpolation import position
-from decomposable_edge.sizing.latency import Entry, LatencyProfile
-from decomposable_edge.sizing.plans import RankPlan
+from decomposable_edge.sizing.latency import LatencyProfile
 from decomposable_edge.sizing.rounding import described
-from decomposable_edge.text import printable
+from decomposable_edge.text import first_line, printable
 
 PROGRAM = "decomposable-edge"
 _LEAST = 1e-9  # of the bases: the size that takes least time to open
@@ -50,83 +35,75 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(PROGRAM, _parser, argv)
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog=PROGRAM, description="Run a network file at any size, without PyTorch.")
+    parser = console.OneLineParser(prog=PROGRAM, description="Run a network file at any size, without PyTorch.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb_name", required=True)
 
     def verb(name: str, summary: str, run: Any) -> argparse.ArgumentParser:
         one = verbs.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        one.add_argument(
-            "file", metavar="FILE", type=Path, help="a network file (.safetensors) that holds its ONNX graph"
-        )
-        one.set_defaults(run=run, if_interrupted="")
+        file = "a network file (.safetensors) that holds its ONNX graph"
+        one.add_argument("file", metavar="FILE", type=Path, help=file)
+        one.set_defaults(run=run, if_interrupted="", json=False)
         return one
 
     sizes = verb("sizes", "list sizes: what they cost, and what was measured of them", _sizes)
     bench = verb("bench", "measure sizes on this device, and keep the times beside the file", _bench)
     run = verb("run", "run it on an array in a file", _run)
-    for one in (bench, run):
-        one.add_argument(
-            "--threads", metavar="N", type=threads, help="threads for one request (default: one for each core)"
-        )
     for one, best in ((bench, "try which is best"), (run, "what bench found to be best")):
-        one.add_argument(
-            "--align",
-            metavar="N",
-            type=alignment,
-            help="round ranks to multiples of N; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
-            f"measured: {best} (default: auto)",
-        )
+        add = one.add_argument
+        add("--threads", metavar="N", type=console.threads, help="threads for one request (default: one for each core)")
+        align = "round ranks to multiples of N; 1: not at all; auto: to 16, 8 or 4 where that moves a rank little; "
+        add("--align", metavar="N", type=console.alignment, help=f"{align}measured: {best} (default: auto)")
     for one in (sizes, bench):
         one.add_argument("--json", action="store_true", help="print the result as JSON, for machines")
-    bench.add_argument("--sizes", metavar="LIST", help="besides the full one: parts of the MACs, as in 0.5,0.25")
-    bench.add_argument("--batch", metavar="N", type=batch_size, default=1, help="samples in one request (default: 1)")
-    bench.add_argument("--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure (default: 10)")
-    run.add_argument("input", metavar="INPUT", type=Path, help="an array of numpy (.npy), or several by name (.npz)")
-    run.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="where it goes (.npy or .npz)")
+    add = bench.add_argument
+    add("--sizes", metavar="LIST", help="besides the full one: parts of the MACs, as in 0.5,0.25")
+    add("--batch", metavar="N", type=console.batch_size, default=1, help="samples in one request (default: 1)")
+    add("--seconds", metavar="S", type=console.seconds, default=10.0, help="how long to measure (default: 10)")
+    add = run.add_argument
+    add("input", metavar="INPUT", type=Path, help="an array of numpy (.npy), or several by name (.npz)")
+    add("-o", "--out", metavar="OUT", type=Path, required=True, help="where it goes (.npy or .npz)")
     for name in ("macs", "params", "ratio"):
-        run.add_argument(f"--{name}", metavar="SIZE", help=f"run at this size: a part of the {name}, 25%% or a count")
-    run.add_argument("--latency-ms", metavar="T", type=float, help="run at the largest size that takes T here")
+        add(f"--{name}", metavar="SIZE", help=f"run at this size: a part of the {name}, 25%% or a count")
+    add("--latency-ms", metavar="T", type=float, help="run at the largest size that takes T here")
     return parser
 
 
 def _sizes(options: argparse.Namespace) -> None:
     network = open_network(options.file)
-    known = {size: a for size, a in measured_sizes(network.info).items() if size >= network.selector.smallest_size}
-    accuracies = {network.selector.of_size(size): accuracy for size, accuracy in known.items()}
-    plans = dict.fromkeys([*usual_plans(network.selector), *accuracies])
-    rows = [_described(plan) | {"accuracy": accuracies.get(plan)} for plan in sorted(plans, key=position, reverse=True)]
-    if options.json:
-        _say(json.dumps({"file": str(options.file), "sizes": rows}))
-        return
-    _say(as_table(("MACs", "of all", "parameters", "of all", "ranks", "accuracy"), [_cells(row) for row in rows]))
-    takes = ", ".join(
-        f"{printable(p.name)} ({printable(' × '.join(map(str, p.shape)))}, {p.dtype})" for p in network.inputs
-    )
-    profile = LatencyProfile.load_beside(options.file)
+    selector = network.selector
+    known = {size: a for size, a in measured_sizes(network.info).items() if size >= selector.smallest_size}
+    accuracies = {selector.of_size(size): accuracy for size, accuracy in known.items()}
+    rows = []
+    for plan in sorted(dict.fromkeys((*usual_plans(selector), *accuracies)), key=position, reverse=True):
+        counts = {name: getattr(plan, name) for name in ("macs", "macs_fraction", "params", "params_fraction")}
+        ranks = [min(flat_ranks(plan.ranks)), max(flat_ranks(plan.ranks))]
+        rows.append({**counts, "ranks": ranks, "accuracy": accuracies.get(plan)})
+    header = ("MACs", "of all", "parameters", "of all", "ranks", "accuracy")
+    shown = ("{macs:,}", "{macs_fraction:.3f}", "{params:,}", "{params_fraction:.3f}", "{ranks[0]}-{ranks[1]}")
+    ports = [(printable(port.name), printable(" × ".join(map(str, port.shape))), port) for port in network.inputs]
+    takes = ", ".join(f"{name} ({shape}, {port.dtype})" for name, shape, port in ports)
+    profile = None if options.json else LatencyProfile.load_beside(options.file)
     timed = "; ".join(map(str, profile.entries)) if profile is not None else f"none ({PROGRAM} bench measures them)"
-    _say(f"\nAny size between the first and the last can be taken. Input: {takes}. Latencies: {timed}.")
+    answer(
+        options,
+        {"file": str(options.file), "sizes": rows},
+        _table(header, (*shown, "{accuracy:.2f}%"), rows),
+        f"\nAny size between the first and the last can be taken. Input: {takes}. Latencies: {timed}.",
+    )
 
 
-def _described(plan: RankPlan) -> dict[str, Any]:
-    counts = {name: getattr(plan, name) for name in ("macs", "macs_fraction", "params", "params_fraction")}
-    return counts | {"ranks": [min(flat_ranks(plan.ranks)), max(flat_ranks(plan.ranks))]}
+def _table(header: Sequence[str], shown: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as a table, of each what these formats show; what is not known stays empty."""
 
+    def cell(text: str, row: Mapping[str, Any]) -> str:
+        try:
+            return text.format(**row)
+        except TypeError:  # None has no format
+            return ""
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    return [
-        "" if row["macs"] is None else f"{row['macs']:,}",
-        "" if row["macs_fraction"] is None else f"{row['macs_fraction']:.3f}",
-        f"{row['params']:,}",
-        f"{row['params_fraction']:.3f}",
-        "{}-{}".format(*row["ranks"]),
-        "" if row["accuracy"] is None else f"{row['accuracy']:.2f}%",
-    ]
+    return as_table(header, [[cell(text, row) for text in shown] for row in rows])
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -139,58 +116,67 @@ def _bench(options: argparse.Namespace) -> None:
     with showing_warnings(f"{PROGRAM} bench"):
         profile = session.measure(sizes, batch=options.batch, seconds=options.seconds, align=options.align)
     entry = profile.entries[0]
-    if options.json:
-        _say(json.dumps({"file": str(options.file), "profile": str(where), **asdict(entry)}))
-        return
-    _say(_timed_table(entry))
-    _say(f"\nalign={entry.align}: {entry.rounding}")
-    _say(f"{entry}; {profile.machine}; kept in {where}. In Python: session.resize(latency_ms=…)")
-
-
-def _timed_table(entry: Entry) -> str:
     slowest = entry.sizes[-1].median_ms
-    rows = [
-        [
-            f"{timed.size:.3f}",
-            f"{timed.median_ms:.2f}",
-            f"{timed.low_ms:.2f}-{timed.high_ms:.2f}",
-            f"{slowest / timed.median_ms:.2f}x",
-            str(timed.repetitions),
-        ]
-        for timed in reversed(entry.sizes)
-    ]
-    return as_table(("size", "median ms", "middle half", "speed-up", "repetitions"), rows)
+    header = ("size", "median ms", "middle half", "speed-up", "repetitions")
+    shown = ("{size:.3f}", "{median_ms:.2f}", "{low_ms:.2f}-{high_ms:.2f}", "{speed_up:.2f}x", "{repetitions}")
+    rows = [{**asdict(each), "size": each.size, "speed_up": slowest / each.median_ms} for each in entry.sizes[::-1]]
+    answer(
+        options,
+        {"file": str(options.file), "profile": str(where), **asdict(entry)},
+        _table(header, shown, rows),
+        f"\nalign={entry.align}: {entry.rounding}",
+        f"{entry}; {profile.machine}; kept in {where}. In Python: session.resize(latency_ms=…)",
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in ("macs", "params", "ratio")}
     size: dict[str, Any] = {k: parse_size(f"--{k}", text) for k, text in given.items() if text is not None}
-    for name in ("latency_ms", "align"):
-        if getattr(options, name) is not None:
-            size[name] = getattr(options, name)
-    x = read_arrays(options.input)
-    if options.out.suffix not in (".npy", ".npz"):
-        raise InvalidArgumentError(f"-o {options.out}: got the ending {options.out.suffix!r}; allowed: .npy or .npz")
+    size |= {"latency_ms": options.latency_ms, "align": options.align}
+    x, out = read_arrays(options.input), options.out
+    if out.suffix not in (".npy", ".npz"):
+        raise InvalidArgumentError(f"-o {out}: got the ending {out.suffix!r}; allowed: .npy or .npz")
     with showing_warnings(f"{PROGRAM} run"):
         session = AnySizeSession(options.file, **size, threads=options.threads)
-    if options.out.suffix == ".npy" and len(session.outputs) > 1:
+    names = [port.name for port in session.outputs]
+    if out.suffix == ".npy" and len(names) > 1:
         raise InvalidArgumentError(
-            f"-o {options.out}: the network has {len(session.outputs)} outputs; allowed: .npz, which holds several"
+            f"-o {out}: the network has {len(names)} outputs; allowed: .npz, which holds several"
         )
     found = session.run(x)
-    outputs = dict(zip((p.name for p in session.outputs), found if isinstance(found, list) else [found], strict=True))
-    with replacing(options.out) as unfinished, unfinished.open("wb") as file:
-        if options.out.suffix == ".npz":
-            _save_all(file, outputs)
-        else:
-            np.save(file, found, allow_pickle=False)
+    outputs = dict(zip(names, found if isinstance(found, list) else [found], strict=True))
+    with replacing(out) as unfinished:
+        if out.suffix == ".npy":
+            np.save(unfinished, found, allow_pickle=False)
+        else:  # as numpy.savez, which takes no array called "file"
+            with zipfile.ZipFile(unfinished, "w") as archive:
+                for name, array in outputs.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                        np.save(entry, array, allow_pickle=False)
     made = "; ".join(f"{' × '.join(map(str, y.shape))}, {y.dtype}" for y in outputs.values())
-    _say(f"{options.out}: {made}, at {session!r}, {described(session.plan().align)}")
+    answer(options, None, f"{out}: {made}, at {session!r}, {described(session.plan().align)}")
 
 
-def _save_all(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
-    """As numpy.savez, which takes no array called "file"."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.save(entry, array, allow_pickle=False)
+def read_arrays(path: Path) -> Array | dict[str, Array]:
+    """Return the array of a file of ``numpy.save``, or those of ``numpy.savez`` by name. No code is run."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("not an ordinary file")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            return _checked(loaded)
+        with loaded:
+            return {name: _checked(array) for name, array in loaded.items()}
+    except OSError:
+        raise
+    except Exception as error:  # numpy reads the header as a piece of Python, which fails in many ways
+        raise InvalidArgumentError(
+            f"{path}: not an array ({first_line(error, 120)}); allowed: a file of numpy.save with an array of numbers, "
+            "or of numpy.savez with several by name"
+        ) from error
+
+
+def _checked(value: object) -> Array:
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":  # of an archive, anything may come
+        raise ValueError(f"it holds {getattr(value, 'dtype', 'bytes')!s:.40}")
+    return value

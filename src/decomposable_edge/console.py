@@ -26,14 +26,14 @@ class SaidElsewhere(DecomposableError):
 
 
 def is_first_process() -> bool:
-    """Whether it is this one that speaks, of those that a launcher such as `torchrun` may have started."""
+    """Return whether it is this one that speaks, of those that a launcher such as `torchrun` may have started."""
     return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 def run_command(
     program: str, build_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None = None
 ) -> int:
-    """Run the verb that the arguments name; the exit code comes back, and an error is one line.
+    """Run the verb that the arguments name; return the exit code. An error is one line.
 
     The parser sets `verb_name`, `run`, and where it can be gone on with, `if_interrupted`.
     """
@@ -43,36 +43,29 @@ def run_command(
     except SystemExit as done:  # --help and --version end here too
         return int(done.code or OK)
     options.command = shlex.join([program, *arguments])
-    called = f"{program} {options.verb_name}"
     try:
         options.run(options)
         sys.stdout.flush()  # what cannot be written is an error now, and not when the interpreter ends
+        return OK
     except SaidElsewhere:
         return FAILED
-    except InvalidArgumentError as error:
-        return _say(called, f"error: {error}", CALLED_WRONG)
     except BrokenPipeError:  # who reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except OSError as error:
-        what = error if error.filename is None else f"{error.filename}: {error.strerror}"
-        return _say(called, f"error: {what}", FAILED)
     except Interrupted as stopped:
-        return _say(called, stopped, INTERRUPTED)
-    except DecomposableError as error:
-        return _say(called, f"error: {error}", FAILED)
+        text, code = str(stopped), INTERRUPTED
     except KeyboardInterrupt:
-        return _say(called, "; ".join(filter(None, ("interrupted", options.if_interrupted))), INTERRUPTED)
-    return OK
-
-
-def _say(called: str, text: object, code: int) -> int:
-    print(f"{called}: {printable(' '.join(str(text).split()))}", file=sys.stderr)
+        text, code = "; ".join(filter(None, ("interrupted", options.if_interrupted))), INTERRUPTED
+    except DecomposableError as error:
+        text, code = f"error: {error}", CALLED_WRONG if isinstance(error, InvalidArgumentError) else FAILED
+    except OSError as error:
+        text, code = f"error: {error if error.filename is None else f'{error.filename}: {error.strerror}'}", FAILED
+    print(f"{program} {options.verb_name}: {printable(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Errors in one line: argparse would print the usage first, which hides what is wrong."""
+    """Says errors in one line: argparse would print the usage first, which hides what is wrong."""
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and leave with code 2."""
@@ -102,7 +95,7 @@ _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def parse_size(option: str, text: str) -> float:
-    """A budget as it is typed: a part (0.25, 25%) or a count (45M, 45000000).
+    """Return a budget as it is typed: a part (0.25, 25%) or a count (45M, 45000000).
 
     >>> [parse_size("--macs", text) for text in ("25%", "0.25", "45M", "1")]
     [0.25, 0.25, 45000000, 1]
@@ -121,7 +114,7 @@ def parse_size(option: str, text: str) -> float:
 
 
 def parse_sizes(option: str, text: str) -> list[tuple[str, float]]:
-    """Several of them, separated by commas; each as it was typed, and what that is."""
+    """Return several of them, separated by commas; each as it was typed, and what that is."""
     sizes = [(part.strip(), parse_size(option, part)) for part in text.split(",") if part.strip()]
     if not sizes:
         raise InvalidArgumentError(f"{option} {text!r}: no size; allowed: sizes separated by commas, as in 1,0.5,25%")
@@ -134,7 +127,7 @@ def parse_sizes(option: str, text: str) -> list[tuple[str, float]]:
 
 
 def _whole(most: int, allowed: str, *words: str) -> Callable[[str], int | str]:
-    """What makes a whole number from 1 of the text after an option, or leaves one of these words as it is."""
+    """Return what makes a whole number from 1 of the text after an option, or leaves one of these words."""
 
     def parse(text: str) -> int | str:
         if text in words:
@@ -156,7 +149,7 @@ alignment = _whole(MOST_ALIGN, f"{_MULTIPLES}; or auto or measured", "auto", "me
 
 
 def seconds(text: str) -> float:
-    """How long, as it is typed after an option."""
+    """Return how long, as it is typed after an option."""
     try:
         number = float(text)
     except ValueError:
@@ -177,7 +170,7 @@ def showing_warnings(program: str) -> Iterator[None]:
 
 
 def as_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned to the right under their names."""
+    """Return columns aligned to the right under their names."""
     header, *rows = ([printable(cell) for cell in row] for row in (header, *rows))  # names may come out of a file
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     return "\n".join(

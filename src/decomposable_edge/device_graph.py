@@ -46,13 +46,9 @@ class DeviceGraph:
     def read(cls, value: object, content: bytes) -> DeviceGraph:
         """Return the graph of these bytes that a description speaks of."""
         top = Fields(value, "onnx")
-        lengths = Fields(top.get("lengths"), "lengths")
-        pairs = top.mapping("values")
+        lengths, pairs = Fields(top.get("lengths"), "lengths"), top.mapping("values")
         for name, pair in pairs.items():
             is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(v) is int and abs(v) < MOST for v in pair)
             require(is_pair and pair[0] <= pair[1], f"the values of '{name:.60}' are {pair!r:.60}")
-        return cls(
-            content=content,
-            lengths={name: lengths.integer(name, 1, _MOST_LENGTH) for name in top.mapping("lengths")},
-            values={name: (pair[0], pair[1]) for name, pair in pairs.items()},
-        )
+        known = {name: lengths.integer(name, 1, _MOST_LENGTH) for name in top.mapping("lengths")}
+        return cls(content=content, lengths=known, values={name: tuple(pair) for name, pair in pairs.items()})

@@ -16,7 +16,7 @@ class DecomposableError(Exception):
     """Base of every error that this package raises on purpose."""
 
     def __str__(self) -> str:
-        """The message as one printable line: it may quote a file that somebody else wrote."""
+        """Return the message as one printable line: it may quote a file that somebody else wrote."""
         return printable(super().__str__())
 
 
@@ -89,7 +89,7 @@ class ArtifactError(DecomposableError):
 
     @classmethod
     def of(cls, path: object, reason: str) -> ArtifactError:
-        """The error of a file, whose `reason` does without the file's name: who asked may call it otherwise."""
+        """Return the error of a file, whose `reason` does without the file's name: who asked may call it otherwise."""
         error = cls(f"{path}: {reason}")
         error.reason = reason
         return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
 MOST = 1 << 62
 """Of a count, so that what is computed from it stays within 64 bits."""
@@ -23,35 +23,32 @@ class Corrupt(Damaged):
     """The bytes of a tensor are not those that were written."""
 
 
-def parse_json(text: str) -> Any:
-    """What the text stands for; refuse what Python's reader lets pass: a key twice, NaN, infinity, half a character.
+def parse_json(text: str, what: str = "its description") -> Any:
+    """Return what the text stands for; refuse what Python's reader lets pass: a key twice, NaN, half a character.
 
     >>> parse_json('{"a": 1, "a": 2}')
     Traceback (most recent call last):
     decomposable_edge.fields.Damaged: its description is not JSON ('a' is there twice)
     """
-    require(values_in(text) <= MOST_VALUES, f"its description has more than {MOST_VALUES:,} values")
+    require(values_in(text) <= MOST_VALUES, f"{what} has more than {MOST_VALUES:,} values")
     try:
         value = json.loads(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
-        if _SURROGATE.search(text):
+        if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(value, ensure_ascii=False).encode()  # half a character can neither be stored nor shown
         return value
     except RecursionError as error:
-        raise Damaged("its description is not JSON (too many levels)") from error
+        raise Damaged(f"{what} is not JSON (too many levels)") from error
     except ValueError as error:
-        raise Damaged(f"its description is not JSON ({error})") from error
+        raise Damaged(f"{what} is not JSON ({error})") from error
 
 
 def values_in(text: str) -> int:
-    """How many values a text in JSON may hold, found without reading it: it has a bracket or a comma before each.
+    """Return how many values a text in JSON may hold, without reading it: each has a bracket or a comma before it.
 
     >>> values_in('{"a": [1, 2, {}]}')
     5
     """
     return sum(map(text.count, ",[{"))
-
-
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # what half a character is written as
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -76,6 +73,11 @@ def require(condition: bool, text: str) -> None:
         raise Damaged(text)
 
 
+def are_counts(values: object) -> TypeGuard[list[int]]:
+    """Return whether this is a list of counts."""
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < MOST for value in values)
+
+
 class Fields:
     """A JSON object; `where` is what messages call it.
 
@@ -86,17 +88,17 @@ class Fields:
     decomposable_edge.fields.Damaged: 'rank' of layer 1 is '3', not a whole number from 0
     """
 
-    def __init__(self, value: object, where: str) -> None:
+    def __init__(self, value: Any, where: str) -> None:
         require(isinstance(value, dict), f"{where} is not an object")
-        self._values: dict[str, Any] = value  # type: ignore[assignment]
+        self._values: dict[str, Any] = value
         self.where = where
 
     def has(self, key: str) -> bool:
-        """Whether the field is there."""
+        """Return whether the field is there."""
         return key in self._values
 
     def get(self, key: str) -> Any:
-        """The field, which has to be there, unchecked."""
+        """Return the field, which has to be there, unchecked."""
         require(key in self._values, f"'{key}' of {self.where} is missing")
         return self._values[key]
 
@@ -106,44 +108,41 @@ class Fields:
         return value
 
     def text(self, key: str) -> str:
-        """A string."""
+        """Return a string."""
         return self._checked(key, isinstance(self.get(key), str), "text")
 
     def flag(self, key: str) -> bool:
-        """True or false."""
+        """Return true or false."""
         return self._checked(key, isinstance(self.get(key), bool), "true or false")
 
     def integer(self, key: str, least: int = 0, most: int = MOST) -> int:
-        """A whole number within these limits."""
+        """Return a whole number within these limits."""
         value = self.get(key)
         return self._checked(key, type(value) is int and least <= value <= most, f"a whole number from {least}")
 
     def integers(self, key: str) -> list[int]:
-        """A list of counts."""
-        values = self.get(key)
-        is_right = isinstance(values, list) and all(type(v) is int and 0 <= v <= MOST for v in values)
-        return self._checked(key, is_right, "a list of counts")
+        """Return a list of counts."""
+        return self._checked(key, are_counts(self.get(key)), "a list of counts")
 
     def texts(self, key: str) -> list[str]:
-        """A list of strings."""
+        """Return a list of strings."""
         values = self.get(key)
         is_right = isinstance(values, list) and all(isinstance(v, str) for v in values)
         return self._checked(key, is_right, "a list of text")
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """An object of any content."""
+        """Return an object of any content."""
         return self._checked(key, isinstance(self.get(key), dict), "an object")
 
     def texts_by_name(self, key: str) -> dict[str, str]:
-        """An object whose fields are strings."""
-        self._checked(key, all(isinstance(v, str) for v in self.mapping(key).values()), "text by name")
-        return self.mapping(key)
+        """Return an object whose fields are strings."""
+        return self._checked(key, all(isinstance(v, str) for v in self.mapping(key).values()), "text by name")
 
     def records(self, key: str) -> dict[str, Fields]:
-        """An object of objects."""
+        """Return an object of objects."""
         return {name: Fields(value, f"'{name}'") for name, value in self.mapping(key).items()}
 
     def record_list(self, key: str) -> list[Fields]:
-        """A list of objects."""
+        """Return a list of objects."""
         values = self._checked(key, isinstance(self.get(key), list), "a list")
         return [Fields(value, f"{key}[{i}]") for i, value in enumerate(values)]

@@ -46,18 +46,24 @@ def replacing(path: Path) -> Iterator[Path]:
         _in_use.discard(folder)
 
 
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write the whole file or none of it."""
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content)
+
+
 def sweep(folder: Path) -> None:
     """Remove what processes that were killed while they wrote a file have left in a folder; what is in use stays."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        found = {folder / entry.name: match for entry in entries if (match := _NAME.fullmatch(entry.name))}
-        for unfinished, (machine, process) in ((path, match.groups()) for path, match in found.items()):
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            match = _NAME.fullmatch(name)
             with suppress(OSError):
-                if _is_abandoned(unfinished, machine, int(process)):
-                    shutil.rmtree(unfinished, ignore_errors=True)
+                if match and _is_abandoned(folder / name, match[1], int(match[2])):
+                    shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _is_abandoned(unfinished: Path, machine: str, process: int) -> bool:
-    """Whether nobody writes there any more: its process has ended, or nothing happened for a day."""
+    """Return whether nobody writes there any more: its process has ended, or nothing happened for a day."""
     if process == os.getpid() and machine == _machine():
         return unfinished not in _in_use  # an earlier process had the same number
     if machine == _machine() and os.name == "posix":
@@ -71,7 +77,7 @@ def _is_abandoned(unfinished: Path, machine: str, process: int) -> bool:
 
 
 def _machine() -> str:
-    """Eight digits for this machine, or this container of it, whose processes have numbers of their own."""
+    """Return eight digits for this machine, or this container of it, whose processes have numbers of their own."""
     container = 0
     with suppress(OSError):
         container = os.stat("/proc/self/ns/pid").st_ino
@@ -87,9 +93,3 @@ def _sync_folder(folder: Path) -> None:
                 os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write the whole file or none of it."""
-    with replacing(path) as unfinished:
-        unfinished.write_bytes(content)

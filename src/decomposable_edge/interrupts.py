@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 from decomposable_edge.errors import DecomposableError
 
@@ -20,13 +19,13 @@ class Interrupted(DecomposableError):
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM set the event, so that the work under way is finished; a second one stops at once."""
+    """Have SIGINT and SIGTERM set the event, so that the work under way is finished; a second one stops at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread receives signals
         return
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask(*_: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
@@ -40,14 +39,14 @@ def stop_signals() -> Iterator[threading.Event]:
 
 
 def leave_signals_to_the_parent(worker: int = 0) -> None:
-    """For worker processes: a signal to the whole group must not take the data away from the step that is finished.
+    """Keep a worker process alive when a signal goes to the whole group: the step that is finished needs its data.
 
     A second SIGTERM ends the worker: the parent sends it to those that do not end by themselves. So does time, because
     two signals that come at once are one.
     """
     seen = threading.Event()
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end(*_: object) -> None:
         if seen.is_set():
             os._exit(1)
         seen.set()

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,13 +26,11 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """The one that this runs on."""
-        cpu = platform.processor() or platform.machine() or "unknown"
-        cpuinfo = Path("/proc/cpuinfo")
+        """Return the one that this runs on."""
+        cpu, cpuinfo = platform.processor() or platform.machine() or "unknown", Path("/proc/cpuinfo")
         if cpuinfo.exists():
-            lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
-            cpu = next(filter(None, names), cpu)
+            found = re.search(r"^model name\s*:\s*(\S.*)$", cpuinfo.read_text("utf-8", "replace"), re.MULTILINE)
+            cpu = found[1].strip() if found else cpu
         return cls(cpu=cpu, cores=os.cpu_count() or 1)
 
     def __str__(self) -> str:
@@ -56,7 +55,7 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Inside, Python does not look for garbage: where much is made that stays, it would look again and again."""
+    """Keep Python from looking for garbage: where much is made that stays, it would look again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -67,27 +66,28 @@ def collecting_later() -> Iterator[None]:
 
 
 def usable_cpus() -> list[int]:
-    """The logical processors that this process may use: those that it is limited to, or all of them."""
+    """Return the logical processors that this process may use: those that it is limited to, or all of them."""
     affinity = getattr(os, "sched_getaffinity", None)
     return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def most_threads() -> int:
-    """How many threads are allowed here, 4 for each core: runtimes crash or hang when they start very many."""
+    """Return how many threads are allowed, 4 for each core: runtimes crash or hang when they start very many."""
     return 4 * (os.cpu_count() or 1)
 
 
 def check_threads(threads: object) -> int:
-    """A number of threads that makes sense on this machine.
+    """Return a number of threads that makes sense on this machine.
 
     >>> check_threads(1)
     1
     """
     if is_integer(threads) and 1 <= threads <= most_threads():
         return int(threads)
-    raise InvalidArgumentError(f"threads={threads!r:.40}; allowed: an int from 1 to {most_threads()}, 4 for each core")
+    allowed = f"an int from 1 to {most_threads()}, 4 for each core"
+    raise InvalidArgumentError.about("threads", threads, allowed, f"threads={threads!r:.40}; allowed: {allowed}")
 
 
 def timestamp() -> str:
-    """The date and time, in UTC."""
+    """Return the date and time, in UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -9,7 +9,7 @@ from decomposable_edge.checks import is_number
 
 
 def measured_rows(info: object) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """The sizes of which an accuracy in percent is noted, each with it; what is none is passed over.
+    """Give the sizes with a noted accuracy in percent, each with it; anything else is passed over.
 
     >>> [accuracy for _, accuracy in measured_rows({"sizes": [{"size": 1, "accuracy": 91.5}, {"accuracy": "x"}, 3]})]
     [91.5]
@@ -22,13 +22,13 @@ def measured_rows(info: object) -> Iterator[tuple[Mapping[str, Any], float]]:
 
 
 def measured_sizes(info: object) -> dict[float, float]:
-    """The accuracies by size, a part of the original, the largest size first."""
+    """Return the accuracies by size, a part of the original, the largest size first."""
     rows = [(row.get("size"), accuracy) for row, accuracy in measured_rows(info)]
     found = {float(size): accuracy for size, accuracy in rows if is_number(size) and 0 < size <= 1}
     return dict(sorted(found.items(), reverse=True))
 
 
 def recipe_in(info: object) -> str | None:
-    """The name of the recipe that a network is said to be trained with."""
+    """Return the name of the recipe that a network is said to be trained with."""
     name = info.get("recipe") if isinstance(info, Mapping) else None
     return name if isinstance(name, str) else None

@@ -12,25 +12,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from decomposable_edge.fields import Damaged, require
+from decomposable_edge.file.container import Array
 
-Array = NDArray[Any]
+RECURRENCE = "decomposable", "Recurrence"
+"""Domain and name of the one operator of our own: a recurrent layer, which a session replaces before it runs."""
 
-_TYPES: dict[int, np.dtype[Any]] = {
-    TensorProto.FLOAT: np.dtype("<f4"),
-    TensorProto.DOUBLE: np.dtype("<f8"),
-    TensorProto.FLOAT16: np.dtype("<f2"),
-    TensorProto.INT64: np.dtype("<i8"),
-    TensorProto.INT32: np.dtype("<i4"),
-    TensorProto.INT16: np.dtype("<i2"),
-    TensorProto.INT8: np.dtype("i1"),
-    TensorProto.UINT8: np.dtype("u1"),
-    TensorProto.BOOL: np.dtype("?"),
-}
-_CODES = {dtype: code for code, dtype in _TYPES.items()}
+_NAMES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+_TYPES = {helper.np_dtype_to_tensor_dtype(np.dtype(name)): np.dtype(name).newbyteorder("<") for name in _NAMES}
 
 
 def parse_model(content: bytes) -> tuple[onnx.ModelProto, dict[str, Array]]:
@@ -77,27 +68,27 @@ def _check_text(message: Any) -> None:
 def _check_plain(model: onnx.ModelProto) -> None:
     """Refuse what could run code or read files: operators of others, weights that lie elsewhere."""
     require(not model.training_info and not model.functions, "it has training graphs, or functions")
-    versions = [opset.version for opset in model.opset_import]
-    domains = [opset.domain for opset in model.opset_import]
-    require(domains in ([""], ["ai.onnx"]) and 13 <= versions[0] <= 1000, "its operator sets are not plain ONNX")
+    versions = {opset.domain: opset.version for opset in model.opset_import if opset.domain != RECURRENCE[0]}
+    is_plain = len(versions) == 1 and all(d in ("", "ai.onnx") and 13 <= v <= 1000 for d, v in versions.items())
+    require(is_plain, "its operator sets are not plain ONNX")
     for graph in graphs_of(model.graph):
         require(not graph.sparse_initializer, "it has sparse weights")
         for node in graph.node:
-            is_plain = node.domain in ("", "ai.onnx")
-            require(is_plain, f"node '{node.name:.60}' is {node.domain:.40}::{node.op_type:.40}, not plain ONNX")
-            is_loop = node.op_type == "Loop" or (node.op_type == "Scan" and graph is not model.graph)
-            require(not is_loop, f"node '{node.name:.60}' is a loop")  # it may have no end, nor one inside of another
+            what = f"node '{node.name:.60}'"
+            is_plain = node.domain in ("", "ai.onnx") or (is_recurrence(node) and graph is model.graph)
+            require(is_plain, f"{what} is {node.domain:.40}::{node.op_type:.40}, not plain ONNX")
+            require(node.op_type not in ("Loop", "Scan"), f"{what} is a loop")  # it may have no end
             for attribute in node.attribute:
-                require(not attribute.ref_attr_name, f"node '{node.name:.60}' refers to a function's attribute")
+                require(not attribute.ref_attr_name, f"{what} refers to a function's attribute")
                 is_sparse = attribute.HasField("sparse_tensor") or attribute.sparse_tensors
-                require(not is_sparse, f"node '{node.name:.60}' has sparse values")
+                require(not is_sparse, f"{what} has sparse values")
                 for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
-                    check_here(tensor, f"node '{node.name:.60}'")
+                    _check_here(tensor, what)
         for tensor in graph.initializer:
-            check_here(tensor, f"tensor '{tensor.name:.60}'")
+            _check_here(tensor, f"tensor '{tensor.name:.60}'")
 
 
-def check_here(tensor: TensorProto, what: str) -> None:
+def _check_here(tensor: TensorProto, what: str) -> None:
     """Refuse a tensor whose values lie in another file, and one that is not what it claims."""
     is_here = tensor.data_location == TensorProto.DEFAULT and not tensor.external_data
     require(is_here, f"{what} has its values in another file")  # which could be any file
@@ -105,8 +96,13 @@ def check_here(tensor: TensorProto, what: str) -> None:
     require(0 <= claimed <= max(1, 8 * tensor.ByteSize()), f"{what} has the shape {list(tensor.dims)!s:.80}")
 
 
+def is_recurrence(node: onnx.NodeProto) -> bool:
+    """Return whether a node stands for a recurrent layer."""
+    return (node.domain, node.op_type) == RECURRENCE
+
+
 def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph, and those inside its nodes: the branches of a condition, the body of a loop."""
+    """Give the graph, and those inside its nodes: the branches of a condition, the body of a loop."""
     waiting = [graph]
     while waiting:
         current = waiting.pop()
@@ -115,12 +111,12 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def inner_graphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs that are a node's own."""
+    """Return the graphs that are a node's own."""
     return [graph for a in node.attribute for graph in (*([a.g] if a.HasField("g") else []), *a.graphs)]
 
 
 def type_name(code: int) -> str | None:
-    """Numpy's name of an ONNX type; None for one that is not dealt with.
+    """Return numpy's name of an ONNX type; None for one that is not dealt with.
 
     >>> type_name(TensorProto.FLOAT), type_name(TensorProto.BFLOAT16)
     ('float32', None)
@@ -128,20 +124,19 @@ def type_name(code: int) -> str | None:
     return _TYPES[code].name if code in _TYPES else None
 
 
+def type_code(array: Array) -> int:
+    """Return ONNX's number for the type of an array."""
+    return helper.np_dtype_to_tensor_dtype(array.dtype.newbyteorder("="))
+
+
 def tensor_of(name: str, array: Array) -> TensorProto:
-    """The array as a tensor that holds its values."""
-    tensor = _header(name, array)
-    tensor.raw_data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
-    return tensor
+    """Return the array as a tensor that holds its values."""
+    return numpy_helper.from_array(array.astype(array.dtype.newbyteorder("="), copy=False), name)
 
 
 def header_of(name: str, array: Array) -> TensorProto:
-    """A tensor that says where its values are not: the runtime is given them as memory."""
-    tensor = _header(name, array)
+    """Return a tensor that says where its values are not: the runtime is given them as memory."""
+    tensor = TensorProto(name=name, data_type=type_code(array), dims=array.shape)
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="memory")
     return tensor
-
-
-def _header(name: str, array: Array) -> TensorProto:
-    return TensorProto(name=name, data_type=_CODES[array.dtype.newbyteorder("<")], dims=array.shape)

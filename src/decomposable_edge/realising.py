@@ -20,7 +20,6 @@ from decomposable_edge.sizing.interpolation import CalibratedSizes, TunedSizes
 from decomposable_edge.sizing.plans import RankPlan, RunsAs
 
 T = TypeVar("T")  # a tensor of torch, or an array of numpy
-STATISTICS = ("running_mean", "running_var")
 
 
 class Bases(Protocol[T]):
@@ -71,19 +70,14 @@ def realised(
     plan: RankPlan, layers: Mapping[str, Bases[T]], statistics: CalibratedSizes | None, tuned: TunedSizes | None
 ) -> NetworkAtSize[T]:
     """Return what the network of a plan consists of."""
-    return NetworkAtSize(
-        {name: realised_layer(plan, name, bases) for name, bases in layers.items()},
-        statistics_at(plan, statistics),
-        {} if tuned is None else tuned.interpolated(plan)[0],
-    )
-
-
-def realised_layer(plan: RankPlan, name: str, bases: Bases[T]) -> LayerAtSize[T]:
-    """Return what a layer is at the size of a plan."""
-    ranks, runs_as = ranks_of(plan.ranks[name]), plan.runs_as(name)
-    if runs_as == "factors":
-        return LayerAtSize(runs_as, bases.held(bases.first(ranks)))
-    return LayerAtSize(runs_as, (bases.weight() if runs_as == "full" else dense_weight(bases, ranks),))
+    made: dict[str, LayerAtSize[T]] = {}
+    for name, bases in layers.items():
+        ranks, runs_as = ranks_of(plan.ranks[name]), plan.runs_as(name)
+        if runs_as == "factors":
+            made[name] = LayerAtSize(runs_as, bases.held(bases.first(ranks)))
+        else:
+            made[name] = LayerAtSize(runs_as, (bases.weight() if runs_as == "full" else dense_weight(bases, ranks),))
+    return NetworkAtSize(made, statistics_at(plan, statistics), {} if tuned is None else tuned.interpolated(plan)[0])
 
 
 def dense_weight(bases: Bases[Any], ranks: Ranks) -> Any:
@@ -100,6 +94,6 @@ def statistics_at(plan: RankPlan, known: CalibratedSizes | None) -> dict[str, An
     tables = [] if known is None else known.interpolated(plan)
     return {
         f"{name}.{kind}" if name else kind: values
-        for kind, table in zip(STATISTICS, tables, strict=False)
+        for kind, table in zip(("running_mean", "running_var"), tables, strict=False)
         for name, values in table.items()
     }

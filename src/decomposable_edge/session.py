@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -25,10 +24,10 @@ import numpy as np
 from decomposable_edge.building import build
 from decomposable_edge.checks import check_count, is_number
 from decomposable_edge.errors import ArtifactError, DecomposableError, InvalidArgumentError
-from decomposable_edge.feeding import example, feeds_of, refusing
+from decomposable_edge.feeding import example, feeds_of, in_one_line, refusing
+from decomposable_edge.file.container import Array
 from decomposable_edge.locks import ForkLock
-from decomposable_edge.network import Port, StoredNetwork, open_network
-from decomposable_edge.onnx_model import Array
+from decomposable_edge.network import open_network
 from decomposable_edge.onnx_runtime import RuntimeOptions, onnx_runtime
 from decomposable_edge.sizing.interpolation import with_warning
 from decomposable_edge.sizing.latency import LatencyProfile, choose_timed
@@ -36,7 +35,6 @@ from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest, 
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.rounding import DEFAULT_ALIGN
 from decomposable_edge.sizing.sweep import Runs, sweep
-from decomposable_edge.text import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,22 +48,15 @@ USUAL = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.0
 
 @dataclass(frozen=True, eq=False)
 class _Size:
-    """What a resize replaces as one. The runtime reads `weights` where they are: they live as long as the session."""
+    """What a resize replaces as one. The runtime reads `weights` where they are: they live as long as the session.
+
+    It runs in the process that made it alone: after a fork, the runtime's threads are not there.
+    """
 
     plan: RankPlan
     runtime: Any
     weights: Mapping[str, Array]
     process: int = field(default_factory=os.getpid)
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it was made in this process: of one from before a fork, the runtime's threads are not here."""
-        return self.process == os.getpid()
-
-    def run(self, feeds: dict[str, Array]) -> list[Array]:
-        """All outputs."""
-        outputs: list[Array] = self.runtime.run(None, feeds)
-        return outputs
 
 
 _made: WeakSet[_Size] = WeakSet()
@@ -90,6 +81,12 @@ class AnySizeSession:
         macs, params, ratio, ranks, latency_ms, align, batch: the size to start with, as in `resize`; by default the
             full one.
 
+    Attributes:
+        path, threads: as they were given.
+        selector: what all sizes are prefixes of, and what they cost; `plan` tells the plan of a size.
+        inputs, outputs: name, shape and type of each.
+        info: what the network's maker stored with it, such as measured accuracies.
+
     Example::
 
         session = AnySizeSession("resnet.safetensors")
@@ -110,39 +107,16 @@ class AnySizeSession:
         request = SizeRequest.of("AnySizeSession", size, "threads", "providers", "session_options", "keep")
         self._keep = check_count("keep", keep)
         self._options = RuntimeOptions.of(threads, providers, session_options)
-        self._bundle: StoredNetwork = open_network(path)
+        self.threads = self._options.threads
+        self._bundle = open_network(path)
+        self.path, self.info, self.selector = self._bundle.path, self._bundle.info, self._bundle.selector
+        self.inputs, self.outputs = self._bundle.inputs, self._bundle.outputs
         self._latency: LatencyProfile | None = None
         self._kept: OrderedDict[Any, _Size] = OrderedDict()
         self._lock = ForkLock()  # one resize at a time; runs take no lock
-        plan = self._with_warning(self._plan_for(request) if request.given() else self.selector.full_plan())
         self._has_warned = False
-        self._warn_once(plan)
-        self._current: _Size = self._size_of(plan)
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._bundle.path
-
-    @property
-    def selector(self) -> RankSelector:
-        """What all sizes are prefixes of, and what they cost; `plan` tells the plan of a size."""
-        return self._bundle.selector
-
-    @property
-    def inputs(self) -> tuple[Port, ...]:
-        """Name, shape and type of every input."""
-        return self._bundle.inputs
-
-    @property
-    def outputs(self) -> tuple[Port, ...]:
-        """Name, shape and type of every output."""
-        return self._bundle.outputs
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        """What the network's maker stored with it, such as measured accuracies."""
-        return self._bundle.info
+        self._current: _Size
+        self._use(self._plan_for(request) if request.given() else self.selector.full_plan())
 
     @property
     def sizes(self) -> tuple[RankPlan, ...]:
@@ -150,9 +124,10 @@ class AnySizeSession:
         return usual_plans(self.selector)
 
     @property
-    def threads(self) -> int:
-        """How many threads work on one request."""
-        return self._options.threads
+    def kept(self) -> tuple[RankPlan, ...]:
+        """The sizes that can be gone back to at once, the most recent one last."""
+        with self._lock:
+            return tuple(size.plan for size in self._kept.values())
 
     @property
     def latency(self) -> LatencyProfile | None:
@@ -180,16 +155,20 @@ class AnySizeSession:
             seconds: about how long to measure; every size runs at least 5 times.
             align: what ranks are rounded to, as in `resize`; "measured" tries several first and takes the fastest.
         """
-        _check_measuring(sizes, seconds)
+        if sizes is not None and not _are_numbers(sizes):
+            raise InvalidArgumentError(f"measure: sizes={sizes!r:.80}; allowed: a list of numbers, such as [0.5, 0.25]")
+        if not is_number(seconds) or not 0 <= seconds < math.inf:
+            raise InvalidArgumentError(f"measure: seconds={seconds!r:.40}; allowed: a number of at least 0")
         feeds = example(self.inputs, batch, self._bundle.lengths)
 
         @contextmanager
         def making(plans: Mapping[str, RankPlan]) -> Iterator[Runs]:
-            opened = {name: self._make(plan, self._options.made(spins=False)) for name, plan in plans.items()}
+            opened = {name: self._make(plan, spins=False) for name, plan in plans.items()}
+            runs = {name: partial(size.runtime.run, None, feeds) for name, size in opened.items()}
             with refusing(f"batch={batch}: ONNX Runtime cannot run the network on it"):
-                for size in opened.values():
-                    size.run(feeds)
-            yield {name: partial(size.run, feeds) for name, size in opened.items()}
+                for run in runs.values():
+                    run()
+            yield runs
 
         entry = sweep(
             self.selector, making, sizes, runtime=_ORT, batch=batch, threads=self.threads, seconds=seconds, align=align
@@ -200,63 +179,39 @@ class AnySizeSession:
         self._latency = LatencyProfile.load_beside(self.path)  # with what was measured in other ways before
         return profile
 
-    @property
-    def kept(self) -> tuple[RankPlan, ...]:
-        """The sizes that can be gone back to at once, the most recent one last."""
-        with self._lock:
-            return tuple(size.plan for size in self._kept.values())
-
     def plan(self, **size: Unpack[SizeKeywords]) -> RankPlan:
         """Return the plan that `resize` would take for a size; without a size, the current plan. Nothing changes."""
         request = SizeRequest.of("plan", size)
-        return self._with_warning(self._plan_for(request) if request.given() else self._current.plan)
+        return self._plan_for(request) if request.given() else self._with_warning(self._current.plan)
 
     def resize(self, plan: RankPlan | None = None, /, **size: Unpack[SizeKeywords]) -> RankPlan:
         """Change the size and return the plan; requests of other threads keep the old one until the new one is ready.
 
-        Give a plan of this network, or exactly one of:
-
-        Args:
-            macs, params: a budget for the whole network: a float is a fraction of the original's, an int above 1 a
-                count.
-            ratio: the part Z of all bases to keep; taken literally.
-            ranks: a rank by layer name, for a layer with several cuts a tuple; others stay full. Taken literally.
-            latency_ms: the time that a request may take here, after `measure`, with ranks rounded as they were then.
-
-        and, where a default is not right:
-
-        Args:
-            align: what ranks are rounded to, within the budget: "auto" (the default) rounds those of wide layers to
-                16, 8 or 4 where that moves them by a few percent at most; a number such as 8 rounds all to its
-                multiples; 1 rounds none; "measured" takes what was found to be the fastest here.
-            batch: which of several measured batches counts; by default the smallest.
+        Give a plan of this network, or a size by keywords, as everywhere (`SizeKeywords` says what each means): one of
+        ``macs=``, ``params=``, ``ratio=``, ``ranks=``, or after `measure` ``latency_ms=``, the time that a request may
+        take here; and ``align=`` or ``batch=`` where a default is not right.
 
         Where batch normalisation has no statistics of the size, `warning` of the plan says so; it is warned of once.
         """
         asked = plan_or_request("resize", plan, size)
         if isinstance(asked, RankPlan):
             self.selector.check_plan(asked)
-        chosen = self._with_warning(asked if isinstance(asked, RankPlan) else self._plan_for(asked))
-        self._warn_once(chosen)
-        with self._lock:
-            self._current = self._size_of(chosen)
-        return chosen
+        return self._use(self._with_warning(asked) if isinstance(asked, RankPlan) else self._plan_for(asked))
 
     def run(self, x: Array | Mapping[str, Array]) -> Any:
-        """The network's output at the current size: an array, or a list of them where it has several outputs.
+        """Return the network's output at the current size: an array, or a list of them where it has several outputs.
 
         Inputs are given by name, as a dict of arrays; where there is one, the array alone will do.
         """
         size = self._current  # once: the whole request is of this size
-        if not size.is_here:
-            size = self._made_again()
+        if size.process != os.getpid():  # in the child of a fork
+            with self._lock:
+                size = self._current = self._size_of(self._current.plan)
         feeds = feeds_of(self.inputs, x)
         try:
-            results = size.run(feeds)
+            results = size.runtime.run(None, feeds)
         except Exception as error:  # ONNX Runtime has many kinds
-            raise DecomposableError(
-                f"run: ONNX Runtime failed: {one_line(' '.join(str(error).split()), 200)}"
-            ) from error
+            raise DecomposableError(f"run: ONNX Runtime failed: {in_one_line(error)}") from error
         return results[0] if len(results) == 1 else results
 
     def prepare(self) -> None:
@@ -275,13 +230,9 @@ class AnySizeSession:
         return f"{type(self).__name__}({str(self.path)!r}; {len(plan.ranks)} layers decomposed; {part:.3f}x {measure})"
 
     def _plan_for(self, request: SizeRequest) -> RankPlan:
-        return choose_timed(
-            self.selector,
-            lambda: self.latency,
-            request,
-            calibrated=self._bundle.statistics,
-            runtime=_ORT,
-            threads=self.threads,
+        known, threads = self._bundle.statistics, self.threads
+        return self._with_warning(
+            choose_timed(self.selector, lambda: self.latency, request, calibrated=known, runtime=_ORT, threads=threads)
         )
 
     def _with_warning(self, plan: RankPlan) -> RankPlan:
@@ -289,55 +240,44 @@ class AnySizeSession:
         found = with_warning(plan, statistics, has_norms=statistics is not None or self._bundle.lacks_statistics)
         return found if found.warning is None else replace(found, warning=f"{found.warning}, and save it again")
 
-    def _warn_once(self, plan: RankPlan) -> None:
-        """Say what a plan warns of, where a plan is used; nothing where something was said before."""
+    def _use(self, plan: RankPlan) -> RankPlan:
+        """Make this the current size; say what a plan warns of, once in a session's life."""
         if plan.warning is not None and not self._has_warned:
             self._has_warned = True
             warnings.warn(plan.warning, stacklevel=3)
-
-    def _made_again(self) -> _Size:
-        """The current size, after a fork, in the child."""
         with self._lock:
-            if not self._current.is_here:
-                self._current = self._size_of(self._current.plan)
-            return self._current
+            self._current = self._size_of(plan)
+        return plan
 
     def _size_of(self, plan: RankPlan) -> _Size:
-        """The size of a plan: one that is kept, or made now."""
+        """Return the size of a plan: one that is kept, or made now."""
         key = plan.ranks, plan.dense
         size = self._kept.pop(key, None)
-        if size is None or not size.is_here:
-            size = self._make(plan, self._options.made())
+        if size is None or size.process != os.getpid():
+            size = self._make(plan)
             _made.add(size)
         self._kept[key] = size
         while len(self._kept) > self._keep:
             self._kept.popitem(last=False)
         return size
 
-    def _make(self, plan: RankPlan, options: Any) -> _Size:
-        model = build(self._bundle, plan)
+    def _make(self, plan: RankPlan, *, spins: bool = True) -> _Size:
+        model, options = build(self._bundle, plan), self._options.made(spins=spins)
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in model.weights.values()]
         options.add_external_initializers(list(model.weights), values)
         try:
             runtime = ort.InferenceSession(model.content, options, providers=self._options.providers)
         except Exception as error:  # ONNX Runtime has many kinds
-            reason = one_line(" ".join(str(error).split()), 200)
-            raise ArtifactError.of(self.path, f"ONNX Runtime cannot run it: {reason}") from error
+            raise ArtifactError.of(self.path, f"ONNX Runtime cannot run it: {in_one_line(error)}") from error
         return _Size(plan, runtime, model.weights)
 
 
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list | tuple | np.ndarray) and all(map(is_number, value))
+
+
 def usual_plans(selector: RankSelector) -> tuple[RankPlan, ...]:
-    """The full size, the smallest one, and usual ones in between, from the largest to the smallest."""
-    plans = [selector.full_plan()]
-    plans += [selector.of_size(size) for size in USUAL if selector.smallest_size <= size < 1]
-    plans.append(selector.smallest_plan())
+    """Return the full size, the smallest one, and usual ones in between, from the largest to the smallest."""
+    sizes = [selector.of_size(size) for size in USUAL if selector.smallest_size <= size < 1]
+    plans = [selector.full_plan(), *sizes, selector.smallest_plan()]
     return tuple({plan.ranks: plan for plan in plans}.values())
-
-
-def _check_measuring(sizes: object, seconds: object) -> None:
-    """Refuse at once what would fail after minutes, or in the words of another function."""
-    is_list = isinstance(sizes, Sequence | np.ndarray) and not isinstance(sizes, str) and all(map(is_number, sizes))
-    if sizes is not None and not is_list:
-        raise InvalidArgumentError(f"measure: sizes={sizes!r:.80}; allowed: a list of numbers, such as [0.5, 0.25]")
-    if not is_number(seconds) or not 0 <= seconds < math.inf:
-        raise InvalidArgumentError(f"measure: seconds={seconds!r:.40}; allowed: a number of at least 0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: object) -> str:
-    r"""The text as one line that a terminal shows and does not obey: what is not printable is written as an escape.
+    r"""Return the text as one line that a terminal shows and does not obey: escapes for what is not printable.
 
     Everything shown that came out of a file goes through here: a name in it could move the cursor, set the window's
     title, or begin a line of its own.
@@ -12,14 +12,11 @@ def printable(text: object) -> str:
     >>> print(printable("layer 'a\nb\x1b[2J'"))
     layer 'a\nb\x1b[2J'
     """
-    line = str(text)
-    if line.isprintable():
-        return line
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
-    r"""What an error of somebody else's code says first; where it says nothing, its class.
+    r"""Return what an error of somebody else's code says first; where it says nothing, its class.
 
     >>> first_line(ValueError("one\ntwo")), first_line(ValueError())
     ('one', 'ValueError')
@@ -28,7 +25,7 @@ def first_line(error: BaseException, most: int = 200) -> str:
 
 
 def one_line(text: object, most: int = 400) -> str:
-    r"""The same, cut off where it is long.
+    r"""Return it as one printable line, cut off where it is long.
 
     >>> print(one_line("layer 'a\nb' is damaged", 15))
     layer 'a\nb' i…

@@ -629,7 +629,7 @@ def test_escape_sequences_out_of_a_file_are_shown_and_not_obeyed(call, tmp_path)
             ([verb, *more], ["is one of the laboratory, decomposable-lab", "pip install", "./laboratory"])
             for verb, *more in (["compare", "digits", "--out", "NEW"], ["report", "NEW"], ["exhibits", "2b", "--help"])
         ),
-        (["train", "digits", "--out", "NEW", "--set", "batch_size=5000"], ["batch_size=5000", "1 to 1,000"]),
+        (["train", "digits", "--out", "NEW", "--set", "batch_size=5000"], ["batch_size=5000", "1,000"]),
         (["train", "digits", "--out", "NEW", "--set", "train_images=3"], ["train_images=3", "from 10"]),
         (["train", "digits", "--out", "NEW", "--device", "abacus"], ["--device abacus"]),
         (["train", "digits", "--out", "FILE"], ["--out", "it is a file"]),

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decomposable.core.criteria import CRITERIA, energy, find_criterion, score, scores_of, singular_value, uniform
+from decomposable.core.criteria import CRITERIA, energy, find_criterion, scores_of, singular_value, uniform
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.order import prefix_ranks
 
@@ -95,13 +95,13 @@ def test_a_near_miss_is_pointed_out():
 
 
 def test_scores_of_an_own_criterion_are_taken_as_floats():
-    np.testing.assert_array_equal(score(lambda sigma: [3, 1], "fc", np.array([2.0, 1.0])), [3.0, 1.0])
+    np.testing.assert_array_equal(scores_of(lambda sigma: [3, 1], "fc", [np.array([2.0, 1.0])]), [[3.0, 1.0]])
 
 
 @pytest.mark.parametrize("bad", [[1.0], [[1.0, 2.0]], [1.0, float("nan")], [1.0, float("inf")]])
 def test_an_own_criterion_that_returns_nonsense_is_refused_with_the_layer(bad):
     with pytest.raises(InvalidArgumentError, match=r"layer 'block\.fc'.*2 finite scores"):
-        score(lambda sigma: bad, "block.fc", np.array([2.0, 1.0]))
+        scores_of(lambda sigma: bad, "block.fc", [np.array([2.0, 1.0])])
 
 
 def test_scores_by_layer_stay_whatever_the_singular_values_are():

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from decomposable.core.forms import (
     check_form,
-    first_weight,
     form_for,
+    matrix_form,
     matrix_shape,
-    second_weight,
     to_factors,
     to_matrix,
     to_weight,
@@ -109,7 +108,8 @@ def test_two_convolutions_one_after_the_other_apply_the_product(shape, form, ran
     rows, columns = matrix_shape(shape, form)
     p, q = random(rows, rank), random(rank, columns)
     image = random(2, shape[1], 6, 7)
-    two = F.conv2d(F.conv2d(image, first_weight(p, shape, form)), second_weight(q, shape, form))
+    first, second = matrix_form(form).stages_of(p, q, shape)
+    two = F.conv2d(F.conv2d(image, first), second)
     torch.testing.assert_close(two, F.conv2d(image, to_weight(p @ q, shape, form)), rtol=1e-10, atol=1e-10)
 
 
@@ -118,7 +118,8 @@ def test_two_convolutions_one_after_the_other_apply_the_product(shape, form, ran
 def test_two_linear_layers_one_after_the_other_apply_the_product(shape, rank):
     p, q = random(shape[1], rank), random(rank, shape[0])
     x = random(3, shape[1])
-    two = F.linear(F.linear(x, first_weight(p, shape, "channel")), second_weight(q, shape, "channel"))
+    first, second = matrix_form("channel").stages_of(p, q, shape)
+    two = F.linear(F.linear(x, first), second)
     torch.testing.assert_close(two, F.linear(x, to_weight(p @ q, shape, "channel")), rtol=1e-10, atol=1e-10)
 
 
@@ -128,21 +129,21 @@ def test_factors_to_two_weights_and_back_is_exact(shape, form, rank):
     form = form_for(shape, form)
     rows, columns = matrix_shape(shape, form)
     p, q = random(rows, rank), random(rank, columns)
-    again = to_factors(first_weight(p, shape, form), second_weight(q, shape, form))
+    again = to_factors(*matrix_form(form).stages_of(p, q, shape))
     assert torch.equal(again[0], p)
     assert torch.equal(again[1], q)
 
 
 def test_channel_factors_are_a_full_kernel_then_a_pointwise_one():
     shape = (8, 4, 3, 5)
-    assert first_weight(random(60, 2), shape, "channel").shape == (2, 4, 3, 5)
-    assert second_weight(random(2, 8), shape, "channel").shape == (8, 2, 1, 1)
+    first, second = matrix_form("channel").stages_of(random(60, 2), random(2, 8), shape)
+    assert (first.shape, second.shape) == ((2, 4, 3, 5), (8, 2, 1, 1))
 
 
 def test_spatial_factors_are_a_horizontal_kernel_then_a_vertical_one():
     shape = (8, 4, 3, 5)
-    assert first_weight(random(20, 2), shape, "spatial").shape == (2, 4, 1, 5)
-    assert second_weight(random(2, 24), shape, "spatial").shape == (8, 2, 3, 1)
+    first, second = matrix_form("spatial").stages_of(random(20, 2), random(2, 24), shape)
+    assert (first.shape, second.shape) == ((2, 4, 1, 5), (8, 2, 3, 1))
 
 
 @pytest.mark.parametrize("shape", [(8, 4, 1, 1), (8, 4)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import decomposable.core.forms.matrix as matrix_module
+import decomposable.core.forms as forms_module
 import decomposable.core.lowrank as lowrank_module
 from decomposable import JointObjective
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError, NonFiniteError, UnsupportedModelError
@@ -858,8 +858,8 @@ def test_min_rank_and_limits_reach_the_low_rank_network(monkeypatch):
         ranks.append(rank)
         return truncate(matrix, decomposition, rank, *more)
 
-    truncate = matrix_module.truncate
-    monkeypatch.setattr(matrix_module, "truncate", recording)
+    truncate = forms_module.truncate
+    monkeypatch.setattr(forms_module, "truncate", recording)
     objective = JointObjective(mlp(), ratio=0.01, min_rank=2, limits={"2": (4, None), "4": (None, 1)})
     objective.backward(loss_on(vectors()))
     assert ranks == [2, 4, 1]
@@ -920,13 +920,13 @@ def test_drawing_z_leaves_torchs_own_generator_alone():
 def counted(monkeypatch):
     """The names that were decomposed, call by call."""
     calls = []
-    plain = matrix_module.svd
+    plain = forms_module.svd
 
     def counting(matrices):
         calls.append(list(matrices))
         return plain(matrices)
 
-    monkeypatch.setattr(matrix_module, "svd", counting)
+    monkeypatch.setattr(forms_module, "svd", counting)
     return calls
 
 
@@ -1171,7 +1171,7 @@ def test_where_lapack_fails_the_step_is_a_plain_one_with_a_warning(monkeypatch):
 
     model = cnn()
     gradients = plain_gradients(model, loss_on(images()))
-    monkeypatch.setattr(matrix_module, "svd", fail)
+    monkeypatch.setattr(forms_module, "svd", fail)
     with pytest.warns(UserWarning, match="ordinary full-rank step.*failed to converge"):
         losses = JointObjective(model, ratio=RATIO).backward(loss_on(images()))
     assert losses.full == losses.low
@@ -1186,7 +1186,7 @@ def test_after_such_a_step_the_method_goes_on(monkeypatch):
     gradients, _ = expected(model, loss_on(vectors()), expected_ranks(model, "spatial", RATIO))
     objective = JointObjective(model, ratio=RATIO)
     with monkeypatch.context() as patch:
-        patch.setattr(matrix_module, "svd", fail)
+        patch.setattr(forms_module, "svd", fail)
         with pytest.warns(UserWarning, match="full-rank step"):
             objective.backward(loss_on(vectors()))
     model.zero_grad()

@@ -116,12 +116,12 @@ def test_a_moment_that_rounding_has_left_indefinite_is_damped_until_it_has_a_roo
     rounded = (x.mT @ x).double()
     rounded.diagonal().sub_(5 * DAMPING * rounded.diagonal().mean())  # more than the damping
     assert torch.linalg.eigvalsh(rounded).min() < 0
-    root = _root(rounded, torch.zeros(1), DAMPING).blocks[0]
+    [root] = _root(rounded, torch.device("cpu"), DAMPING)
     assert torch.equal(root, root.tril())
     lost = (root @ root.mT - rounded).abs().max() / rounded.diagonal().mean()
     assert lost == pytest.approx(10 * DAMPING, rel=1e-3)
     definite = torch.eye(4, dtype=torch.float64)
-    assert _root(definite, torch.zeros(1), DAMPING).blocks[0].diagonal().tolist() == pytest.approx(
+    assert _root(definite, torch.device("cpu"), DAMPING)[0].diagonal().tolist() == pytest.approx(
         [(1 + DAMPING) ** 0.5] * 4
     )
 

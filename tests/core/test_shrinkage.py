@@ -32,7 +32,7 @@ def test_the_mixture_is_that_of_ledoit_and_wolf(rows, width):
     covariance = pytest.importorskip("sklearn.covariance", reason="the extra demo is not installed")
     x = correlated(rows, width)
     found = moments_of(x, batch=1)
-    believed = shrunk_moment(found.inputs, found.inputs_error)
+    believed = shrunk_moment(found.inputs, found.errors[0])
     _, share = covariance.ledoit_wolf(x.double().numpy(), assume_centered=True)
     assert 0.01 < share < 0.99
     share *= rows / (rows - 1)
@@ -50,7 +50,7 @@ def test_the_error_is_what_estimates_from_other_images_show(batch):
     told, real = [], []
     for seed in range(40):
         found = moments_of(correlated(rows, width, seed=seed + 2), batch=batch)
-        told.append(found.inputs_error)
+        told.append(found.errors[0])
         real.append(float((found.inputs - truth).square().sum()))
     assert sum(told) == pytest.approx(sum(real), rel=0.35)
 
@@ -61,12 +61,12 @@ def test_positions_of_one_image_are_not_independent():
     alone = moments_of(x, batch=1)
     repeated = moments_of(x.repeat_interleave(100, dim=0), batch=100)
     torch.testing.assert_close(alone.inputs, repeated.inputs)
-    assert repeated.inputs_error == pytest.approx(alone.inputs_error, rel=1e-3)
+    assert repeated.errors[0] == pytest.approx(alone.errors[0], rel=1e-3)
 
 
 def test_what_one_batch_says_is_not_believed():
     found = moments_of(correlated(50, 4), batch=50)
-    assert math.isinf(found.inputs_error)
+    assert math.isinf(found.errors[0])
     believed = shrunk(found).inputs
     torch.testing.assert_close(believed, believed.diagonal().mean() * torch.eye(4))
 
@@ -78,7 +78,7 @@ def test_many_images_are_believed():
 
 def test_both_sides_are_shrunk_each_by_its_own_error():
     a, g = torch.diag(torch.tensor([4.0, 0.0])), torch.diag(torch.tensor([2.0, 0.0]))
-    believed = shrunk(Moments(a, g, inputs_error=0.0, gradients_error=math.inf))
+    believed = shrunk(Moments(a, g, errors=(0.0, math.inf)))
     assert torch.equal(believed.inputs, a)
     assert torch.equal(believed.gradients, torch.eye(2))
 

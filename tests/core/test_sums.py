@@ -41,16 +41,16 @@ def test_two_parts_joined_are_one_pass_over_both(loss, centred, cut):
     whole = moments_of(batches, loss, centred=centred)
     one, other = (moments_of(part, loss, centred=centred) for part in (batches[:cut], batches[cut:]))
     if cut == 1:
-        assert math.isinf(one["0"].inputs_error)
+        assert math.isinf(one["0"].errors[0])
     for name, expected in whole.items():
         found = one[name].joined(other[name])
         torch.testing.assert_close(found.inputs, expected.inputs)
-        assert found.inputs_error == pytest.approx(expected.inputs_error, rel=1e-4)
+        assert found.errors[0] == pytest.approx(expected.errors[0], rel=1e-4)
         if loss is None:
             assert found.gradients is None
         else:
             torch.testing.assert_close(found.gradients, expected.gradients)
-            assert found.gradients_error == pytest.approx(expected.gradients_error, rel=1e-4)
+            assert found.errors[1] == pytest.approx(expected.errors[1], rel=1e-4)
 
 
 def test_a_layer_that_one_part_did_not_reach():

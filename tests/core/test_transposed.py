@@ -107,7 +107,7 @@ def test_macs_are_those_that_torch_counts(name, form):
 def test_the_sum_of_x_gt_is_the_gradient_of_the_weight(name, monkeypatch):
     module, x = made(name)
     model = nn.Sequential(module.float(), nn.Tanh())
-    seen = {"input_patches": [], "_gradient_taps": []}
+    seen = {"input_patches": [], "_gradient_patches": []}
     for function, kept in seen.items():
         original = getattr(moments, function)
         monkeypatch.setattr(

@@ -8,10 +8,9 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.forms import FORMS
-from decomposable.core.forms.tucker import projection_gradient
 from decomposable.core.layers import find_layers
 from decomposable.core.standin import product
-from decomposable.core.svd import RHO_MAX, Left, left_svd
+from decomposable.core.svd import RHO_MAX, Left, left_svd, projection_gradient
 from decomposable_edge import errors
 
 TUCKER = FORMS["tucker"]
@@ -61,7 +60,7 @@ def test_at_full_rank_the_three_stages_are_the_weight(shape):
 def test_singular_values_and_vectors_are_those_of_the_unfoldings(shape):
     weight = random(*shape)
     found = bases(weight)
-    for axis, left in ((1, found.inputs), (0, found.outputs)):
+    for axis, left in found.sides:
         matrix = weight.transpose(0, axis).flatten(1)
         torch.testing.assert_close(left.s, torch.linalg.svdvals(matrix), rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(left.u.mT @ left.u, torch.eye(len(matrix), dtype=torch.float64))
@@ -304,7 +303,7 @@ def test_taylor_scores_are_what_the_loss_loses_to_first_order():
     leaf = weight.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(F.conv2d(x, leaf).pow(3).sum(), leaf)
     influences = TUCKER.influences(gradient, weight, found)
-    for axis, left, scores in ((1, found.inputs, influences[0]), (0, found.outputs, influences[1])):
+    for (axis, left), scores in zip(found.sides, influences, strict=True):
         for i, score in enumerate(scores):
             matrix = weight.transpose(0, axis).flatten(1)
             gone = (left.u[:, i : i + 1] @ (left.u[:, i : i + 1].mT @ matrix)).reshape(weight.transpose(0, axis).shape)

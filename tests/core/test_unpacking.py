@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from decomposable.core.unpacked import openable, opened
+from decomposable.core.unpacked import opened, replaceable
 from decomposable.core.unpacking.parts import Copies, ViewLinear
 
 KINDS = [ViewLinear, Copies()]
@@ -111,5 +111,5 @@ def test_what_cannot_be_opened_is_not():
             self.linear.weight = self.lstm.weight_ih_l0
 
     for model in (Own(4, 4), Tied(), nn.MultiheadAttention(4, 1, add_zero_attn=True), nn.LSTMCell(4, 4)):
-        assert openable(model) == {}
-    assert set(openable(nn.TransformerDecoderLayer(8, 2))) == {"self_attn", "multihead_attn"}
+        assert replaceable(model, in_training=True) == {}
+    assert set(replaceable(nn.TransformerDecoderLayer(8, 2))) == {"self_attn", "multihead_attn"}

@@ -64,10 +64,10 @@ def net():
 @pytest.fixture(scope="session")
 def bundle(net, tmp_path_factory) -> Path:
     """The network's file; not to be changed."""
-    from decomposable.export.any_size import export_any_size
+    from decomposable.export.any_size import save_with_graph
 
     path = tmp_path_factory.mktemp("bundle") / "small.safetensors"
-    export_any_size(net, path)
+    save_with_graph(net, path)
     return path
 
 

@@ -13,9 +13,8 @@ from torch import nn
 
 import decomposable as dn
 from decomposable_edge import AnySizeSession
-from decomposable_edge.command import main
+from decomposable_edge.command import main, read_arrays
 from decomposable_edge.errors import DecomposableError, InvalidArgumentError
-from decomposable_edge.npy import read_arrays
 from decomposable_edge.sizing.latency import LatencyProfile
 
 
@@ -102,11 +101,11 @@ def test_a_batch_that_does_not_fit_is_refused_in_one_line(file, batch):
 
 
 def test_what_the_runtime_cannot_run_is_refused_in_one_line(tiny, monkeypatch):
-    def run(feeds):
+    def run(outputs, feeds):
         raise RuntimeError("bad allocation\n  frame 0")
 
     session = AnySizeSession(tiny, threads=1)
-    monkeypatch.setattr(session, "_make", lambda plan, options: SimpleNamespace(run=run))
+    monkeypatch.setattr(session, "_make", lambda plan, spins: SimpleNamespace(runtime=SimpleNamespace(run=run)))
     with pytest.raises(
         InvalidArgumentError, match=r"^batch=2: ONNX Runtime cannot run .*RuntimeError: bad allocation fr"
     ):
@@ -243,7 +242,7 @@ def test_a_network_of_several_inputs_and_outputs(call, tmp_path):
     batch = {"ids": torch.tensor([[4, 1, 2]]), "mask": torch.ones(1, 3)}
     net = dn.decompose(Two().eval(), batch, forward=lambda n, b: n(**b))
     file = tmp_path / "two.safetensors"
-    dn.export_any_size(net, file, dynamic={name: {1: "length"} for name in batch})
+    net.save(file, onnx=True, dynamic={name: {1: "length"} for name in batch})
     code, out, err = call("sizes", file)
     assert (code, err) == (0, "")
     assert "ids (batch × length, int64), mask (batch × length, float32)" in out

@@ -5,11 +5,11 @@ import pytest
 import torch
 from sealing import write_arrays
 
-from decomposable.core.forms import first_weight, matrix_shape, second_weight, to_matrix, to_weight
+from decomposable.core.forms import matrix_form, matrix_shape, to_matrix, to_weight
 from decomposable.core.svd import svd
 from decomposable_edge import realising
 from decomposable_edge.file.container import Container, InNumpy
-from decomposable_edge.weights import LayerWeights, dense_weight
+from decomposable_edge.network import LayerWeights, dense_weight
 
 SHAPES = [((8, 4, 3, 5), "spatial"), ((8, 4, 3, 5), "channel"), ((6, 5, 1, 1), "channel"), ((7, 9), "channel")]
 
@@ -30,7 +30,7 @@ def factors(shape, form):
 @pytest.mark.parametrize(("shape", "form"), SHAPES)
 def test_dense_weights_are_those_of_the_truncated_decomposition(shape, form, tmp_path):
     weight, u, s, v = factors(shape, form)
-    first, second = first_weight(u * s.sqrt(), shape, form), second_weight((v * s.sqrt()).mT, shape, form)
+    first, second = matrix_form(form).stages_of(u * s.sqrt(), (v * s.sqrt()).mT, shape)
     stages = {"first": first.numpy(), "second": second.numpy().swapaxes(0, 1)}
     layer = stored_layer(tmp_path, name="w", form=form, shape=shape, arrays={**stages, "weight": weight.numpy()})
     assert tuple(each.shape for each in layer.first(layer.kept)) == layer.chain.shapes((len(s),))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from decomposable_edge.weights import folded
+from decomposable_edge.building import folded
 
 
 def norm_of(layer):

@@ -25,7 +25,7 @@ def test_a_pair_is_found_across_padding():
         helper.make_node("Pad", ["b", "p"], ["d"]),
         conv("d", ["second/c", "bias"], "y"),
     )
-    assert find_uses(wiring, "c", ("first/c", "second/c")) == (Use(nodes=(1, 3), entries=(2,)),)
+    assert find_uses(wiring, "c", ("first/c", "second/c"), {}) == (Use(nodes=(1, 3), entries=(2,)),)
 
 
 def test_a_weight_may_be_used_in_several_places_and_ways():
@@ -38,7 +38,7 @@ def test_a_weight_may_be_used_in_several_places_and_ways():
         helper.make_node("Gemm", ["c", "second/l"], ["y"], transB=1),
         outputs=("b", "y"),
     )
-    assert set(find_uses(wiring, "l", ("first/l", "second/l"))) == {Use((2, 3), (3,)), Use((4, 5), (5,))}
+    assert set(find_uses(wiring, "l", ("first/l", "second/l"), {})) == {Use((2, 3), (3,)), Use((4, 5), (5,))}
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_a_weight_may_be_used_in_several_places_and_ways():
 )
 def test_what_is_no_pair_is_refused(nodes):
     with pytest.raises(Damaged, match="layer 'c'"):
-        find_uses(wired(*nodes), "c", ("first/c", "second/c"))
+        find_uses(wired(*nodes), "c", ("first/c", "second/c"), {})
 
 
 def test_a_layer_that_only_training_uses_is_nowhere():
-    assert find_uses(wired(helper.make_node("Relu", ["x"], ["y"])), "c", ("first/c", "second/c")) == ()
+    assert find_uses(wired(helper.make_node("Relu", ["x"], ["y"])), "c", ("first/c", "second/c"), {}) == ()
 
 
 def test_values_that_are_made_twice_are_refused():

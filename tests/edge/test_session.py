@@ -57,7 +57,7 @@ def wide_bundle(tmp_path):
     layers = [nn.Linear(300, 400), nn.BatchNorm1d(400), nn.Linear(400, 300), nn.ReLU(), nn.Linear(300, 8)]
     net = dn.decompose(nn.Sequential(*layers).eval(), example_input=torch.randn(8, 300))
     net.calibrate_([torch.randn(64, 300)])
-    dn.export_any_size(net, tmp_path / "wide.safetensors")
+    net.save(tmp_path / "wide.safetensors", onnx=True)
     return tmp_path / "wide.safetensors", net
 
 
@@ -190,7 +190,7 @@ def test_rounded_ranks_have_their_own_statistics(tmp_path, x):
     batches = [torch.randn(32, 1, 8, 8) * 3 + 1]
     net.calibrate_(batches, sizes=[0.3, 0.5, 0.7])
     net.calibrate_(batches, sizes=[0.4, 0.5, 0.6, 0.7], align=8)
-    dn.export_any_size(net, tmp_path / "net.safetensors")
+    net.save(tmp_path / "net.safetensors", onnx=True)
     session, image = AnySizeSession(tmp_path / "net.safetensors"), torch.randn(3, 1, 8, 8)
     for macs in (0.45, 0.5, 0.55):
         plan = session.resize(macs=macs, align=8)
@@ -362,7 +362,7 @@ def test_a_network_without_statistics_of_its_own_says_so_once(tmp_path, x):
     torch.manual_seed(0)
     net = dn.decompose(dn.models.small_cnn((8, 8, 8)).eval(), example_input=torch.zeros(1, 1, 8, 8))
     with pytest.warns(UserWarning, match="batch normalisation still has the full network's statistics") as caught:
-        dn.export_any_size(net, tmp_path / "net.safetensors")
+        net.save(tmp_path / "net.safetensors", onnx=True)
     assert [warning.filename for warning in caught] == [__file__]
     session = AnySizeSession(tmp_path / "net.safetensors")
     with pytest.warns(
@@ -531,7 +531,7 @@ def sparse(net, tmp_path_factory):
     twin.forget_statistics_()
     twin.calibrate_([torch.randn(16, 3, 12, 12)], sizes=[below, 1.0])
     path = tmp_path_factory.mktemp("sparse") / "sparse.safetensors"
-    dn.export_any_size(twin, path)
+    twin.save(path, onnx=True)
     return path, below, here, min(costs)
 
 

@@ -49,7 +49,7 @@ def tuned():
 @pytest.fixture(scope="module")
 def bundle(tuned, tmp_path_factory):
     path = tmp_path_factory.mktemp("tuned") / "net.safetensors"
-    dn.export_any_size(tuned[0], path)
+    tuned[0].save(path, onnx=True)
     return path
 
 
@@ -76,7 +76,7 @@ def test_a_part_of_the_network_too(tuned, tmp_path):
     net, x = tuned
     net.save(tmp_path / "net.safetensors")
     part = dn.load(tmp_path / "net.safetensors", model=Small(), macs=0.5)
-    dn.export_any_size(part, tmp_path / "part.safetensors")
+    part.save(tmp_path / "part.safetensors", onnx=True)
     same_at(part, tmp_path / "part.safetensors", x, sizes=SIZES[3:])
 
 
@@ -118,7 +118,7 @@ def test_all_kinds_of_vectors(tmp_path):
     net = dn.decompose(Shared().eval(), batches[0])
     net.tune_(batches, [0.6, 0.4], steps=8, learning_rate=0.02)
     assert "scale" in net._tuned.names
-    dn.export_any_size(net, tmp_path / "net.safetensors")
+    net.save(tmp_path / "net.safetensors", onnx=True)
     same_at(net, tmp_path / "net.safetensors", batches[0], sizes=(1.0, 0.6, 0.5, 0.4))
 
 
@@ -126,7 +126,7 @@ def test_all_kinds_of_vectors(tmp_path):
 def test_half_precision(tuned, tmp_path):
     net, x = tuned
     half = copy.deepcopy(net).half()
-    dn.export_any_size(half, tmp_path / "half.safetensors", example_input=x.half(), tolerance=0.05)
+    half.save(tmp_path / "half.safetensors", onnx=True, example_input=x.half(), tolerance=0.05)
     session = AnySizeSession(tmp_path / "half.safetensors")
     net = copy.deepcopy(net)
     net.resize_(macs=0.45)

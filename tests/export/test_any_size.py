@@ -10,7 +10,7 @@ from torch import nn
 import decomposable as dn
 from decomposable import models
 from decomposable.export import any_size
-from decomposable.export.any_size import export_any_size
+from decomposable.export.any_size import save_with_graph
 from decomposable.export.program import ExportError
 from decomposable.models import resnet
 from decomposable.network import artifact
@@ -37,7 +37,7 @@ def randomised(model):
 
 def check(net, path, x, sizes=SIZES, tolerance=1e-4):
     """Export, and compare at sizes that the export itself has not looked at."""
-    report = export_any_size(net, path, example_input=x, tolerance=tolerance)
+    report = save_with_graph(net, path, example_input=x, tolerance=tolerance)
     assert 0 <= report.largest_difference <= tolerance
     assert (report.bytes, report.format) == (path.stat().st_size, "any-size")
     session, twin = AnySizeSession(path, threads=1), copy.deepcopy(net).eval()
@@ -171,7 +171,7 @@ def test_other_types(tmp_path, dtype, tolerance):
 def test_a_type_that_the_runtime_has_not(tmp_path):
     _, net = mlp()
     with pytest.raises(DecomposableError) as caught:
-        export_any_size(net.to(torch.bfloat16), tmp_path / "b.safetensors", example_input=torch.zeros(2, 12).bfloat16())
+        save_with_graph(net.to(torch.bfloat16), tmp_path / "b.safetensors", example_input=torch.zeros(2, 12).bfloat16())
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -189,7 +189,7 @@ def test_it_says_what_it_does_and_how_much_is_done(tmp_path):
     torch.manual_seed(0)
     lines = []
     net = dn.decompose(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), example_input=torch.zeros(1, 8))
-    report = export_any_size(net, tmp_path / "net.safetensors", progress=lines.append)
+    report = save_with_graph(net, tmp_path / "net.safetensors", progress=lines.append)
     told = [line.detail.split(",")[0] for line in lines]
     assert list(dict.fromkeys(told)) == [
         "tracing the network",
@@ -213,7 +213,7 @@ def test_between_both_ends_one_row_is_compared(tmp_path, monkeypatch):
 
     monkeypatch.setattr(any_size, "largest_difference", compare)
     net = dn.decompose(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), example_input=torch.randn(2, 8))
-    export_any_size(net, tmp_path / "net.safetensors")
+    save_with_graph(net, tmp_path / "net.safetensors")
     full, *between, smallest = tried
     assert (full, smallest) == ([2, 1, 3, 3], [1, 3, 3])
     assert between
@@ -225,14 +225,14 @@ def test_the_network_stays_as_it_is(tmp_path):
     net.train()
     plan = net.resize_(ratio=0.5)
     before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
-    report = export_any_size(net, tmp_path / "net.safetensors")
+    report = save_with_graph(net, tmp_path / "net.safetensors")
     assert net.plan() is plan
     assert net.training
     assert all(module.training for module in net._base.modules())
     assert all(torch.equal(tensor, before[key]) for key, tensor in net.state_dict().items())
     assert 1.0 in report.sizes
     assert (report.macs, report.params) == (plan.full_macs, plan.full_params)
-    export_any_size(net, tmp_path / "again.safetensors")
+    save_with_graph(net, tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "net.safetensors").read_bytes()
 
 
@@ -240,7 +240,7 @@ def test_sizes_by_parameters_where_macs_are_not_known(tmp_path):
     torch.manual_seed(0)
     net = dn.decompose(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).eval())
     with pytest.raises(InvalidArgumentError, match="example_input is needed"):
-        export_any_size(net, tmp_path / "net.safetensors")
+        save_with_graph(net, tmp_path / "net.safetensors")
     session = check(net, tmp_path / "net.safetensors", torch.randn(3, 6), [{"params": 0.5}, {"ratio": 0.5}])
     with pytest.raises(InvalidArgumentError, match="macs="):
         session.resize(macs=0.5)
@@ -259,7 +259,7 @@ def test_what_differs_from_pytorch_is_refused_and_leaves_no_file(tmp_path, monke
 
     monkeypatch.setattr(any_size, "tidy", wrong)
     with pytest.raises(DecomposableError, match="differ"):
-        export_any_size(net, path)
+        save_with_graph(net, path)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"what was there before"]
 
 
@@ -315,7 +315,7 @@ def test_outputs_that_are_weights_inputs_or_there_twice(tmp_path):
 def test_an_output_that_is_called_as_weights_are(tmp_path):
     model = Returning(lambda self, x, y: {"first/layer": y}).eval()
     with pytest.raises(ExportError, match=r"'first/layer'.*allowed: another name"):
-        export_any_size(dn.decompose(model, torch.randn(3, 6)), tmp_path / "net.safetensors")
+        save_with_graph(dn.decompose(model, torch.randn(3, 6)), tmp_path / "net.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -325,9 +325,9 @@ def test_it_is_tried_with_the_samples_that_are_given(tmp_path, monkeypatch):
     net = dn.decompose(model, torch.ones(1, 6))
     net._rows = None  # as in a network that was loaded
     with pytest.raises(ExportError, match="no finite number"):  # made-up samples are negative in some places
-        export_any_size(net, tmp_path / "net.safetensors")
+        save_with_graph(net, tmp_path / "net.safetensors")
     assert (
-        export_any_size(net, tmp_path / "net.safetensors", example_input=torch.rand(2, 6) + 0.1).largest_difference
+        save_with_graph(net, tmp_path / "net.safetensors", example_input=torch.rand(2, 6) + 0.1).largest_difference
         < 1e-4
     )
     right = any_size.tidy
@@ -339,20 +339,20 @@ def test_it_is_tried_with_the_samples_that_are_given(tmp_path, monkeypatch):
 
     monkeypatch.setattr(any_size, "tidy", wrong)
     with pytest.raises(ExportError, match="differ"):
-        export_any_size(net, tmp_path / "net.safetensors", example_input=torch.rand(2, 6) + 0.1)
+        save_with_graph(net, tmp_path / "net.safetensors", example_input=torch.rand(2, 6) + 0.1)
 
 
 def test_another_size_of_image_than_was_counted_is_refused(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
     net = dn.decompose(model, torch.randn(1, 3, 8, 8))
     with pytest.raises(InvalidArgumentError, match=r"\(3, 16, 16\).*\(3, 8, 8\).*decompose\(\)"):
-        export_any_size(net, tmp_path / "net.safetensors", example_input=torch.randn(1, 3, 16, 16))
+        save_with_graph(net, tmp_path / "net.safetensors", example_input=torch.randn(1, 3, 16, 16))
 
 
 def test_a_model_of_one_batch_size_is_told_what_can_be_done(tmp_path):
     model = Returning(lambda self, x, y: y * len(x)).eval()
     with pytest.raises(ExportError, match=r"export: .*fixes the size of the batch.*export_onnx") as caught:
-        export_any_size(dn.decompose(model, torch.randn(2, 6)), tmp_path / "net.safetensors")
+        save_with_graph(dn.decompose(model, torch.randn(2, 6)), tmp_path / "net.safetensors")
     assert "allowed: batch=1" not in str(caught.value)
 
 
@@ -362,14 +362,22 @@ def test_a_path_that_cannot_be_is_refused_before_any_work(tmp_path, monkeypatch,
     monkeypatch.setattr(any_size, "to_onnx", None)
     _, net = mlp()
     with pytest.raises(InvalidArgumentError, match="path "):
-        export_any_size(net, tmp_path / path)
+        save_with_graph(net, tmp_path / path)
     assert [file.name for file in tmp_path.iterdir()] == ["folder.safetensors"]
 
 
-def test_other_things_are_refused(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="got a Linear"):
-        export_any_size(nn.Linear(2, 2), tmp_path / "net.safetensors")
+def test_what_the_graph_takes_is_said_when_it_is_saved(tmp_path):
+    _, net = mlp()
+    path = tmp_path / "net.safetensors"
+    for options, option in (({"dynamc": {}}, "dynamc"), ({"tolerance": -1}, "tolerance"), ({"dynamic": 3}, "dynamic")):
+        with pytest.raises(InvalidArgumentError, match=option):
+            net.save(path, onnx=True, **options)
+    with pytest.raises(InvalidArgumentError, match=r"got tolerance=; allowed"):
+        net.save(path, onnx=False, tolerance=1e-3)
     assert list(tmp_path.iterdir()) == []
+    lines = []
+    assert net.save(path, onnx=None, tolerance=1e-3, progress=lines.append).without_onnx is None
+    assert lines
 
 
 def test_a_graph_is_made_once_and_belongs_to_the_structure(tmp_path, monkeypatch):

@@ -378,3 +378,43 @@ def test_it_says_nothing_in_a_process_of_its_own():
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source}
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+class Common(nn.Module):
+    """What is replaced node by node: normalisation, what works in place, pooling, a transposed convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, padding=1)
+        self.up, self.head, self.active = nn.ConvTranspose2d(6, 4, 2, stride=2), nn.Linear(4, 2), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.active(self.norm(self.a(x)))
+        y = self.b(h)
+        y += h
+        return self.head(F.adaptive_avg_pool2d(self.up(self.active(y)), 1).flatten(1))
+
+
+class Overwriting(nn.Module):
+    """In-place operations that something else sees: a view of what they write over, and its other uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+
+    def forward(self, x):
+        h = self.layer(x)
+        h.chunk(2, 1)[0].relu_()
+        g = self.layer(h)
+        return g.relu_() + g, h
+
+
+@pytest.mark.parametrize(("module", "spec", "is_spared"), [(Common, IMAGE, True), (Overwriting, VECTOR, False)])
+def test_what_need_not_be_traced_again_has_the_same_numbers(module, spec, is_spared, monkeypatch):
+    torch.manual_seed(0)
+    traced, decompose = [], torch.export.ExportedProgram.run_decompositions
+    monkeypatch.setattr(
+        torch.export.ExportedProgram, "run_decompositions", lambda *given: traced.append(1) or decompose(*given)
+    )
+    check(randomised(module()), spec, optimize=False)
+    assert bool(traced) != is_spared

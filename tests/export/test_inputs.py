@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import decomposable as dn
 from decomposable.export import checking, one_size
+from decomposable.export.any_size import save_with_graph
 from decomposable.export.checking import trials_of
 from decomposable.export.interface import MOST_BATCH, MOST_NUMBERS, Interface, interface_of, resized
 from decomposable.export.program import ExportError, to_program
@@ -92,7 +93,7 @@ def export(net, path, kind, **options):
         report = dn.export_torch(net, path.with_suffix(".pt2"), **SIZE, **options)
         module = torch.export.load(report.path).module()
         return report, lambda batch: [y.detach().numpy() for y in module(**batch).values() if y is not None]
-    report = dn.export_any_size(net, path.with_suffix(".safetensors"), **options)
+    report = save_with_graph(net, path.with_suffix(".safetensors"), **options)
     device = AnySizeSession(report.path, threads=1)
     device.resize(**SIZE, align=1)
     return report, lambda batch: device.run({name: x.numpy() for name, x in batch.items()})
@@ -158,7 +159,7 @@ def test_the_height_and_the_width_of_images_may_vary_at_every_size(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2)).eval()
     net = dn.decompose(model, torch.zeros(1, 3, 12, 12))
     net.calibrate_([torch.randn(16, 3, 12, 12)], sizes=[0.4, 0.6])
-    dn.export_any_size(net, tmp_path / "net.safetensors", dynamic={"input": {2: "height", 3: "width"}})
+    net.save(tmp_path / "net.safetensors", onnx=True, dynamic={"input": {2: "height", 3: "width"}})
     session, x = AnySizeSession(tmp_path / "net.safetensors", threads=1), torch.randn(2, 3, 17, 9)
     assert session.inputs[0].shape == ("batch", 3, "height", "width")
     session.resize(macs=0.5, align=1)
@@ -318,7 +319,7 @@ def twice(n, b):
 )
 def test_what_cannot_be_exported_is_refused_in_one_line(forward, more, words, tmp_path):
     net = taken(forward, {**batch_of(), **more})
-    for call, file in ((dn.export_onnx, "net.onnx"), (dn.export_any_size, "net.safetensors")):
+    for call, file in ((dn.export_onnx, "net.onnx"), (save_with_graph, "net.safetensors")):
         with pytest.raises(ExportError) as caught:
             call(net, tmp_path / file)
         assert all(word in str(caught.value) for word in words), caught.value
@@ -421,7 +422,7 @@ def test_a_saved_network_knows_its_inputs(net, tmp_path):
 def test_one_array_where_there_is_one_input_and_a_dict_where_there_are_several(tmp_path):
     torch.manual_seed(0)
     net = taken(lambda n, b: n(b["pixels"]), {"pixels": torch.randn(2, 6)}, nn.Sequential(nn.Linear(6, 5), nn.Tanh()))
-    dn.export_any_size(net, tmp_path / "net.safetensors")
+    net.save(tmp_path / "net.safetensors", onnx=True)
     session, x = AnySizeSession(tmp_path / "net.safetensors", threads=1), torch.randn(3, 6)
     with torch.no_grad():
         np.testing.assert_allclose(session.run(x.numpy()), net(x), atol=1e-5)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import decomposable as dn
+from decomposable.export.any_size import save_with_graph
 from decomposable.export.program import ExportError
 from decomposable_edge import AnySizeSession
 
@@ -127,7 +128,7 @@ def test_one_size_has_the_numbers_of_pytorch_at_any_length(name, tmp_path):
 def test_a_bundle_has_them_at_every_size(name, tmp_path):
     model, net = make(name)
     path = tmp_path / "net.safetensors"
-    dn.export_any_size(net, path, dynamic=DYNAMIC)
+    net.save(path, onnx=True, dynamic=DYNAMIC)
     session = AnySizeSession(path)
     check_close(as_list(session.run(LONG.numpy())), wanted(model, LONG))
     for size in (0.9, 0.6, 0.4, net.selector.smallest_size):
@@ -145,7 +146,7 @@ def as_list(found):
 
 def test_a_bundle_runs_dense_layers_in_any_mixture(tmp_path):
     _, net = make("lstm, projections")
-    dn.export_any_size(net, tmp_path / "net.safetensors")
+    net.save(tmp_path / "net.safetensors", onnx=True)
     session = AnySizeSession(tmp_path / "net.safetensors")
     names = list(net.plan().ranks)
     for dense in (names[::2], names[1::2], [n for n in names if "hh" in n], [n for n in names if "hr" in n]):
@@ -160,7 +161,7 @@ def test_only_some_weights_are_decomposed(tmp_path):
     model = Recurrent(nn.LSTM, bidirectional=True).eval()
     for kind in ("ih", "hh", "l0_reverse"):
         net = dn.decompose(model, X, filter_fn=lambda _, name, kind=kind: kind in name)
-        dn.export_any_size(net, tmp_path / "net.safetensors")
+        net.save(tmp_path / "net.safetensors", onnx=True)
         session = AnySizeSession(tmp_path / "net.safetensors")
         check_close(session.run(X.numpy()), wanted(model, X))
         net.resize_(session.resize(macs=0.5 * (1 + net.selector.smallest_size)))
@@ -209,7 +210,7 @@ def test_half_precision_is_refused_in_one_line(dtype, tmp_path):
     with pytest.raises(ExportError, match="does not run recurrent layers in half precision; allowed: float32 and flo"):
         dn.export_onnx(net, tmp_path / "net.onnx", macs=0.5, example_input=X.to(dtype))
     with pytest.raises(ExportError, match=r"half precision|bfloat16, which ONNX Runtime's CPU does not run"):
-        dn.export_any_size(net, tmp_path / "net.safetensors", example_input=X.to(dtype))
+        net.save(tmp_path / "net.safetensors", onnx=True, example_input=X.to(dtype))
 
 
 class Packed(nn.Module):
@@ -226,7 +227,7 @@ def test_a_packed_batch_is_refused_in_one_line(tmp_path):
     for export, file in (
         (dn.export_onnx, "net.onnx"),
         (dn.export_torch, "net.pt2"),
-        (dn.export_any_size, "a.safetensors"),
+        (save_with_graph, "a.safetensors"),
     ):
         with pytest.raises(ExportError, match="PackedSequence") as caught:
             export(net, tmp_path / file)

@@ -186,7 +186,7 @@ def test_it_is_exported_and_run_at_any_size(name, made, tmp_path):
     family, _, net = made(name)
     if not family.exports:
         pytest.skip(family.why)
-    dn.export_any_size(net, tmp_path / "net.safetensors", dynamic=family.varying or None)
+    net.save(tmp_path / "net.safetensors", onnx=True, dynamic=family.varying or None)
     session = edge.AnySizeSession(tmp_path / "net.safetensors")
     batches = [family.inputs()]
     if family.varying:

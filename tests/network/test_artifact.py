@@ -20,8 +20,8 @@ from torch import nn
 import decomposable as dn
 from decomposable import decompose, models
 from decomposable.commands.main import main
+from decomposable.core import forms
 from decomposable.core.factors import Taylor
-from decomposable.core.forms import matrix
 from decomposable.network import decompose as decomposing
 from decomposable.network.artifact import read, save_size, shrink, size_state_dict
 from decomposable.network.file import container
@@ -354,7 +354,7 @@ def test_nothing_is_decomposed_at_load(tmp_path, monkeypatch):
         raise AssertionError("an SVD")
 
     monkeypatch.setattr(decomposing, "decomposed", refuse)
-    monkeypatch.setattr(matrix, "svd", refuse)
+    monkeypatch.setattr(forms, "svd", refuse)
     monkeypatch.setattr(torch.linalg, "svd", refuse)
     monkeypatch.setattr(torch.linalg, "eigh", refuse)
     assert dn.load(tmp_path / "net.safetensors", model=cnn()).plan().is_full

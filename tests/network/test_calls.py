@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from decomposable.network.calls import CallSignature, InputSpec, Slot
-from decomposable.network.file.inputs import call_entries, read_call
+from decomposable.network.calls import CallSignature, InputSpec, Slot, describe_call, read_call
 from decomposable_edge.fields import Damaged, Fields
 
 CALL = {
@@ -28,13 +27,12 @@ def test_how_a_network_is_called_is_stored_as_an_addition(tmp_path):
     assert call.entries["k"] == (1, "k")
     assert call.args == (Slot("x"), [Slot("k"), 3])
     assert call.kwargs == {"flag": False, "more": {"a": (None, Slot("x"))}}
-    stored = json.loads(json.dumps(call_entries(call, "why")))
+    stored = json.loads(json.dumps(describe_call(call)))
     assert read_call(Fields(stored, "the file")) == call
-    assert stored["unclear"] == "why"
     assert read_call(Fields({"input": None}, "the file")) is None
     default = CallSignature.with_first(InputSpec(shape=(3,), dtype="float32"))
-    assert call_entries(default, None) == {"input": {"shape": [3], "dtype": "float32"}}  # as files have always had it
-    assert read_call(Fields(call_entries(default, None), "the file")) == default
+    assert describe_call(default) == {"input": {"shape": [3], "dtype": "float32"}}  # as files have always had it
+    assert read_call(Fields(describe_call(default), "the file")) == default
 
 
 DEEP = {"value": 1}

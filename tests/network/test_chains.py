@@ -227,7 +227,7 @@ def test_it_is_exported_and_bundled(kind, tmp_path):
 
     _, x, net = make(kind)
     net.calibrate_([x, x + 0.1])
-    dn.export_any_size(net, tmp_path / "any.safetensors")
+    net.save(tmp_path / "any.safetensors", onnx=True)
     session = AnySizeSession(tmp_path / "any.safetensors", threads=1)
     for size in (1.0, *SIZES):
         plan = net.resize_(macs=size)

@@ -26,8 +26,7 @@ from decomposable.recipes import BUILT_IN, find, make_task
 from decomposable_edge.errors import ArtifactError, BudgetError, InvalidArgumentError, ModelNeededError
 from decomposable_edge.fields import Damaged
 from decomposable_edge.file import header
-from decomposable_edge.file.container import Stored
-from decomposable_edge.file.digests import Blocks
+from decomposable_edge.file.container import Blocks, Stored
 from decomposable_edge.file.header import DTYPES, itemsize, parse_header, read_header
 from decomposable_edge.sizing.interpolation import choose_calibrated
 from decomposable_edge.sizing.latency import Entry, LatencyProfile, TimedSize

@@ -210,7 +210,7 @@ def test_it_is_exported_and_run_at_any_size(name, tmp_path):
     pytest.importorskip("onnxscript")
     net = dn.decompose(make(name), X)
     dynamic = {"input": {1: "length"}} if name == "encoder" else None  # a loop over time has so many steps
-    dn.export_any_size(net, tmp_path / "net.safetensors", dynamic=dynamic)
+    net.save(tmp_path / "net.safetensors", onnx=True, dynamic=dynamic)
     session = edge.AnySizeSession(tmp_path / "net.safetensors")
     for size in (1.0, 0.6, net.selector.smallest_size):
         net.resize_(macs=size)

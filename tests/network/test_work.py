@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import decomposable as dn
-from decomposable.network.work import on_the_way
+from decomposable.network.work import stages
 
 
 def network():
@@ -44,9 +44,8 @@ def test_all_work_is_counted_and_its_search_too(count):
 
 
 def test_sizes_on_the_way_fall_and_stay_above_the_smallest():
-    goals = [0.5, 0.25]
-    steps = [size for goal in (*goals, None) for size in on_the_way(goal, goals, 0.1)]
+    steps = [size for _, sizes in stages(0.1) for size in sizes]
     assert steps[:3] == [0.9, 0.71, 0.5]
     assert steps == sorted(steps, reverse=True)
     assert min(steps) > 0.1
-    assert on_the_way(None, [], 0.6) == (pytest.approx(0.6**0.5),)
+    assert stages(0.6) == [(None, (pytest.approx(0.6**0.5),))]

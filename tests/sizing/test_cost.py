@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decomposable.core.forms import FORMS, first_weight, matrix_shape, second_weight
+from decomposable.core.forms import FORMS, matrix_shape
 from decomposable_edge.sizing.cost import LayerCost, chain_is_faster
 
 some_shapes = settings(deadline=None, derandomize=True, max_examples=40)
@@ -15,8 +15,8 @@ forms = st.sampled_from(["channel", "spatial"])
 @given(shape=conv_shapes, form=forms, rank=st.integers(1, 9))
 def test_factor_sizes_count_the_weights_of_the_two_layers(shape, form, rank):
     rows, columns = matrix_shape(shape, form)
-    first = first_weight(torch.empty(rows, rank, device="meta"), shape, form)
-    second = second_weight(torch.empty(rank, columns, device="meta"), shape, form)
+    factors = torch.empty(rows, rank, device="meta"), torch.empty(rank, columns, device="meta")
+    first, second = FORMS[form].stages_of(*factors, shape)
     per_basis = FORMS[form].chain(shape).sizes
     assert (rank * per_basis[0], rank * per_basis[1]) == (first.numel(), second.numel())
 

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from decomposable_edge.sizing.worth import worth
+from decomposable_edge.sizing.order import worth
 
 
 def best_first(scores):

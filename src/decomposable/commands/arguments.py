@@ -56,28 +56,28 @@ def add(parser: argparse.ArgumentParser, *names: str, **how: Any) -> None:
 
 
 def taken(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """These of the options, for a function that calls them the same."""
+    """Return these of the options, for a function that calls them the same."""
     return {name: getattr(options, name) for name in names}
 
 
 def sizes_asked(options: argparse.Namespace) -> dict[str, float]:
-    """Those of --macs, --params and --ratio that were given, as `resize_` takes them."""
+    """Return those of --macs, --params and --ratio that were given, as `resize_` takes them."""
     typed = taken(options, "macs", "params", "ratio")
     return {name: parse_size(f"--{name}", text) for name, text in typed.items() if text is not None}
 
 
 def sizes_listed(options: argparse.Namespace) -> list[float] | None:
-    """What --sizes lists; None where it was not given."""
+    """Return what --sizes lists; None where it was not given."""
     return None if options.sizes is None else [size for _, size in parse_sizes("--sizes", options.sizes)]
 
 
 def checked_out(options: argparse.Namespace, endings: Sequence[str]) -> Path:
-    """The file to write (`-o`), which is refused before any work where it can be seen that it cannot be."""
+    """Return the file to write (`-o`); refuse, before any work, one that cannot be written."""
     return checked_file("-o", options.out, endings, options)
 
 
 def checked_file(option: str, path: Path, endings: Sequence[str], options: argparse.Namespace) -> Path:
-    """A file to write, in the same way."""
+    """Return a file to write, in the same way."""
     if path.suffix not in endings:
         raise InvalidArgumentError(f"{option} {path}: got the ending {path.suffix!r}; allowed: {' or '.join(endings)}")
     if not path.parent.is_dir():

@@ -11,23 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from decomposable.commands import arguments, networks
 from decomposable.progress import ProgressLine, progress_line
-from decomposable_edge.console import (
-    Verb,
-    answer,
-    as_table,
-    batch_size,
-    seconds,
-    showing_warnings,
-    threads,
-)
+from decomposable_edge.console import Verb, answer, as_table, batch_size, seconds, showing_warnings, threads
 from decomposable_edge.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from decomposable_edge.sizing.latency import Entry, LatencyProfile
 
 HEADER = ("runtime", "size", "MACs", "parameters", "median ms", "middle half", "speed-up", "repetitions")
-RUNTIMES_IN_WORDS = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
-"""What the figure calls them."""
+_IN_WORDS = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}  # in the figure
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +27,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     add("--sizes", metavar="LIST", help="besides the original: parts of its MACs, as in 0.5,0.25")
     add("--batch", metavar="N", type=batch_size, default=1, help="samples in one pass (default: 1)")
     add("--threads", metavar="N", type=threads, help="threads (default: as many as PyTorch uses)")
-    add(
-        "--runtime", metavar="LIST", help="torch, onnxruntime or both, with a comma (default: those that are installed)"
-    )
+    which = "torch, onnxruntime or both, with a comma (default: those that are installed)"
+    add("--runtime", metavar="LIST", help=which)
     add("--seconds", metavar="S", type=seconds, default=10.0, help="how long to measure in each runtime (default: 10)")
     arguments.add(parser, "--align", help=f"{arguments.ALIGN}; measured: try which is best")
     add("--input", metavar="SHAPE", help="one sample, as in 3x32x32, where the file does not know it")
@@ -56,23 +46,24 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _place(options: argparse.Namespace) -> Path:
-    """Where the profile goes, seen to before anything is measured."""
+    """Return where the profile goes, checked before anything is measured."""
     from decomposable_edge.sizing.latency import LatencyProfile
 
-    beside = LatencyProfile.path_beside(options.file)
-    if options.file.exists() and options.out is None:
-        LatencyProfile.check_place(beside)
-    if options.out is None:
-        return beside
+    out: Path = options.out or LatencyProfile.path_beside(options.file)
+    if options.out is None and not options.file.exists():
+        return out  # which is said better by who reads it
     try:
-        LatencyProfile.check_place(options.out)
+        LatencyProfile.check_place(out)
     except InvalidArgumentError as error:
+        if options.out is None:
+            raise
         raise InvalidArgumentError(f"--out {error}") from error
-    out: Path = options.out
     return out
 
 
 def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: ProgressLine) -> LatencyProfile:
+    from torch import get_num_threads
+
     from decomposable.export.measuring import measure
     from decomposable.network.calls import InputSpec
     from decomposable.network.decomposed import DecomposedNet
@@ -85,16 +76,10 @@ def _of_network(options: argparse.Namespace, sizes: list[float] | None, say: Pro
     spec = None if options.input is None else InputSpec.of(networks.example(options.input, net))
     if spec is None and net.call is None:
         raise InvalidArgumentError(f"--input is needed: {options.file} does not say what the network takes")
-    how = arguments.taken(options, "batch", "seconds", "align") | {"threads": _threads(options)}
+    threads = options.threads or get_num_threads()  # in every runtime: else their times could not be compared
+    how = arguments.taken(options, "batch", "seconds", "align") | {"threads": threads}
     entries = [measure(net, sizes, runtime=runtime, input=spec, say=say, **how) for runtime in runtimes]
     return LatencyProfile.of(net.selector, entries)
-
-
-def _threads(options: argparse.Namespace) -> int:
-    """As many in every runtime: else their times could not be compared."""
-    from torch import get_num_threads
-
-    return get_num_threads() if options.threads is None else options.threads
 
 
 def _runtimes(text: str | None) -> Sequence[str]:
@@ -127,13 +112,11 @@ def _show(options: argparse.Namespace, profile: LatencyProfile, out: Path) -> No
 
 
 def _draw(options: argparse.Namespace, profile: LatencyProfile, path: Path) -> str:
-    """Times over size, beside the profile; what to say about it."""
+    """Draw times over size, beside the profile; return what to say about it."""
     from decomposable.commands.figure import draw_times
 
     times = {
-        RUNTIMES_IN_WORDS.get(entry.runtime, entry.runtime): [
-            (timed.size, timed.median_ms, timed.low_ms, timed.high_ms) for timed in entry.sizes
-        ]
+        _IN_WORDS[entry.runtime]: [(each.size, each.median_ms, each.low_ms, each.high_ms) for each in entry.sizes]
         for entry in profile.entries
     }
     title, message = f"{options.file.name}: time over size", f"{profile.machine}; batch {options.batch}"
@@ -141,7 +124,7 @@ def _draw(options: argparse.Namespace, profile: LatencyProfile, path: Path) -> s
 
 
 def _speeds(entry: Entry) -> list[tuple[Any, float]]:
-    """Sizes, largest first, and how much faster each is than the first one, the original."""
+    """Return the sizes, largest first, and how much faster each is than the first one, the original."""
     dense = entry.sizes[-1].median_ms
     return [(timed, dense / timed.median_ms) for timed in reversed(entry.sizes)]
 

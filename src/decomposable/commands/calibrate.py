@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decomposable.commands import arguments, networks
 from decomposable.progress import Progress, ProgressLine, Report, progress_line
 from decomposable_edge.console import Verb, answer, rounding, showing_warnings
-from decomposable_edge.errors import DecomposableError, InvalidArgumentError, ModelNeededError, SettingError
+from decomposable_edge.errors import DecomposableError, InvalidArgumentError, SettingError
 from decomposable_edge.text import first_line
 
 if TYPE_CHECKING:
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 def _options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     arguments.add(parser, "file", "--data")
-    add(
-        "--sizes",
-        metavar="LIST",
-        help="MAC budgets, as in 1,0.5,25%%, added to the sizes that FILE has (default: a grid of all sizes, in place "
-        "of those; with --align, added to them)",
+    sizes = (
+        "MAC budgets, as in 1,0.5,25%%, added to the sizes that FILE has (default: a grid of all sizes, in place of "
+        "those; with --align, added to them)"
     )
+    add("--sizes", metavar="LIST", help=sizes)
     align = "for ranks rounded to multiples of 8, 16 … (default: auto, which serves for unrounded ranks, too)"
     arguments.add(parser, "--align", type=rounding, help=align)
     add("--images", metavar="N", type=int, help="training images (default: as many as its training had)")
@@ -42,13 +41,22 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     with showing_warnings("decomposable calibrate"), progress_line(options) as line:
         line(Progress("", "reading the network"))  # at once: importing PyTorch takes a while
-        shown = _made(options, line)
-    _show(options, *shown)
+        made = _made(options, line)
+    _show(options, made)
 
 
-def _made(options: argparse.Namespace, line: ProgressLine) -> tuple[Path, DecomposedNet, CalibrationReport, int, int]:
-    """Calibrate and write the file: which one, what is in it, the images seen, and the accuracies that were dropped."""
+class _Made(NamedTuple):
+    out: Path
+    net: DecomposedNet
+    report: CalibrationReport
+    images: int
+    dropped: int  # accuracies that were measured with other statistics
+
+
+def _made(options: argparse.Namespace, line: ProgressLine) -> _Made:
+    """Calibrate and write the file."""
     from decomposable.network import artifact
+    from decomposable.network.calibration.statistics import tracked_batch_norms
     from decomposable.training.devices import choose_device
 
     out = options.file if options.out is None else arguments.checked_out(options, [".safetensors"])
@@ -59,17 +67,20 @@ def _made(options: argparse.Namespace, line: ProgressLine) -> tuple[Path, Decomp
         contents.selector.of_size(size, align=options.align)  # which has to be possible
     task, settings = networks.find_task(contents.info, options.recipe, options.data)
     settings = _asked(settings, options)
-    net = _opened(options.file, task).to(device)
+    net = networks.loaded(options.file, task.build_model)
+    if not tracked_batch_norms(net):
+        raise InvalidArgumentError(f"{options.file}: it has no batch normalisation; allowed: a network with some")
+    net = net.to(device)
     before = net.artifact().statistics
     report, images = _calibrated(net, task, settings, sizes, options.align, line)
     line(Progress("writing the file"))
     info, dropped = _still_so(net, before)
     net.save(out, info, onnx=None if net.graph is not None else False)  # with a graph for devices if it had one
-    return out, net, report, images, dropped
+    return _Made(out, net, report, images, dropped)
 
 
 def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
-    """The settings of the file's training, with what was asked for besides."""
+    """Return the settings of the file's training, with what was asked for besides."""
     from decomposable.training.methods.flat import with_overrides
 
     given = {
@@ -86,24 +97,10 @@ def _asked(settings: Settings, options: argparse.Namespace) -> Settings:
     return settings
 
 
-def _opened(file: Path, task: Task) -> DecomposedNet:
-    """The network, by the model that its file knows, or else by that of the recipe."""
-    from decomposable.network.calibration.statistics import tracked_batch_norms
-    from decomposable.network.loading import load
-
-    try:
-        net: DecomposedNet = load(file)
-    except ModelNeededError:
-        net = load(file, model=task.build_model())
-    if not tracked_batch_norms(net):
-        raise InvalidArgumentError(f"{file}: it has no batch normalisation; allowed: a network with some")
-    return net
-
-
 def _calibrated(
     net: DecomposedNet, task: Task, settings: Settings, sizes: list[float] | None, align: Any, progress: Report
 ) -> tuple[CalibrationReport, int]:
-    """Calibrate with the first images of an epoch, as at the end of a training; also how many those were."""
+    """Calibrate with the first images of an epoch, as at the end of a training; return how many, too."""
     from decomposable.training.evaluation import WrongDataError
     from decomposable.training.finishing import calibration_data_for
 
@@ -120,7 +117,7 @@ def _calibrated(
 
 
 def _still_so(net: DecomposedNet, before: Statistics | None) -> tuple[dict[str, Any], int]:
-    """What the file says of itself, without the accuracies of sizes whose statistics are others now; how many."""
+    """Return what the file says of itself, and how many accuracies are left out: those of other statistics."""
     after, rows = net.artifact().statistics, net.info.get("sizes")
     if not isinstance(rows, list) or not rows:
         return dict(net.info), 0
@@ -131,7 +128,7 @@ def _still_so(net: DecomposedNet, before: Statistics | None) -> tuple[dict[str, 
 def _has_same_statistics(
     row: object, selector: RankSelector, before: Statistics | None, after: Statistics | None
 ) -> bool:
-    """Whether a measured size runs exactly as it did."""
+    """Return whether a measured size runs exactly as it did."""
     size = row.get("size") if isinstance(row, Mapping) else None
     try:
         plan = selector.of_size(size)  # type: ignore[arg-type]
@@ -143,24 +140,19 @@ def _has_same_statistics(
     return all(bool((a == b).all()) for name in new for a, b in zip(old[name], new[name], strict=True))
 
 
-def _show(
-    options: argparse.Namespace, out: Path, net: DecomposedNet, report: CalibrationReport, images: int, dropped: int
-) -> None:
+def _show(options: argparse.Namespace, made: _Made) -> None:
     from decomposable_edge.sizing.rounding import check_align, described
 
-    align = check_align(options.align)
-    statistics = net.artifact().statistics
+    out, net, report, images, dropped = made
+    align, statistics = check_align(options.align), net.artifact().statistics
     assert statistics is not None
+    told = {name: getattr(report, name) for name in ("sizes", "batches", "seconds", "passes", "is_settled")}
     content = {
         "file": str(options.file),
         "out": str(out),
         "align": align,
-        "sizes": report.sizes,
-        "batches": report.batches,
+        **told,
         "images": images,
-        "seconds": report.seconds,
-        "passes": report.passes,
-        "is_settled": report.is_settled,
         "calibrated_sizes": len(statistics.plans),
         "calibrated_alignments": list(statistics.alignments),
         "accuracies_dropped": dropped,
@@ -170,9 +162,8 @@ def _show(
     lines = [f"{report.sizes} sizes calibrated, {described(align)}: {seen}"]
     if not report.is_settled:
         lines.append(f"stopped at {report.passes:.3g} passes: statistics between some sizes are less exact (--passes)")
-    kinds = ("rounded by auto or not at all" if each == 1 else f"multiples of {each}" for each in statistics.alignments)
-    alignments = ", ".join(kinds)
-    lines.append(f"{out}: written; it has statistics for {len(statistics.plans)} sizes; ranks: {alignments}")
+    ranks = ("rounded by auto or not at all" if each == 1 else f"multiples of {each}" for each in statistics.alignments)
+    lines.append(f"{out}: written; it has statistics for {len(statistics.plans)} sizes; ranks: {', '.join(ranks)}")
     if dropped:
         left_out = f"accuracies left out, because they were measured with other statistics: {dropped}"
         lines.append(f"{left_out}; measure anew with: decomposable evaluate {out}")

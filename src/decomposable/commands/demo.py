@@ -45,7 +45,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def as_text(record: dict[str, Any]) -> str:
-    """What was run, and the table."""
+    """Say what was run, and return the table."""
     settings, table, runs = record["settings"], record["table"], record["runs"]
     seeds = ", ".join(str(run["seed"]) for run in runs)
     seconds = [f"{method} {sum(run[method]['training_seconds'] for run in runs):.0f} s" for method in _METHODS]
@@ -71,7 +71,7 @@ def as_text(record: dict[str, Any]) -> str:
 
 
 def save(record: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """Write `curve.png` and `record.json` into the folder; where they went."""
+    """Write `curve.png` and `record.json` into the folder, and return where they are."""
     figure, data = folder / "curve.png", folder / "record.json"
     write_atomically(figure, draw(record))
     write_atomically(data, (json.dumps(record, indent=1) + "\n").encode())
@@ -79,7 +79,7 @@ def save(record: dict[str, Any], folder: Path) -> tuple[Path, Path]:
 
 
 def draw(record: dict[str, Any]) -> bytes:
-    """The accuracy of all networks over their size, as a PNG: the mean as a line, the range of the runs as a band."""
+    """Return accuracy over size as a PNG: the mean of the runs as a line, their range as a band."""
     from decomposable.commands.figure import Curve, draw_curves
 
     def curve(method: str) -> Curve:

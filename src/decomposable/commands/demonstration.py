@@ -137,13 +137,13 @@ def accuracy_at_sizes(net: dn.DecomposedNet, data: digits.Digits, sizes: Sequenc
 
 @torch.no_grad()
 def accuracy(net: nn.Module, data: TensorDataset) -> float:
-    """Percent of the images that are classified correctly."""
+    """Return the percentage of images that are classified correctly."""
     hits = sum(int((net(x).argmax(dim=1) == y).sum()) for x, y in DataLoader(data, batch_size=250))
     return 100 * hits / len(data)
 
 
 def run(settings: Settings, report: Report = quiet) -> dict[str, Any]:
-    """Train and measure all networks for every seed; everything that came out, ready for JSON."""
+    """Train and measure all networks for every seed, and return all that came out, ready for JSON."""
     start = time.perf_counter()
     sizes = sorted({*TABLE_SIZES, *settings.curve_sizes}, reverse=True)
     names = [f"run {i + 1}/{settings.runs}" for i in range(settings.runs)]
@@ -162,7 +162,7 @@ def run(settings: Settings, report: Report = quiet) -> dict[str, Any]:
 
 
 def run_once(settings: Settings, seed: int, sizes: Sequence[float], name: str, report: Report) -> dict[str, Any]:
-    """All methods from the same initial weights, on the same split of the images."""
+    """Run all methods from the same initial weights, on the same split of the images."""
     data = digits.load(train_images=settings.train_images, seed=seed)
     torch.manual_seed(seed)
     initial = dn.models.small_cnn(settings.widths)
@@ -179,7 +179,7 @@ def run_once(settings: Settings, seed: int, sizes: Sequence[float], name: str, r
 
 
 def mean_row(runs: Sequence[dict[str, Any]], size: float) -> dict[str, Any]:
-    """All methods at one size, averaged over the runs."""
+    """Return all methods at one size, averaged over the runs."""
     row: dict[str, Any] = {"size": size}
     for method in METHODS:
         rows = [next(row for row in run[method]["rows"] if row["size"] == size) for run in runs]

@@ -42,9 +42,8 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _measured(options: argparse.Namespace, line: ProgressLine) -> tuple[list[tuple[str, Row]], int]:
-    """What was asked for, and what came out of it, for every size; and how many test images there are."""
+    """Return for every size what was asked for and what came of it; and how many test images there are."""
     from decomposable.network import artifact
-    from decomposable.network.loading import load
     from decomposable.training.devices import choose_device
     from decomposable.training.evaluation import Row, judged
 
@@ -52,7 +51,7 @@ def _measured(options: argparse.Namespace, line: ProgressLine) -> tuple[list[tup
     contents = artifact.outline(options.file)
     plans = _plans(contents, options)  # what is impossible is refused before any work
     task, _ = networks.find_task(contents.info, options.recipe, options.data)
-    net = load(options.file, model=task.build_model()).to(device)
+    net = networks.loaded(options.file, task.build_model, only=True).to(device)
     data = task.load_data()
     rows: list[tuple[str, Row]] = []
     tracker = Tracker(line, "measuring", total=len(plans), unit="sizes")
@@ -74,7 +73,7 @@ def sizes_asked(options: argparse.Namespace) -> tuple[Measure | None, list[tuple
 
 
 def _plans(contents: Artifact, options: argparse.Namespace) -> list[tuple[str, float, RankPlan]]:
-    """What was asked for, as text and as a number, and its plan."""
+    """Return what was asked for, as text and as a number, and its plan."""
     from decomposable_edge.sizing.rounding import check_align
 
     selector, (measure, wanted) = contents.selector, sizes_asked(options)

@@ -40,14 +40,14 @@ class Curve:
 
 
 def set_sizes(axes: Any, smallest: float, largest: float, ticks: Sequence[float]) -> None:
-    """The limits of the sizes, and those that are named."""
+    """Set the limits of the sizes, and those that are named."""
     axes.set_xlim(smallest, largest)
     axes.set_xticks(ticks, [f"{size:g}" for size in ticks])
     axes.minorticks_off()
 
 
 def as_png(figure: Any) -> bytes:
-    """The figure as a file's content."""
+    """Return the figure as a file's content."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     png = io.BytesIO()
@@ -65,7 +65,7 @@ def draw_curves(
     measured: str = "test accuracy",
     unit: str = "%",
 ) -> bytes:
-    """The curves as a PNG; the last points are named, and marked are those at `ticks` or, without any, all."""
+    """Return the curves as a PNG: marked at `ticks`, or at all points; the last points have their values."""
     named = f"{measured} ({unit})" if unit else measured
     figure, (axes,) = blank_figure(size=(8, 4.8), dpi=160, title=title, text=message, measured=named)
     for curve, style in zip(curves, _styles(), strict=False):
@@ -81,14 +81,13 @@ def draw_curves(
 
 
 def _styles() -> Iterator[dict[str, Any]]:
-    """As many as there are curves: after the first four, lines of the other colours."""
     yield from STYLES
     for color, marker in zip(cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=True):
         yield {"color": color, "marker": marker, "linestyle": "-", "zorder": 3}
 
 
 def draw_times(times: Mapping[str, Sequence[tuple[float, float, float, float]]], *, title: str, message: str) -> bytes:
-    """Milliseconds over size as a PNG: for every name its sizes, each with the median and the middle half of times."""
+    """Return milliseconds over size as a PNG: for every name its sizes, each with median and middle half of times."""
     figure, (axes,) = blank_figure(size=(8, 4.8), dpi=160, title=title, text=message, measured="milliseconds a pass")
     for (name, points), style in zip(times.items(), _styles(), strict=False):
         sizes, medians, lows, highs = zip(*sorted(points), strict=True)
@@ -103,7 +102,6 @@ def draw_times(times: Mapping[str, Sequence[tuple[float, float, float, float]]],
 
 
 def _draw(axes: Any, curve: Curve, style: dict[str, Any], ticks: Sequence[float]) -> None:
-    """The line, marked at the ticks; the range as a band."""
     if curve.lowest:
         axes.fill_between(curve.sizes, curve.lowest, curve.highest, color=style["color"], alpha=0.15, lw=0)
     marked = [size in ticks for size in curve.sizes]
@@ -112,7 +110,6 @@ def _draw(axes: Any, curve: Curve, style: dict[str, Any], ticks: Sequence[float]
 
 
 def _name_last(axes: Any, curve: Curve, color: str, unit: str) -> None:
-    """The value at the smallest size, beside its point."""
     last = min(range(len(curve.sizes)), key=lambda i: curve.sizes[i])
     end = {"xytext": (-9, 0), "textcoords": "offset points", "ha": "right", "va": "center", "fontweight": "bold"}
     value = curve.accuracies[last]
@@ -121,7 +118,7 @@ def _name_last(axes: Any, curve: Curve, color: str, unit: str) -> None:
 
 
 def with_margin(bottom: float, top: float, most: float = math.inf) -> tuple[float, float]:
-    """A little room around the values; above `most`, which none exceeds, only for the marks."""
+    """Return limits with a little room; above `most`, which no value exceeds, only for the marks."""
     margin = 0.04 * (top - bottom) + 0.05
     return bottom - margin, min(top + margin, most + margin / 2)
 
@@ -129,7 +126,7 @@ def with_margin(bottom: float, top: float, most: float = math.inf) -> tuple[floa
 def blank_figure(
     *, size: tuple[float, float], title: str, text: str, measured: str, panels: int = 1, dpi: int = 150
 ) -> tuple[Any, list[Any]]:
-    """A figure of what is measured over MACs, and its panels, in which nothing is drawn yet."""
+    """Return a figure of what is measured over MACs, and its empty panels."""
     from matplotlib.figure import Figure  # not pyplot: no window and no global state
 
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")

@@ -41,7 +41,7 @@ def info_in(description: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def first_complaint(contents: Artifact, sizes: Sequence[float]) -> str | None:
-    """What to say of the first of these sizes whose statistics are not known."""
+    """Return what to say of the first of these sizes whose statistics are not known."""
     plans = [contents.of_size(size) for size in sizes if contents.selector.smallest_size <= size <= 1]
     return next((text for plan in plans if (text := contents.calibration_warning(plan)) is not None), None)
 
@@ -53,26 +53,30 @@ def warn_of(verb: str, calibration_warning: str | None) -> None:
 
 
 def table(rows: Sequence[tuple[str, Row]], measured: str = "test accuracy") -> str:
-    """Sizes as they were asked for, and what they come to; of a text its perplexity, too."""
+    """Return sizes as they were asked for, and what they come to; of a text its perplexity, too."""
     is_text = any(row.perplexity is not None for _, row in rows)
     lines = [
         (
             asked,
-            "" if row.macs is None else f"{row.macs:,}",
-            "" if row.macs_fraction is None else f"{row.macs_fraction:.3f}",
-            f"{row.params:,}",
-            f"{row.params_fraction:.3f}",
-            "" if row.ranks is None else f"{row.ranks[0]}-{row.ranks[1]}",
-            "" if row.accuracy is None else f"{row.accuracy:.2f}%",
-            *([] if not is_text else ["" if row.perplexity is None else f"{row.perplexity:.3f}"]),
+            _cell("{:,}", row.macs),
+            _cell("{:.3f}", row.macs_fraction),
+            _cell("{:,}", row.params),
+            _cell("{:.3f}", row.params_fraction),
+            _cell("{0[0]}-{0[1]}", row.ranks),
+            _cell("{:.2f}%", row.accuracy),
+            *([_cell("{:.3f}", row.perplexity)] if is_text else []),
         )
         for asked, row in rows
     ]
     return as_table((*HEADER, measured, *(["perplexity"] if is_text else [])), lines)
 
 
+def _cell(form: str, value: object) -> str:
+    return "" if value is None else form.format(value)
+
+
 def write_figure(path: Path, drawn: Callable[[], bytes], again: str) -> str:
-    """Write a figure, if what it takes is installed; what to say about it."""
+    """Write a figure, if matplotlib is installed, and return what to say about it."""
     from decomposable_edge.files import write_atomically
 
     try:
@@ -92,7 +96,7 @@ def draw_sizes(
     again: str,
     measured: str = "test accuracy",
 ) -> str:
-    """Draw accuracy over size, of a text its perplexity, a line for each of some curves; what to say about it."""
+    """Draw accuracy (of a text its perplexity) over size, a line for each curve, and return what to say about it."""
     from decomposable.commands.figure import AXES, Curve, draw_curves
 
     is_text = has_perplexity([row for rows in curves.values() for row in rows])
@@ -110,12 +114,12 @@ def draw_sizes(
 
 
 def has_perplexity(rows: Sequence[Row]) -> bool:
-    """Whether these are sizes of a network for a text, which its perplexity judges."""
+    """Return whether these are sizes of a network for a text, which its perplexity judges."""
     return bool(rows) and all(row.perplexity is not None for row in rows)
 
 
 def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) -> tuple[Task, Settings]:
-    """The model and the data of a network file, and the settings that it was trained with."""
+    """Return the model and the data of a network file, and the settings that it was trained with."""
     from decomposable import recipes
     from decomposable.training.methods.flat import from_plain
 
@@ -137,7 +141,7 @@ def find_task(info: Mapping[str, Any], recipe: str | None, data: Path | None) ->
 
 
 def _built_in_recipe(info: Mapping[str, Any]) -> str | None:
-    """The recipe that a file names, if it is a built-in one: importing anything else would run a stranger's code."""
+    """Return the recipe that a file names, if it is built in: to import any other would run a stranger's code."""
     from decomposable.recipes import BUILT_IN
 
     stored = recipe_in(info)
@@ -145,7 +149,7 @@ def _built_in_recipe(info: Mapping[str, Any]) -> str | None:
 
 
 def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
-    """Whether measuring takes a folder of data, as far as one can know."""
+    """Return whether measuring takes a folder of data, as far as one can know."""
     from decomposable import recipes
 
     name = recipe or _built_in_recipe(info)
@@ -153,25 +157,27 @@ def needs_data(info: Mapping[str, Any], recipe: str | None) -> bool:
 
 
 def open_network(options: argparse.Namespace) -> nn.Module:
-    """What the file holds, with the model's code from wherever it is known: --model, --recipe, or the file itself."""
-    from decomposable.network.loading import load
-
+    """Return what the file holds, with the code of --model, of --recipe, or that which the file itself knows."""
     if options.model is not None and options.recipe is not None:
         raise InvalidArgumentError("--model and --recipe are two ways to name the model; allowed: one of them")
-    model = None
-    if options.model is not None:
-        model = _built(options.model)
-    elif options.recipe is not None:
-        model = _of_recipe(options)
-    try:
-        net: nn.Module = load(options.file, model=model)
-    except ModelNeededError:
-        net = load(options.file, model=_of_recipe(options))
+    is_named = options.model is not None or options.recipe is not None
+    build = (lambda: _of_recipe(options)) if options.model is None else (lambda: _built(options.model))
+    net: nn.Module = loaded(options.file, build, only=is_named)
     return net
 
 
+def loaded(file: Path, build: Callable[[], nn.Module], *, only: bool = False) -> Any:
+    """Load a network, with the model that its file builds; with that of `build` where it builds none, or `only` so."""
+    from decomposable.network.loading import load
+
+    try:
+        return load(file, model=build() if only else None)
+    except ModelNeededError:
+        return load(file, model=build())
+
+
 def _of_recipe(options: argparse.Namespace) -> nn.Module:
-    """The model of a recipe: the one asked for, or else the one that the file names, where that is a built-in one."""
+    """Return the model of the recipe that was asked for, or else of the built-in one that the file names."""
     from decomposable.recipes import BUILT_IN
 
     info = info_of(options.file)
@@ -184,7 +190,7 @@ def _of_recipe(options: argparse.Namespace) -> nn.Module:
 
 
 def _built(address: str) -> nn.Module:
-    """What a function of the user's makes."""
+    """Return what a function of the user's makes."""
     from torch import nn
 
     from decomposable import recipes
@@ -203,7 +209,7 @@ def _built(address: str) -> nn.Module:
 
 
 def example(text: str, net: nn.Module) -> Tensor:
-    """A batch of the shape that was typed, by default of the type of the weights."""
+    """Return a batch of the shape that was typed, by default of the type of the weights."""
     import torch
 
     from decomposable.export.quiet import reason

@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _size(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """The one size that was asked for: as it was typed, and as `artifact.read` takes it."""
+    """Return the one size that was asked for, as it was typed and as `artifact.read` takes it."""
     size: dict[str, Any] = arguments.sizes_asked(options)
     came = " and ".join(f"--{name}" for name in size) or "none"
     name, _ = only_one(size, f"a size is given by exactly one of --macs, --params and --ratio; got {came}")
@@ -66,7 +66,7 @@ def _size(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 
 def _up_to(rows: object, plan: RankPlan) -> list[Any]:
-    """The measured sizes that are still there."""
+    """Return the measured sizes that are still there."""
     known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return [row for row in known if isinstance(row.get("params"), int) and row["params"] <= plan.params]
 

@@ -32,11 +32,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     arguments.add(parser, "file")
     drop = "show only the smallest size that loses at most this many points against the largest one"
     parser.add_argument("--accuracy-drop", metavar="POINTS", type=float, help=drop)
-    data = (
-        "with --accuracy-drop: measure here, also between the sizes that the file knows (where the data needs no "
-        "folder, --recipe does that)"
-    )
-    arguments.add(parser, "--data", help=data)
+    here = "with --accuracy-drop: measure here, also between the sizes that the file knows"
+    arguments.add(parser, "--data", help=f"{here} (where the data needs no folder, --recipe does that)")
     arguments.add(parser, "--recipe", "--device", "--workers")
 
 
@@ -61,7 +58,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
-    """The sizes whose accuracy was measured; where there are none, a list of usual ones; and the smallest possible."""
+    """Return the sizes whose accuracy was measured, or else usual ones; and the smallest possible."""
     from decomposable.training.evaluation import Row
 
     selector = contents.selector
@@ -76,8 +73,7 @@ def _rows(contents: Artifact, measured: Mapping[float, float]) -> list[Row]:
 
 
 def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) -> Row:
-    """The smallest size within the drop: of those measured or, with data, of any."""
-    from decomposable.network.loading import load
+    """Return the smallest size within the drop: of those measured or, with data, of any."""
     from decomposable.training.devices import choose_device
     from decomposable.training.evaluation import Row, accuracy, smallest_within
 
@@ -88,7 +84,7 @@ def _smallest(options: argparse.Namespace, contents: Artifact, rows: list[Row]) 
         raise NotMeasuredError(f"{has}--data DIR is needed to measure them here")
     device = choose_device(options.device)
     task, _ = networks.find_task(contents.info, options.recipe, options.data)
-    net = load(options.file, model=task.build_model()).to(device)
+    net = networks.loaded(options.file, task.build_model, only=True).to(device)
     data = task.load_data()
     with progress_line(options) as line:
         tracker, numbers = Tracker(line, "measuring", total=len(USUAL) + SEARCH_STEPS, unit="sizes"), itertools.count()
@@ -114,11 +110,8 @@ def search(measure: Callable[[float], Row], smallest: float, drop: float) -> Row
     low = max((row.size for row in rows if row.size < good.size), default=smallest)
     for _ in range(SEARCH_STEPS):
         rows.append(measure(round((low + good.size) / 2, 6)))
-        best = smallest_within(rows, drop)
-        assert best is not None
-        if best is good:
-            low = rows[-1].size
-        good = best
+        before, good = good, smallest_within(rows, drop) or good
+        low = rows[-1].size if good is before else low
     return good
 
 

@@ -98,7 +98,7 @@ def _tell(options: argparse.Namespace, job: Job, record: Mapping[str, Any]) -> N
 
 
 def _draw(job: Job, rows: Sequence[Row]) -> str:
-    """Accuracy (of a text perplexity) over size beside the record, where it is not there yet; what to say about it."""
+    """Draw accuracy (of a text perplexity) over size, where that is not done yet; return what to say about it."""
     from decomposable.training import methods
 
     path = job.folder.path / "curve.png"
@@ -117,7 +117,7 @@ def _draw(job: Job, rows: Sequence[Row]) -> str:
 
 
 def _as_typed(value: Any) -> Any:
-    """A setting as `--set` takes it."""
+    """Return a setting as `--set` takes it."""
     return ",".join(v if isinstance(v, str) else f"{v:g}" for v in value) if isinstance(value, tuple) else value
 
 

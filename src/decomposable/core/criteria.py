@@ -23,7 +23,7 @@ ScoresByLayer = Mapping[str, Sequence[Scores]]
 
 
 def singular_value(sigma: Scores) -> Scores:
-    """C(ℓ, i) = σ_{ℓ,i}: the paper's criterion.
+    """Return C(ℓ, i) = σ_{ℓ,i}: the paper's criterion.
 
     >>> singular_value(np.array([3.0, 1.0])).tolist()
     [3.0, 1.0]
@@ -32,7 +32,7 @@ def singular_value(sigma: Scores) -> Scores:
 
 
 def energy(sigma: Scores) -> Scores:
-    """1 − C′(ℓ, i−1): the share of the layer's energy Σσ² that is still missing before basis i is added.
+    """Return 1 − C′(ℓ, i−1): the share of the layer's energy Σσ² that is still missing before basis i is added.
 
     C′ is the energy criterion of Alvarez (2017) and TRP. The first basis of every layer scores 1.
 
@@ -45,7 +45,7 @@ def energy(sigma: Scores) -> Scores:
 
 
 def uniform(sigma: Scores) -> Scores:
-    """The rank left in proportion: every layer keeps the same share of its bases.
+    """Return the rank left in proportion: every layer keeps the same share of its bases.
 
     >>> uniform(np.array([3.0, 1.0])).tolist()
     [0.75, 0.25]
@@ -57,7 +57,7 @@ CRITERIA: Mapping[str, Criterion] = {"singular_value": singular_value, "energy":
 
 
 def find_criterion(criterion: str | Criterion | ScoresByLayer) -> Criterion | ScoresByLayer:
-    """The criterion of that name, the function itself, or scores that are in order."""
+    """Return the criterion of that name, the function itself, or copies of scores that are in order."""
     if callable(criterion):
         return criterion
     if isinstance(criterion, Mapping):
@@ -66,53 +66,44 @@ def find_criterion(criterion: str | Criterion | ScoresByLayer) -> Criterion | Sc
         return CRITERIA[criterion]
     near = get_close_matches(str(criterion), CRITERIA, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise InvalidArgumentError(
-        f"criterion={criterion!r} is not known here{hint}; allowed: {', '.join(map(repr, CRITERIA))}, a function "
-        "of the singular values, scores by layer, or for decompose() Taylor(loader, loss) and, with data=, 'loss' or "
-        "'output'"
+    allowed = (
+        f"{', '.join(map(repr, CRITERIA))}, a function of the singular values, scores by layer, or for decompose() "
+        "Taylor(loader, loss) and, with data=, 'loss' or 'output'"
     )
+    text = f"criterion={criterion!r} is not known here{hint}; allowed: {allowed}"
+    raise InvalidArgumentError.about("criterion", criterion, allowed, text)
 
 
 def _checked(name: str, cuts: Any) -> tuple[Scores, ...]:
-    """Copies of the scores of a layer's cuts, each in falling order; of one cut, they may come by themselves."""
-    if isinstance(cuts, np.ndarray) and cuts.ndim == 1:
-        cuts = (cuts,)
+    """Return the scores of a layer's cuts, each in falling order; of one cut, they may come by themselves."""
+    is_one = isinstance(cuts, np.ndarray) and cuts.ndim == 1
     try:
-        found = tuple(np.array(each, dtype=np.float64, ndmin=1) for each in cuts)
+        found = tuple(np.array(each, np.float64, ndmin=1) for each in ([cuts] if is_one else cuts))
     except (TypeError, ValueError):
         found = ()
     if not found or any(each.ndim > 1 or not np.isfinite(each).all() or (np.diff(each) > 0).any() for each in found):
-        raise InvalidArgumentError(
-            f"criterion: the scores of layer '{name}' are {cuts!r:.60}; allowed: for each of its cuts finite "
-            "numbers in falling order, as net.scores has them"
-        )
+        allowed = "for each of its cuts finite numbers in falling order, as net.scores has them"
+        text = f"criterion: the scores of layer '{name}' are {cuts!r:.60}; allowed: {allowed}"
+        raise InvalidArgumentError.about("criterion", cuts, allowed, text)
     return found
 
 
 def scores_of(criterion: Criterion | ScoresByLayer, name: str, spectra: Sequence[Scores]) -> tuple[Scores, ...]:
-    """One finite number per basis for every cut of a layer, by a criterion or as they are given."""
-    if isinstance(criterion, Mapping):
-        return _given(criterion, name, [len(sigma) for sigma in spectra])
-    return tuple(score(criterion, name, sigma) for sigma in spectra)
-
-
-def _given(scores: ScoresByLayer, name: str, ranks: Sequence[int]) -> tuple[Scores, ...]:
-    found = tuple(scores.get(name, ()))
-    came = [len(each) for each in found]
-    if came != list(ranks):
-        has = f"scores for {came} bases" if found else "no scores"
+    """Return one finite number per basis for every cut of a layer, by a criterion or as they are given."""
+    if not isinstance(criterion, Mapping):
+        found = tuple(np.asarray(criterion(sigma), dtype=np.float64) for sigma in spectra)
+        for scores, sigma in zip(found, spectra, strict=True):
+            if scores.shape != sigma.shape or not np.isfinite(scores).all():
+                came = f"shape {scores.shape}{'' if np.isfinite(scores).all() else ' with NaN or infinity'}"
+                raise InvalidArgumentError(
+                    f"layer '{name}': the criterion returned {came}; allowed: {len(sigma)} finite scores"
+                )
+        return found
+    found = tuple(criterion.get(name, ()))
+    came_ranks, ranks = [len(each) for each in found], [len(sigma) for sigma in spectra]
+    if came_ranks != ranks:
+        has = f"scores for {came_ranks} bases" if found else "no scores"
         raise InvalidArgumentError(
-            f"criterion: it has {has} of layer '{name}'; allowed: scores for {list(ranks)} bases, for every layer"
+            f"criterion: it has {has} of layer '{name}'; allowed: scores for {ranks} bases, for every layer"
         )
     return found
-
-
-def score(criterion: Criterion, name: str, sigma: Scores) -> Scores:
-    """Apply a criterion to one layer and check what it returned: one finite number per basis."""
-    scores = np.asarray(criterion(sigma), dtype=np.float64)
-    if scores.shape != sigma.shape or not np.isfinite(scores).all():
-        raise InvalidArgumentError(
-            f"layer '{name}': the criterion returned shape {scores.shape}"
-            f"{'' if np.isfinite(scores).all() else ' with NaN or infinity'}; allowed: {len(sigma)} finite scores"
-        )
-    return scores

@@ -1,7 +1,6 @@
 """The factors of every layer at full rank, in the order in which a size takes its bases.
 
-That order is by a score: of a criterion's, from the singular values alone, or of `Taylor`'s, which needs data (section
-2.3).
+That order is by a score: a criterion's, from the singular values alone, or `Taylor`'s, which needs data (section 2.3).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, scores_of
 from decomposable.core.forms import Decomposition
+from decomposable.core.gradients import requiring_grad
 from decomposable.core.layers import Layer, in_order, laid_out
 from decomposable.core.tree import evaluating
 from decomposable_edge.errors import InvalidArgumentError
@@ -41,35 +41,28 @@ class Taylor:
     def scores(
         self, model: nn.Module, layers: Sequence[Layer], decompositions: Mapping[str, Decomposition]
     ) -> dict[str, tuple[Scores, ...]]:
-        """The scores of every cut's bases, in the order of their singular values. The model is as before after."""
+        """Return the scores of every cut's bases, in the order of their singular values; the model stays as it is."""
         parameters = [layer.parameter for layer in layers]
-        frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         totals = {x.name: [torch.zeros_like(s) for s in decompositions[x.name].spectra] for x in layers}
         count = 0
-        try:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
+        with requiring_grad(parameters, True), evaluating(model), torch.enable_grad():
             for batch in islice(self.batches, self.max_batches):
-                with evaluating(model), torch.enable_grad():
-                    loss = self.loss(model, batch)
-                    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                gradients = torch.autograd.grad(self.loss(model, batch), parameters, allow_unused=True)
                 for layer, gradient in zip(layers, gradients, strict=True):
                     if gradient is not None:
-                        bases = decompositions[layer.name]
-                        found = layer.numerics.influences(layer.cut.of(gradient), layer.weight.detach(), bases)
+                        weight, bases = layer.weight.detach(), decompositions[layer.name]
+                        found = layer.numerics.influences(layer.cut.of(gradient), weight, bases)
                         totals[layer.name] = [a + b for a, b in zip(totals[layer.name], found, strict=True)]
                 count += 1
-        finally:
-            for parameter in frozen:
-                parameter.requires_grad_(False)
         if count == 0:
             raise InvalidArgumentError("criterion=Taylor(...): its loader yielded no batch; allowed: at least one")
-        for name, cuts in totals.items():
-            if not all(bool(torch.isfinite(total).all()) for total in cuts):
+        scores = {n: tuple((t / count).double().cpu().numpy() for t in cuts) for n, cuts in totals.items()}
+        for name, cuts in scores.items():
+            if not all(np.isfinite(each).all() for each in cuts):
                 raise InvalidArgumentError(
                     f"layer '{name}': criterion=Taylor(...) gave NaN or infinity; allowed: a loss with finite gradients"
                 )
-        return {name: tuple((t / count).double().cpu().numpy() for t in cuts) for name, cuts in totals.items()}
+        return scores
 
 
 Factors = tuple[Tensor, ...]
@@ -82,36 +75,36 @@ def factors_in_order(
     decompositions: Mapping[str, Decomposition],
     criterion: Criterion | ScoresByLayer | Taylor,
 ) -> tuple[dict[str, Factors], dict[str, tuple[Scores, ...]]]:
-    """Every layer's factors and its cuts' scores, sorted by score: a criterion may order otherwise than σ does."""
-    if isinstance(criterion, Taylor):
-        all_scores = criterion.scores(base, layers, decompositions)
-    else:
-        sigmas = {name: [s.double().cpu().numpy() for s in d.spectra] for name, d in decompositions.items()}
-        all_scores = {name: scores_of(criterion, name, cuts) for name, cuts in sigmas.items()}
+    """Return every layer's factors and its cuts' scores, sorted by score: a criterion may order otherwise than σ."""
+    taylor = criterion.scores(base, layers, decompositions) if isinstance(criterion, Taylor) else {}
     factors, ordered_scores = {}, {}
     for layer in layers:
-        weight, cuts = layer.weight.detach(), all_scores[layer.name]
+        weight, bases = layer.weight.detach(), decompositions[layer.name]
+        if isinstance(criterion, Taylor):
+            cuts = taylor[layer.name]
+        else:
+            cuts = scores_of(criterion, layer.name, [s.double().cpu().numpy() for s in bases.spectra])
         orders = [np.argsort(-scores, kind="stable") for scores in cuts]
         ordered_scores[layer.name] = tuple(scores[order] for scores, order in zip(cuts, orders, strict=True))
         places = [torch.from_numpy(order).to(weight.device) for order in orders]
-        factors[layer.name] = like_weight(layer, layer.numerics.weights(weight, decompositions[layer.name], places))
+        factors[layer.name] = like_weight(layer, layer.numerics.weights(weight, bases, places))
     return factors, ordered_scores
 
 
 def like_weight(layer: Layer, weights: Sequence[Tensor]) -> Factors:
-    """The weights of a chain, of the type and in the memory format of the layer's own."""
+    """Return the weights of a chain, of the type and in the memory format of the layer's own."""
     kind, layout = layer.weight.dtype, memory_format_of(layer.weight)
     return tuple(in_order(weight.to(kind)).contiguous(memory_format=layout) for weight in weights)
 
 
 def as_held(chain: Chain, factors: Factors) -> Factors:
-    """The weights of a chain as its layers hold them, in the memory format that they have here."""
+    """Return the weights of a chain as its layers hold them, in the memory format that they have here."""
     held = zip(chain.held(factors), factors, chain.swapped, strict=True)
     return tuple(laid_out(each, memory_format_of(own)) if is_swapped else each for each, own, is_swapped in held)
 
 
 def memory_format_of(weight: Tensor) -> torch.memory_format:
-    """Channels last where the weight is laid out so and in no other way."""
+    """Return channels last where the weight is laid out so and in no other way."""
     is_other = weight.dim() == 4 and not weight.is_contiguous()
     is_channels_last = is_other and weight.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if is_channels_last else torch.contiguous_format

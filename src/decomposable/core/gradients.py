@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -19,35 +20,49 @@ Gradient = Mapping[nn.Parameter, Tensor | None]
 _KEPT = 0.9  # of a running norm, when the next one comes
 
 
-def mix(full: Tensor | None, low: Tensor | None, balance: float, cuts: Sequence[ParameterSlice]) -> Tensor | None:
+@contextmanager
+def requiring_grad(parameters: Iterable[nn.Parameter], wanted: bool) -> Iterator[None]:
+    """Take gradients of these parameters inside, or none of them."""
+    changed = [p for p in parameters if p.requires_grad != wanted]
+    try:
+        for parameter in changed:
+            parameter.requires_grad_(wanted)
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(not wanted)
+
+
+def by_parameter(layers: Sequence[Layer]) -> dict[nn.Parameter, list[Layer]]:
+    """Return the decomposed weights that each parameter is, or holds."""
+    found: dict[nn.Parameter, list[Layer]] = {}
+    for layer in layers:
+        found.setdefault(layer.parameter, []).append(layer)
+    return found
+
+
+def mix(full: Tensor | None, low: Tensor | None, balance: float, layers: Sequence[Layer]) -> Tensor | None:
     """Return (1 − λ) ∇_f + λ ∇̂, where ∇̂ is ∇ scaled to the norm of ∇_f for a decomposed weight (end of appendix A).
 
-    `cuts` are the decomposed weights that the parameter is, or holds.
+    `layers` are the decomposed weights that the parameter is, or holds.
     """
-    if full is None or low is None:
-        only, share = (full, 1 - balance) if low is None else (low, balance)
-        # A decomposed weight that the full pass did not use has norm 0 there, so ∇̂ = 0.
-        return None if only is None or (cuts and full is None) else only * share
-    low = low.to(full.dtype)
-    if len(cuts) == 1 and cuts[0].rows is None:
-        return _rebalanced_mix(full, low, balance)
-    mixed = full * (1 - balance) + low * balance
-    for cut in cuts:
-        cut.of(mixed).copy_(_rebalanced_mix(cut.of(full), cut.of(low), balance))
-    return mixed
+    if low is None:
+        return None if full is None else full * (1 - balance)
+    if full is None:  # the full pass did not use it: for a decomposed weight its norm there is 0, so ∇̂ = 0
+        return None if layers else low * balance
+    hat = _rebalanced(low.to(full.dtype), balance, [(layer.cut, norm(layer.cut.of(full))) for layer in layers])
+    return hat.add_(full, alpha=1 - balance)
 
 
-def _rebalanced_mix(full: Tensor, low: Tensor, balance: float) -> Tensor:
-    low_share = balance * _ratio(norm(full), norm(low))
-    return (full * (1 - balance)).addcmul_(low, low_share.to(full.dtype))
-
-
-def cuts_of(layers: Sequence[Layer]) -> dict[nn.Parameter, list[ParameterSlice]]:
-    """Return the decomposed weights that each parameter is, or holds."""
-    cuts: dict[nn.Parameter, list[ParameterSlice]] = {}
-    for layer in layers:
-        cuts.setdefault(layer.parameter, []).append(layer.cut)
-    return cuts
+def _rebalanced(value: Tensor, share: float, norms: Sequence[tuple[ParameterSlice, Tensor]]) -> Tensor:
+    """Return share · ∇, with each decomposed weight in it scaled to a norm."""
+    factors = [(cut, (share * _ratio(wanted, norm(cut.of(value)))).to(value.dtype)) for cut, wanted in norms]
+    if len(factors) == 1 and factors[0][0].rows is None:  # the weight is the whole parameter
+        return value * factors[0][1]
+    result = value * share
+    for cut, factor in factors:
+        cut.of(result).copy_(cut.of(value) * factor)
+    return result
 
 
 def norm(gradient: Tensor) -> Tensor:
@@ -73,53 +88,39 @@ class RunningNorms:
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        self._layers = tuple(layers)
+        self._layers = by_parameter(layers)
         self._norms: dict[str, Tensor] = {}
 
     def update(self, gradient: Gradient, scale: Tensor | float) -> None:
         """Take in the gradient of a full-rank step, which is that of `scale` times the loss."""
-        for layer in self._layers:
-            value, name = gradient.get(layer.parameter), layer.name
+        for parameter, value in gradient.items():
             if value is None:
                 continue
-            found = norm(layer.cut.of(value)).to(most_precise(value.device)) / scale
-            before = self._norms[name].to(found) if name in self._norms else torch.full_like(found, math.nan)
-            mean = torch.where(before.isfinite(), torch.lerp(found, before, _KEPT), found)  # the first stands alone
-            self._norms[name] = torch.where(found.isfinite(), mean, before)
+            for layer in self._layers.get(parameter, ()):
+                found = norm(layer.cut.of(value)).to(most_precise(value.device)) / scale
+                before = self._norms.get(layer.name, found).to(found)
+                mean = torch.where(before.isfinite(), torch.lerp(found, before, _KEPT), found)
+                self._norms[layer.name] = torch.where(found.isfinite(), mean, before)
 
     def rebalanced(self, gradient: Gradient, share: float, scale: Tensor | float) -> dict[nn.Parameter, Tensor | None]:
         """Return share · ∇̂, with ∇̂ scaled to the running norm for every decomposed weight."""
-        layers: dict[nn.Parameter, list[Layer]] = {}
-        for layer in self._layers:
-            layers.setdefault(layer.parameter, []).append(layer)
-        result: dict[nn.Parameter, Tensor | None] = {}
+        result: dict[nn.Parameter, Tensor | None] = dict.fromkeys(gradient)
         for parameter, value in gradient.items():
-            own = layers.get(parameter, ())
-            if value is None or any(layer.name not in self._norms for layer in own):
-                result[parameter] = None  # no full pass has used this weight: its norm there is 0
-                continue
-            if len(own) == 1 and own[0].cut.rows is None:
-                result[parameter] = self._to_norm(own[0].name, value, share, scale)
-                continue
-            result[parameter] = made = value * share
-            for layer in own:
-                layer.cut.of(made).copy_(self._to_norm(layer.name, layer.cut.of(value), share, scale))
+            layers = self._layers.get(parameter, ())
+            # A weight that no full pass has used has the norm 0 there; so has one whose norms all overflowed.
+            if value is not None and all(layer.name in self._norms for layer in layers):
+                known = [self._norms[layer.name].to(value.device).nan_to_num(0.0, 0.0) * scale for layer in layers]
+                cuts = [layer.cut for layer in layers]
+                result[parameter] = _rebalanced(value, share, list(zip(cuts, known, strict=True)))
         return result
-
-    def _to_norm(self, name: str, value: Tensor, share: float, scale: Tensor | float) -> Tensor:
-        found = norm(value).to(most_precise(value.device))
-        # NaN is a norm that no full pass has had yet: all of them overflowed.
-        wanted = self._norms[name].to(found).nan_to_num(0.0) * scale
-        return value * (share * _ratio(wanted, found)).to(value.dtype)
 
     def state_dict(self) -> dict[str, float]:
         """Return the norms by layer, those that are known."""
-        norms = {name: float(value) for name, value in self._norms.items()}
-        return {name: value for name, value in norms.items() if math.isfinite(value)}
+        return {name: value for name, each in self._norms.items() if math.isfinite(value := float(each))}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Take the norms of a `state_dict` of this model; refuse another."""
-        known = {layer.name for layer in self._layers}
+        known = {layer.name for layers in self._layers.values() for layer in layers}
         for name, value in state.items():
             if name not in known or not isinstance(value, float) or not value >= 0:
                 came = f"norm {value!r:.40} of '{name:.80}'"

@@ -1,4 +1,4 @@
-"""Which layers are decomposed, and how the chain of plain layers that stands in for one of them is made."""
+"""Which layers are decomposed, and making the chain of plain layers that stands in for one of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from decomposable.core.forms import TAKEN, Decomposition, FormOf, check_patterns, form_for, form_named
-from decomposable.core.forms.matrix import MatrixForm
-from decomposable.core.forms.tucker import Tucker
+from decomposable.core.forms import (
+    TAKEN,
+    Decomposition,
+    FormOf,
+    MatrixForm,
+    Tucker,
+    check_patterns,
+    form_for,
+    form_named,
+)
 from decomposable.core.standin import StandIn, stand_in_for
 from decomposable.core.tree import plain_name
 from decomposable.core.unpacking import why_closed
@@ -32,7 +39,6 @@ KINDS: Mapping[int, type[Decomposable]] = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Con
 FilterFn = Callable[[nn.Module, str], bool]
 TRANSPOSED: Mapping[int, type[Transposed]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 """The same of transposed convolutions."""
-_POINTWISE: Mapping[int, type[Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _Module = TypeVar("_Module", bound=nn.Module)
 
 REJECTED = "rejected by filter_fn"
@@ -54,34 +60,32 @@ class Layer:
 
     @property
     def numerics(self) -> MatrixForm | Tucker:
-        """How its weight becomes the chain's."""
+        """Return how its weight becomes the chain's."""
         return TAKEN[self.form]
 
     @property
     def weight(self) -> Tensor:
-        """The shared weight itself (outputs, inputs, kernel), not a copy: a parameter, or a view of one that holds
-        several weights, or that lies otherwise.
-        """
+        """Return the shared weight itself (outputs, inputs, kernel): a parameter, or a view of one, but no copy."""
         return self.cut.of(self.parameter)
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The parameter that the weight is, or is a part of."""
+        """Return the parameter that the weight is, or is a part of."""
         return source_of(self.modules[0])[0]
 
     @property
     def cut(self) -> ParameterSlice:
-        """Which part of the parameter the weight is."""
+        """Return which part of the parameter the weight is."""
         return source_of(self.modules[0])[1]
 
     @property
     def full_rank(self) -> Rank:
-        """The most bases that a weight of this shape can have."""
+        """Return the most bases that a weight of this shape can have."""
         return self.chain.full_rank
 
     @property
     def full_ranks(self) -> Ranks:
-        """The same, a number for every cut."""
+        """Return the same, a number for every cut."""
         return self.chain.full_ranks
 
 
@@ -90,7 +94,7 @@ Source = tuple[nn.Parameter, ParameterSlice]
 
 
 def source_of(module: Decomposable) -> Source:
-    """Where the module's weight is registered."""
+    """Return where the module's weight is registered."""
     if isinstance(module, ViewLinear):
         return module.part.parameter, module.part.cut
     weight = module._parameters["weight"]
@@ -101,7 +105,7 @@ def source_of(module: Decomposable) -> Source:
 def find_layers(
     model: nn.Module, form: FormOf, filter_fn: FilterFn | None = None
 ) -> tuple[tuple[Layer, ...], dict[str, str]]:
-    """The layers to decompose, and for every other module with weights of its own the reason why not.
+    """Return the layers to decompose, and for every other module with weights of its own the reason why not.
 
     Modules with nothing but vectors, such as normalisation layers, are named only where these are many.
     """
@@ -109,41 +113,38 @@ def find_layers(
     sharing: dict[Source, list[tuple[str, Decomposable]]] = defaultdict(list)
     inside_attention: set[nn.Module] = set()
     for full_name, module in model.named_modules():
-        name = plain_name(full_name)
+        name, reason = plain_name(full_name), why_closed(module)
         if isinstance(module, nn.MultiheadAttention):
-            skipped[name] = why_closed(module) or "packed attention weights"
+            reason = reason or "packed attention weights"
             inside_attention.add(module.out_proj)
-        elif (why := why_closed(module)) is not None:
-            skipped[name] = why
-        elif isinstance(module, (*CONVOLUTIONS, nn.Linear)):
+        elif reason is None and isinstance(module, (*CONVOLUTIONS, nn.Linear)):
             inside = module in inside_attention
             reason = "read directly by packed attention" if inside else _why_not(module, name, filter_fn)
             if reason is None:
                 assert isinstance(module, Decomposable)
                 sharing[source_of(module)].append((name, module))
-            else:
-                skipped[name] = reason
+        if reason is not None:
+            skipped[name] = reason
     for source, (holder, kind) in _other_holders(model, sharing).items():
         for name, _ in sharing.pop(source):
             skipped[name] = f"weight tied to {kind} '{holder}'"
-    check_patterns(form, [name for members in sharing.values() for name, _ in members])
-    layers = tuple(_layer(members, form) for members in sharing.values())
-    skipped |= _other_modules(model, {*skipped, *(name for members in sharing.values() for name, _ in members)})
-    return layers, in_order_of(model, skipped)
+    found = [name for members in sharing.values() for name, _ in members]
+    check_patterns(form, found)
+    skipped |= _other_modules(model, {*skipped, *found})
+    return tuple(_layer(members, form) for members in sharing.values()), in_order_of(model, skipped)
 
 
 def _layer(members: list[tuple[str, Decomposable]], form: FormOf) -> Layer:
-    """The layer of these modules; the form is that of the first one's name."""
-    parameter, cut = source_of(members[0][1])
-    name, shape = members[0][0], tuple(cut.of(parameter).shape)
-    transposed = isinstance(members[0][1], Transposed)
-    taken = form_for(shape, form_named(form, name), transposed=transposed)
-    chain = TAKEN[taken].chain(shape, transposed=transposed)
-    return Layer(name, tuple(module for _, module in members), taken, shape, chain)
+    """Return the layer of these modules; the form is that of the first one's name."""
+    names, modules = zip(*members, strict=True)
+    parameter, cut = source_of(modules[0])
+    shape, transposed = tuple(cut.of(parameter).shape), isinstance(modules[0], Transposed)
+    taken = form_for(shape, form_named(form, names[0]), transposed=transposed)
+    return Layer(names[0], modules, taken, shape, TAKEN[taken].chain(shape, transposed=transposed))
 
 
 def decomposed(layers: Sequence[Layer]) -> dict[str, Decomposition]:
-    """The bases of all layers' weights, by name; those of one form together."""
+    """Return the bases of all layers' weights, by name; those of one form are computed together."""
     found: dict[str, Decomposition] = {}
     for form in dict.fromkeys(layer.form for layer in layers):
         found |= TAKEN[form].decompose({x.name: x.weight.detach() for x in layers if x.form == form})
@@ -151,28 +152,26 @@ def decomposed(layers: Sequence[Layer]) -> dict[str, Decomposition]:
 
 
 def without_transposed(filter_fn: FilterFn | None = None) -> FilterFn:
-    """A filter for who knows nothing of transposed convolutions."""
+    """Return a filter for who knows nothing of transposed convolutions."""
     return lambda module, name: not isinstance(module, Transposed) and (filter_fn is None or filter_fn(module, name))
 
 
 def in_order_of(model: nn.Module, skipped: dict[str, str]) -> dict[str, str]:
-    """The reasons in the order of the model's modules."""
+    """Return the reasons in the order of the model's modules."""
     names = (plain_name(name) for name, _ in model.named_modules())
     return {name: skipped[name] for name in names if name in skipped}
 
 
 def _other_modules(model: nn.Module, known: set[str]) -> dict[str, str]:
-    """Modules of other kinds that have weights of their own."""
+    """Return modules of other kinds that have weights of their own, with a reason."""
     total = sum(p.numel() for p in model.parameters() if not is_lazy(p))
     found = {}
     for full_name, module in model.named_modules():
         own = [p for p in module._parameters.values() if p is not None]
-        name = plain_name(full_name)
-        if not own or name in known:
-            continue
         has_matrix = any(is_lazy(p) or sum(size > 1 for size in p.shape) > 1 for p in own)
-        if has_matrix or sum(p.numel() for p in own) >= _LARGE_VECTORS * total:
-            found[name] = f"{type(module).__name__}: only {_KINDS} are decomposed"
+        is_large = has_matrix or (own and sum(p.numel() for p in own) >= _LARGE_VECTORS * total)
+        if is_large and plain_name(full_name) not in known:
+            found[plain_name(full_name)] = f"{type(module).__name__}: only {_KINDS} are decomposed"
     return found
 
 
@@ -187,7 +186,7 @@ def require_layers(layers: tuple[Layer, ...], skipped: dict[str, str]) -> None:
 
 
 def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | None:
-    """The reason to leave a convolution or linear layer alone, or None."""
+    """Return the reason to leave a convolution or linear layer alone, or None."""
     groups = getattr(module, "groups", 1)
     if groups > 1:
         return "depthwise convolution" if groups == module.in_channels else f"grouped convolution (groups={groups})"
@@ -216,54 +215,49 @@ def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | 
 def _other_holders(
     model: nn.Module, sharing: dict[Source, list[tuple[str, Decomposable]]]
 ) -> dict[Source, tuple[str, str]]:
-    """Weights that a module outside `sharing` holds too, such as an embedding or a layer that is left alone."""
-    sources: dict[nn.Parameter, list[Source]] = defaultdict(list)
+    """Return weights that a module outside `sharing` holds too, such as an embedding or a layer that is left alone."""
+    sources: dict[nn.Parameter | None, list[Source]] = defaultdict(list)
     for source in sharing:
         sources[source[0]].append(source)
     found = {}
     for full_name, module in model.named_modules():
         for parameter in module._parameters.values():
-            for source in sources.get(parameter, ()) if parameter is not None else ():
+            for source in sources.get(parameter, ()):
                 if all(module is not m for _, m in sharing[source]):
                     kind = "embedding" if isinstance(module, nn.Embedding | nn.EmbeddingBag) else type(module).__name__
                     found[source] = (plain_name(full_name), kind)
     return found
 
 
-@dataclass(frozen=True, eq=False)
 class ChainLayers:
-    """The chain of plain layers, input → r₁ bases → … → output, that a layer becomes; `build` gives them weights, which
-    are as the layers hold them.
-    """
+    """Make the chain of plain layers, input → r₁ bases → … → output, that a layer becomes."""
 
-    module: Decomposable
-    chain: Chain
-
-    def __post_init__(self) -> None:
-        module, stages = self.module, self.chain.stages
-        ends = [False] * (len(stages) - 1) + [module.bias is not None]
-        if isinstance(module, Transposed) != self.chain.transposed:
+    def __init__(self, module: Decomposable, chain: Chain) -> None:
+        if isinstance(module, Transposed) != chain.transposed:
             raise AssertionError(f"{type(module).__name__} has no such chain")
-        shells = [_shell(module, axes, has_bias) for axes, has_bias in zip(stages, ends, strict=True)]
-        object.__setattr__(self, "_shells", (stand_in_for(module, self.chain.swapped), *shells))
+        self.module, self.chain = module, chain
+        last = len(chain.stages) - 1
+        self._around = stand_in_for(module, chain.swapped)
+        self._shells = [
+            _shell(module, axes, has_bias=i == last and module.bias is not None) for i, axes in enumerate(chain.stages)
+        ]
 
     def build(self, *weights: Tensor) -> StandIn:
-        """The chain with these weights, which are used as they are: parameters, views or results of a computation."""
-        around, *shells = self._shells  # type: ignore[attr-defined]
-        chain: StandIn = _copied(around, training=self.module.training)
+        """Return the chain with these weights, as its layers hold them: parameters, views, or results."""
+        made = _copied(self._around, training=self.module.training)
         last = len(weights) - 1
-        for i, (shell, weight) in enumerate(zip(shells, weights, strict=True)):
+        for i, (shell, weight) in enumerate(zip(self._shells, weights, strict=True)):
             bias = self.module.bias if i == last else None
-            chain._modules[str(i)] = _with_weight(shell, weight, bias, training=chain.training)
-        return chain
+            made._modules[str(i)] = _with_weight(shell, weight, bias, training=made.training)
+        return made
 
     def dense(self, weight: Tensor) -> nn.Module:
-        """The layer itself with another weight."""
+        """Return the layer itself with another weight."""
         return _with_weight(self.module, weight, self.module.bias, training=self.module.training)
 
 
 def laid_out(weight: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """The weight in this layout, which decides that of the layer's output too; matrices have only one."""
+    """Return the weight in this layout, which decides that of the layer's output too; matrices have only one."""
     if weight.dim() != 4 or memory_format != torch.channels_last:
         return in_order(weight)
     # Strides of its own: where a size is 1 `contiguous` keeps those of the other layout, by which torch then goes.
@@ -272,39 +266,31 @@ def laid_out(weight: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 def in_order(weight: Tensor) -> Tensor:
-    """Its axes in order, with the usual strides where a size is 1, too: what is equal is written to a file alike."""
+    """Return the weight with the usual strides, also where a size is 1: what is equal is written to a file alike."""
     plain = weight.contiguous()
     return plain if plain.dim() < 3 and plain.shape[-1] > 1 else plain.flatten().view(plain.shape)
 
 
 def _shell(module: Decomposable, axes: Axes, has_bias: bool) -> Decomposable:
-    """A layer of a chain, its weight yet to come: of the axes that it has the geometry, along all others nothing.
+    """Return a layer of a chain without its weight: it has the geometry of its axes, and none along all others.
 
     Zero, reflecting, replicating and circular padding act on each axis alone, so they split exactly, too.
     """
     if isinstance(module, nn.Linear):
         return nn.Linear(1, 1, bias=has_bias, device="meta")
-    if isinstance(module, Transposed) and not any(axes):
-        return _POINTWISE[len(axes)](1, 1, 1, bias=has_bias, device="meta")
-
-    def along(values: tuple[int, ...], otherwise: int) -> tuple[int, ...]:
-        return tuple(v if own else otherwise for v, own in zip(values, axes, strict=True))
-
-    options: dict[str, Any] = {
-        "kernel_size": along(module.kernel_size, 1),
-        "stride": along(module.stride, 1),
-        "padding": module.padding if isinstance(module.padding, str) else along(module.padding, 0),
-        "dilation": along(module.dilation, 1),
-        "padding_mode": module.padding_mode,
-    }
-    if isinstance(module, Transposed):
-        options["output_padding"] = along(module.output_padding, 0)
-        return TRANSPOSED[len(axes)](1, 1, bias=has_bias, device="meta", **options)
-    return KINDS[len(axes)](1, 1, bias=has_bias, device="meta", **options)
+    is_transposed = isinstance(module, Transposed) and any(axes)
+    options: dict[str, Any] = {"padding_mode": module.padding_mode, "bias": has_bias, "device": "meta"}
+    nothing = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+    for name, otherwise in [*nothing.items(), *([("output_padding", 0)] if is_transposed else [])]:
+        values = getattr(module, name)
+        if not isinstance(values, str):
+            values = tuple(value if own else otherwise for value, own in zip(values, axes, strict=True))
+        options[name] = values
+    return (TRANSPOSED if is_transposed else KINDS)[len(axes)](1, 1, **options)
 
 
 def _copied(shell: _Module, **changed: Any) -> _Module:
-    """A copy, with containers of its own, made from its attributes: a constructor would take ten times as long."""
+    """Return a copy with containers of its own, made of its attributes: a constructor takes ten times as long."""
     module = object.__new__(type(shell))
     own = {name: value.copy() for name, value in vars(shell).items() if type(value) in (dict, OrderedDict, set)}
     module.__dict__.update(vars(shell), **own, **changed)

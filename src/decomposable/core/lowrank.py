@@ -24,10 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from decomposable.core.layers import ChainLayers, Decomposable, Layer, Transposed, laid_out
+from decomposable.core.layers import ChainLayers, Layer, laid_out
 from decomposable.core.standin import factored_weight, product
 from decomposable.core.tree import remembered
-from decomposable_edge.sizing.chain import Chain
 from decomposable_edge.sizing.cost import chain_is_faster
 
 
@@ -47,7 +46,7 @@ class LowRankLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """W̃ for a model that takes it from the layer: computed when its values are used, with gradients to W."""
+        """Return W̃ for a model that takes it from the layer: computed when it is used, with gradients to W."""
         self.has_run = True
         module = self.layers.module
         if self.weights is None:
@@ -55,7 +54,7 @@ class LowRankLayer(nn.Module):
         return factored_weight(self.weights, module.weight.shape, swapped=self.layers.chain.transposed)
 
     def __getattr__(self, name: str) -> Any:
-        """Sizes and options are the layer's own: a model may ask for `in_features` or `stride`."""
+        """Return the layer's own sizes and options: a model may ask for `in_features` or `stride`."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -64,44 +63,33 @@ class LowRankLayer(nn.Module):
             return getattr(self.layers.module, name)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """W̃ applied to the input; a transposed convolution may be told the size of its output."""
+        """Return W̃ applied to the input; a transposed convolution may be told the size of its output."""
         self.has_run = True
         if torch._C._current_graph_task_id() == -1:  # else a checkpoint repeats, in the layout of its first pass
             self.memory_format = self.layout.memory_format
-        module, weights = self.layers.module, self.weights
+        module, chain, weights = self.layers.module, self.layers.chain, self.weights
         given = (input,) if output_size is None else (input, output_size)
-        if weights is None:
-            return _apply(self.layers, laid_out(module.weight, self.memory_format), *given)
-        chain = self.layers.chain
-        if _is_faster_as_chain(module, chain, [len(each) for each in weights[:-1]], input):
+        if weights is not None and self._is_faster_as_chain([len(each) for each in weights[:-1]], input):
             made = self.layers.build(*(laid_out(weight, self.memory_format) for weight in chain.held(weights)))
             return made.forward(*given)  # hooks: this layer has them
-        whole = laid_out(product(weights, swapped=chain.transposed), self.memory_format)
-        return _apply(self.layers, whole, *given)
-
-
-def _apply(layers: ChainLayers, weight: Tensor, *given: Any) -> Tensor:
-    """The layer's own computation with another weight."""
-    module = layers.module
-    if isinstance(module, Transposed):
-        applied: Tensor = layers.dense(weight).forward(*given)
+        whole = module.weight if weights is None else product(weights, swapped=chain.transposed)
+        whole = laid_out(whole, self.memory_format)
+        if isinstance(module, nn.Linear):
+            return nn.functional.linear(input, whole, module.bias)
+        applied: Tensor = self.layers.dense(whole).forward(*given)
         return applied
-    (input,) = given
-    if isinstance(module, nn.Linear):
-        return nn.functional.linear(input, weight, module.bias)
-    return module._conv_forward(input, weight, module.bias)
 
-
-def _is_faster_as_chain(module: Decomposable, chain: Chain, ranks: Sequence[int], input: Tensor) -> bool:
-    """The rule of `cost.chain_is_faster` for this layer and input."""
-    axes = len(chain.shape) - 2
-    kept = input.dim() - 1 - axes  # axes of the input that are no channels, nor the kernel's
-    extents = input.shape[kept + 1 :] if axes else ()
-    strides = () if isinstance(module, nn.Linear) else module.stride
-    pairs = list(zip(extents, strides, strict=True))
-    outputs = [size * step if chain.transposed else math.ceil(size / step) for size, step in pairs]
-    maps = chain.positions(extents, outputs)
-    return chain_is_faster(chain, ranks, inputs=math.prod(extents), maps=maps, samples=input.shape[:kept].numel())
+    def _is_faster_as_chain(self, ranks: Sequence[int], input: Tensor) -> bool:
+        """Apply the rule of `cost.chain_is_faster` to this layer and input."""
+        module, chain = self.layers.module, self.layers.chain
+        axes = len(chain.shape) - 2
+        kept = input.dim() - 1 - axes  # axes of the input that are no channels, nor the kernel's
+        extents = input.shape[kept + 1 :] if axes else ()
+        strides = () if isinstance(module, nn.Linear) else module.stride
+        pairs = list(zip(extents, strides, strict=True))
+        outputs = [size * step if chain.transposed else math.ceil(size / step) for size, step in pairs]
+        maps = chain.positions(extents, outputs)
+        return chain_is_faster(chain, ranks, inputs=math.prod(extents), maps=maps, samples=input.shape[:kept].numel())
 
 
 _REFUSALS = (RuntimeError, ValueError, AssertionError)  # torch's own words, and those of a model that checks
@@ -119,7 +107,7 @@ class ChannelsLastProbe:
 
     @contextmanager
     def used_by(self, network: nn.Module) -> Iterator[None]:
-        """Inside, calls of the network's forward run in the faster layout.
+        """Run calls of the network's forward inside in the faster layout.
 
         Afterwards the network has its own forward again: it would refer to itself, and be freed late.
         """
@@ -154,8 +142,9 @@ class ChannelsLastProbe:
         restore = remembered(network)
         try:
             output = self._with_channels_last(forward)
-            if not _has_run_channels_last(network):  # it stays open
-                return output
+            layers = (module for module in network.modules() if isinstance(module, LowRankLayer))
+            if not any(x.memory_format == torch.channels_last and len(x.layers.chain.shape) == 4 for x in layers):
+                return output  # no feature map has been in that layout: it stays open
             _try_backward(network, output)
         except _REFUSALS as error:
             # torch raises the death of a worker process wherever the program happens to be, and only once.
@@ -170,31 +159,20 @@ class ChannelsLastProbe:
         return output
 
     def _with_channels_last(self, forward: Callable[[], Any]) -> Any:
+        """Return outputs in the layout that the closure expects, which may call `.view`."""
         self.memory_format = torch.channels_last
         try:
             output = forward()
         finally:
             self.memory_format = torch.contiguous_format
-        return tree_map_only(Tensor, _in_usual_layout, output)
-
-
-def _has_run_channels_last(network: nn.Module) -> bool:
-    """Whether any feature map has been in that layout: without one, nothing has been tried."""
-    layers = (module for module in network.modules() if isinstance(module, LowRankLayer))
-    return any(one.memory_format == torch.channels_last and len(one.layers.chain.shape) == 4 for one in layers)
-
-
-def _in_usual_layout(output: Tensor) -> Tensor:
-    """As the closure expects it, which may call `.view`; what has less than three axes is no map of features."""
-    return output.contiguous() if output.dim() > 2 and output.layout == torch.strided else output
+        return tree_map_only(Tensor, lambda t: t.contiguous() if t.layout == torch.strided else t, output)
 
 
 def _try_backward(network: nn.Module, output: Any) -> None:
-    """Lead a gradient back through what has run: its layout is that of the features, and code of the model's own may
-    refuse it there. Not where hooks would see it, which may count what they see.
+    """Lead a gradient back, in the layout of the features: code of the model's own may refuse it there.
 
-    It goes to the first parameter, which is behind all the others in most models, and to the vectors: all gradients at
-    once, while nothing that was kept for them may be freed, would be the most memory that a step ever takes.
+    Not where hooks would see it, which may count what they see. It goes to the first parameter, which is behind all the
+    others in most models, and to the vectors: all gradients at once would be the most memory that a step ever takes.
     """
     outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
     trainable = [p for p in network.parameters() if p.requires_grad]

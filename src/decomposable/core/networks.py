@@ -25,14 +25,14 @@ from decomposable.core.bases import KeptBases
 from decomposable.core.criteria import Criterion, ScoresByLayer, find_criterion, scores_of
 from decomposable.core.draws import DrawnRanks, cost_selector, draw_of, limits_of
 from decomposable.core.forms import DEFAULT, Decomposition, FormOf, check_form
-from decomposable.core.gradients import Gradient, cuts_of, mix, refuse_reentrant
+from decomposable.core.gradients import Gradient, by_parameter, mix, refuse_reentrant
 from decomposable.core.layers import ChainLayers, FilterFn, Layer, avoid_fast_paths_, require_layers, source_of
 from decomposable.core.lowrank import ChannelsLastProbe, LowRankLayer
 from decomposable.core.passes import Local, LossSpec, Pass, Scaler, averaged
 from decomposable.core.processes import Processes, same_buffers_
 from decomposable.core.tracing import Forward, call_with_first, on_device_of
 from decomposable.core.tree import clone_buffers_, data_parallel, refuse_sharded, rewire, unwrap
-from decomposable.core.unpacked import layers_inside, openable, opened_where_it_runs, with_layers
+from decomposable.core.unpacked import layers_inside, opened_where_it_runs, with_layers
 from decomposable_edge.checks import check_count, is_integer, is_number
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Rank, flat_ranks, like_ranks, ranks_of
@@ -121,10 +121,10 @@ class TwoNetworks:
         if example_input is not None:  # what `decompose` would leave closed is not trained otherwise
             batch = on_device_of(unwrap(model), example_input)
             _, filter_fn, closed = opened_where_it_runs(
-                unwrap(model), check_form(form), filter_fn, batch, call, candidates=openable
+                unwrap(model), check_form(form), filter_fn, batch, call, in_training=True
             )
-        inside = layers_inside(unwrap(model), check_form(form), filter_fn)
-        layers, self.skipped, self._opened = inside.layers, inside.skipped | closed, inside.opened
+        layers, skipped, self._opened, tree = layers_inside(unwrap(model), check_form(form), filter_fn)
+        self.skipped = skipped | closed
         require_layers(layers, self.skipped)
         self.layers = layers
         self.criterion = criterion
@@ -135,7 +135,7 @@ class TwoNetworks:
             smallest_share,
             layers,
             bounds,
-            lambda: cost_selector(inside.tree, inside.in_tree, bounds, example_input, call, params_in_all),
+            lambda: cost_selector(tree, layers, bounds, example_input, call, params_in_all),
         )
         self._chains = {module: ChainLayers(module, layer.chain) for layer in layers for module in layer.modules}
         # Its reducer waits for backward(), which is not called here: what it does is done here.
@@ -333,8 +333,8 @@ class TwoNetworks:
 
 def mixed(full: Pass, low: Pass, balance: float, layers: Sequence[Layer]) -> Gradient:
     """Return (1 − λ) ∇_f + λ ∇̂."""
-    cuts, of_full, of_low = cuts_of(layers), full.gradient, low.gradient
-    return {p: mix(of_full[p], of_low[p], balance, cuts.get(p, ())) for p in of_full}
+    decomposed, of_full, of_low = by_parameter(layers), full.gradient, low.gradient
+    return {p: mix(of_full[p], of_low[p], balance, decomposed.get(p, ())) for p in of_full}
 
 
 @contextmanager

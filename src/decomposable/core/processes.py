@@ -6,7 +6,6 @@
     mean(gradient)     Σ_p n_p g_p / Σ_p n_p, in buckets, under way while other work is done
 
 Every process has to make the same calls in the same order. A process alone makes none: all of this costs it nothing.
-
 A process that died is noticed by the next call, which says so in place of the words of the backend.
 """
 
@@ -44,39 +43,30 @@ class LostProcessError(OtherProcessError):
 
 
 class Processes:
-    """Those of a process group; `index` is this one's place among `count`."""
+    """Talk to the other processes of a group; `index` is this one's place among `count`."""
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.group, self.device = group, device
         self.index = 0 if group is None else dist.get_rank(group)
         self.count = 1 if group is None else dist.get_world_size(group)
+        self.is_alone, self.is_first = group is None, self.index == 0  # the first writes and speaks for all
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None, device: torch.device) -> Processes:
-        """Those of a group; by default all that there are, which is one where torch.distributed was not set up."""
+        """Return those of a group, by default of all processes; without torch.distributed, this one alone."""
         if group is None and dist.is_available() and dist.is_initialized():
             group = dist.group.WORLD
         if group is not None and dist.get_rank(group) < 0:
             raise InvalidArgumentError("process_group: this process is not in it; allowed: a group that it is in")
         return cls(group if group is not None and dist.get_world_size(group) > 1 else None, device)
 
-    @property
-    def is_alone(self) -> bool:
-        """Return whether this is the only process."""
-        return self.group is None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it is this one that writes and speaks for all."""
-        return self.index == 0
-
     def together(self, work: Callable[[], T]) -> T:
-        """What the work returns here, once it is done on every process; where it failed on any, that is raised."""
+        """Return what the work returns here, once it is done on every process; raise where it failed on any."""
         result, _ = self.summed(lambda: (work(), ()), 0)
         return result
 
     def summed(self, work: Callable[[], tuple[T, Sequence[float]]], length: int) -> tuple[T, list[float]]:
-        """The same for work that also gives so many numbers: their sums over all processes come back, too."""
+        """Do the same for work that also gives so many numbers, and return their sums over all processes, too."""
         if self.is_alone:
             result, numbers = work()
             return result, list(numbers)
@@ -88,56 +78,55 @@ class Processes:
         except Exception as raised:  # whatever a model or a loss raises: the others must not wait for it
             error = raised
             told[_kind_of(raised)] = 1
-        told = told.to(self.device)
-        self._reduce(told)
-        failed, sums = told[: len(_KINDS)].tolist(), told[len(_KINDS) :].tolist()
-        worst = max((kind for kind, count in enumerate(failed) if count), default=None)
+        sums = self._reduced(told).tolist()
+        worst = max((kind for kind in range(len(_KINDS)) if sums[kind]), default=None)
         if worst is not None:
             self._raise(worst, error)
-        return result, sums
+        return result, sums[len(_KINDS) :]
 
     def _raise(self, worst: int, own: Exception | None) -> NoReturn:
         """Raise what is the worst that happened anywhere, on each process; its own where that is as bad."""
+        is_any = worst == len(_KINDS) - 1
         if own is not None and _kind_of(own) == worst:
-            self.texts(f"{type(own).__name__}: {first_line(own)}" if worst == len(_KINDS) - 1 else str(own))
+            self.texts(f"{type(own).__name__}: {first_line(own)}" if is_any else str(own))
             raise own
         index, text = next((i, text) for i, text in enumerate(self.texts("")) if text)
-        if worst == len(_KINDS) - 1:
-            raise OtherProcessError(f"process {index} of {self.count} failed: {text}")
-        raise _KINDS[worst](text)
+        raise OtherProcessError(f"process {index} of {self.count} failed: {text}") if is_any else _KINDS[worst](text)
 
     def texts(self, text: str) -> list[str]:
-        """A short text of every process."""
+        """Return a short text of every process."""
         return [part.decode(errors="replace") for part in self.gathered(text.encode()[:_TEXT_BYTES])]
 
     def gathered(self, content: bytes) -> list[bytes]:
-        """Some bytes of every process."""
+        """Return some bytes of every process."""
         if self.is_alone:
             return [content]
-        lengths = [int(one) for one in self._gather(torch.tensor([len(content)]))]
+        lengths = self._gathered(torch.tensor([len(content)])).flatten().tolist()
         padded = bytearray(content.ljust(max(1, *lengths), b"\0"))
-        found = self._gather(torch.frombuffer(padded, dtype=torch.uint8))
-        return [one.cpu().numpy().tobytes()[:length] for one, length in zip(found, lengths, strict=True)]
+        found = self._gathered(torch.frombuffer(padded, dtype=torch.uint8)).cpu().numpy()
+        return [row.tobytes()[:length] for row, length in zip(found, lengths, strict=True)]
 
-    def _gather(self, tensor: Tensor) -> list[Tensor]:
+    def _gathered(self, tensor: Tensor) -> Tensor:
         own = tensor.to(self.device)
         found = [torch.empty_like(own) for _ in range(self.count)]
         with _naming_the_dead():
             dist.all_gather(found, own, group=self.group)
-        return found
+        return torch.stack(found)
+
+    def _reduced(self, tensor: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
+        told = tensor.to(self.device)
+        with _naming_the_dead():
+            dist.all_reduce(told, how, group=self.group)
+        return told
 
     def anywhere(self, flags: Sequence[bool]) -> list[bool]:
-        """Each as it is on any process."""
+        """Return each as it is on any process."""
         if self.is_alone:
             return list(flags)
-        told = torch.tensor(flags, dtype=torch.int32).to(self.device)
-        self._reduce(told, dist.ReduceOp.MAX)
-        return [bool(flag) for flag in told.tolist()]
+        return self._reduced(torch.tensor(flags, dtype=torch.int32), dist.ReduceOp.MAX).bool().tolist()
 
     def from_first(self, numbers: Sequence[float]) -> list[float]:
-        """The first process's, with all their bits."""
-        if self.is_alone:
-            return list(numbers)
+        """Return the first process's, with all their bits."""
         told = torch.tensor(numbers, dtype=torch.float64).to(self.device)
         self.send_([told], owner=0)
         return told.tolist()
@@ -147,7 +136,7 @@ class Processes:
         if self.is_alone:
             return
         for part in _buckets(tensors):
-            flat = _flat(part)
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in part])
             with _naming_the_dead():
                 dist.broadcast(flat, group=self.group, group_src=owner)
             if owner != self.index:
@@ -158,11 +147,20 @@ class Processes:
         """Begin to sum `share` times the gradient over all processes; `is_used` says which any of them has."""
         if self.is_alone:
             return Averaging(gradient, ())
-        return Averaging.begun(self, gradient, share, is_used)
-
-    def _reduce(self, tensor: Tensor, how: Any = dist.ReduceOp.SUM) -> None:
-        with _naming_the_dead():
-            dist.all_reduce(tensor, how, group=self.group)
+        result: dict[nn.Parameter, Tensor | None] = dict.fromkeys(gradient)
+        under_way = []
+        for part in _buckets([p for p, is_it in zip(gradient, is_used, strict=True) if is_it]):
+            # Of half precision, sums are of float32: a share of a small number would vanish.
+            kind = torch.promote_types(part[0].dtype, torch.float32)
+            bucket = part[0].new_zeros(sum(p.numel() for p in part), dtype=kind)
+            for parameter, values in zip(part, _split(bucket, part), strict=True):
+                summed, own = _as_laid_out(values, parameter), gradient[parameter]
+                if own is not None and share:
+                    summed.add_(own, alpha=share)
+                result[parameter] = summed
+            with _naming_the_dead():
+                under_way.append(dist.all_reduce(bucket, group=self.group, async_op=True))
+        return Averaging(result, under_way)
 
     def check_same_(self, named: Iterable[tuple[str, Tensor]], generator: torch.Generator) -> None:
         """Refuse weights that differ between processes, and take the first one's generator."""
@@ -171,8 +169,8 @@ class Processes:
         names, tensors = zip(*named, strict=True)
         prints = torch.stack([torch.tensor(len(names), device=self.device), *map(_bits, tensors)])
         for told in (prints[:1], prints):  # first how many there are: else the rest does not fit
-            most = torch.stack([told, ~told])  # the largest, and (of the complement) the smallest anywhere
-            self._reduce(most, dist.ReduceOp.MAX)
+            # The largest, and (of the complement) the smallest anywhere.
+            most = self._reduced(torch.stack([told, ~told]), dist.ReduceOp.MAX)
             different = (most[0] != ~most[1]).nonzero().flatten().tolist()
             if different:
                 place = different[0] - 1
@@ -187,32 +185,13 @@ class Processes:
 
 
 class Averaging:
-    """A gradient on its way to its mean over all processes."""
+    """Hold a gradient on its way to its mean over all processes."""
 
     def __init__(self, gradient: Gradient, under_way: Sequence[Any]) -> None:
         self._gradient, self._under_way = gradient, under_way
 
-    @classmethod
-    def begun(cls, processes: Processes, gradient: Gradient, share: float, is_used: Sequence[bool]) -> Averaging:
-        """Of every parameter that any process has a gradient for; the others have none."""
-        result: dict[nn.Parameter, Tensor | None] = dict.fromkeys(gradient)
-        used = [p for p, is_it in zip(gradient, is_used, strict=True) if is_it]
-        under_way = []
-        for part in _buckets(used):
-            # Of half precision, sums are of float32: a share of a small number would vanish.
-            kind = torch.promote_types(part[0].dtype, torch.float32)
-            bucket = part[0].new_zeros(sum(p.numel() for p in part), dtype=kind)
-            for parameter, values in zip(part, _split(bucket, part), strict=True):
-                summed, own = _as_laid_out(values, parameter), gradient[parameter]
-                if own is not None and share:
-                    summed.add_(own, alpha=share)
-                result[parameter] = summed
-            with _naming_the_dead():
-                under_way.append(dist.all_reduce(bucket, group=processes.group, async_op=True))
-        return cls(result, under_way)
-
     def wait(self) -> Gradient:
-        """The mean, when it is there."""
+        """Return the mean, when it is there."""
         with _naming_the_dead():
             for work in self._under_way:
                 work.wait()
@@ -225,8 +204,7 @@ ALONE = Processes(None, torch.device("cpu"))
 
 def same_buffers_(model: nn.Module, processes: Processes) -> None:
     """Give every process the first one's buffers, as DistributedDataParallel does before a pass."""
-    if not processes.is_alone:
-        processes.send_([buffer for buffer in model.buffers() if buffer is not None], owner=0)
+    processes.send_([*model.buffers()], owner=0)
 
 
 def _kind_of(error: Exception) -> int:
@@ -234,7 +212,7 @@ def _kind_of(error: Exception) -> int:
 
 
 def _buckets(tensors: Sequence[SomeTensor]) -> Iterator[list[SomeTensor]]:
-    """The tensors in order, those of one type and device together, up to the size of a bucket."""
+    """Yield the tensors in order, those of one type and device together, up to the size of a bucket."""
     groups: dict[Any, list[SomeTensor]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -243,7 +221,7 @@ def _buckets(tensors: Sequence[SomeTensor]) -> Iterator[list[SomeTensor]]:
         size = 0
         for tensor in group:
             part.append(tensor)
-            size += tensor.numel() * tensor.element_size()
+            size += tensor.nbytes
             if size >= BUCKET_BYTES:
                 yield part
                 part, size = [], 0
@@ -251,26 +229,19 @@ def _buckets(tensors: Sequence[SomeTensor]) -> Iterator[list[SomeTensor]]:
             yield part
 
 
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """One after the other; of one that is flat already, the tensor itself."""
-    if len(tensors) == 1 and tensors[0].is_contiguous():
-        return tensors[0].detach().view(-1)
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
 def _split(flat: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return flat.split([tensor.numel() for tensor in tensors])
 
 
 def _as_laid_out(values: Tensor, like: Tensor) -> Tensor:
-    """The flat values in the shape of a parameter, and in its layout where that leaves no gaps."""
+    """Return the flat values in the shape of a parameter, and in its layout where that leaves no gaps."""
     if like.dim() == 4 and not like.is_contiguous() and like.is_contiguous(memory_format=torch.channels_last):
         return values.as_strided(like.shape, like.stride(), values.storage_offset())
     return values.view(like.shape)
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """A whole number that changes with any bit of a tensor, and is the same on every kind of machine."""
+    """Return a whole number that changes with any bit of a tensor, and is the same on every kind of machine."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     plain = tensor.detach().contiguous()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
@@ -280,7 +251,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _naming_the_dead() -> Iterator[None]:
-    """A backend raises what its sockets say; mostly it is that a process has ended."""
+    """Say of what a backend's sockets raise what it mostly is: a process has ended."""
     try:
         yield
     except RuntimeError as error:

@@ -1,8 +1,8 @@
 """What takes a decomposed layer's place, and answers for it when the model asks about the layer.
 
 Models do not only call their layers: they ask for `stride` or `in_features`, and cast their input to `weight.dtype`.
-A `StandIn` has all that the layer had. Its `weight` is W̃, which is not there: a `FactoredWeight` knows its type,
-shape and device, and is computed when its values are used, anew each time, so that it is never out of date.
+A `StandIn` has all that the layer had. Its `weight` is W̃, as a `FactoredWeight`: type, shape and device are known, and
+the values are computed anew each time that somebody uses them, so that they are never out of date.
 """
 
 from __future__ import annotations
@@ -15,24 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from decomposable.core.tree import hollow
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import in_words
 
-_INTERNAL = frozenset(vars(nn.Module()))  # hooks, parameters, flags: every module has its own
-_LEAVES = (int, float, bool, str, type(None), torch.dtype, torch.device)
-
 _aten = torch.ops.aten
-_OF_VALUES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # properties that are more than an answer
-_ANSWERS = frozenset(
-    {"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "get_device", "__len__"}
-    | {"is_floating_point", "is_complex", "is_contiguous"}
-)
-WITHOUT_VALUES = frozenset(
-    {
-        *(_aten.detach, _aten.new_empty, _aten.new_empty_strided, _aten.new_zeros, _aten.new_ones, _aten.new_full),
-        *(_aten.empty_like, _aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.rand_like, _aten.randn_like),
-    }
-)
+# What a tensor answers without its values: all properties but the first ones, and these functions.
+_OF_VALUES = {"T", "mT", "H", "mH", "data", "real", "imag"}
+_ANSWERS = {"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "get_device"}
+_ANSWERS |= {"is_floating_point", "is_complex", "is_contiguous", "__len__"}
+WITHOUT_VALUES = {_aten.detach, _aten.new_empty, _aten.new_empty_strided, _aten.new_zeros, _aten.new_ones}
+WITHOUT_VALUES |= {_aten.new_full, _aten.empty_like, _aten.zeros_like, _aten.ones_like, _aten.full_like}
+WITHOUT_VALUES |= {_aten.rand_like, _aten.randn_like}
 """Operations on a tensor that use its type, device and shape, but not its values."""
 
 
@@ -44,7 +38,7 @@ class FactoredWeight(Tensor):
 
     @staticmethod
     def __new__(cls, stages: Sequence[Tensor], shape: Sequence[int], swapped: bool = False) -> FactoredWeight:
-        """One for the weights of a chain, without a gradient; `factored_weight` gives one that has."""
+        """Make one without a gradient; `factored_weight` gives one that has."""
         kind = stages[0]
         weight = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=kind.dtype, device=kind.device)
         weight.stages, weight.swapped = tuple(stages), swapped
@@ -52,19 +46,21 @@ class FactoredWeight(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Where `torch.export` records, W̃ is computed up here, from its tensors; nothing below would be recorded."""
+        """Compute W̃ up here where `torch.export` records: nothing below would be recorded."""
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling() and not _asks_only(func):
+        name, owner = getattr(func, "__name__", ""), getattr(func, "__self__", None)
+        asks_only = name in _ANSWERS or (name == "__get__" and getattr(owner, "__name__", "") not in _OF_VALUES)
+        if torch.compiler.is_compiling() and not asks_only:
             if func in (Tensor.detach, Tensor.data.__get__):  # type: ignore[attr-defined]
                 return args[0]  # a recorded program has no gradient
-            args, kwargs = tree_map_only(FactoredWeight, FactoredWeight._recorded, (args, kwargs))
+            args, kwargs = tree_map_only(FactoredWeight, lambda w: product(w.stages, swapped=w.swapped), (args, kwargs))
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """The operation on W̃ itself; autograd stands above this and leads the gradient on to the factors."""
+        """Do the operation on W̃ itself; autograd stands above this and leads the gradient on to the factors."""
         if func.overloadpacket is _aten.detach:
             (weight,) = args
             return FactoredWeight(weight.stages, weight.shape, weight.swapped)
@@ -77,15 +73,12 @@ class FactoredWeight(Tensor):
         return func(*args, **kwargs)
 
     def dense(self) -> Tensor:
-        """W̃ as an ordinary tensor, without a gradient."""
+        """Return W̃ as an ordinary tensor, without a gradient."""
         return product([each.detach() for each in self.stages], swapped=self.swapped)
 
     def _blank(self) -> Tensor:
-        """A tensor of the same type, device and shape, whose values take no memory and say nothing."""
+        """Return a tensor of the same type, device and shape, whose values take no memory and say nothing."""
         return self.stages[0].new_empty(()).expand(self.shape)
-
-    def _recorded(self) -> Tensor:
-        return product(self.stages, swapped=self.swapped)
 
     def _refusal(self, what: str) -> InvalidArgumentError:
         factors = in_words(tuple(map(len, self.stages[:-1])))
@@ -99,19 +92,15 @@ class FactoredWeight(Tensor):
         raise self._refusal("an assignment")
 
     def numpy(self, *, force: bool = False) -> Any:
-        """As of the dense one; torch itself offers it for plain tensors only."""
-        return (self.dense().requires_grad_(self.requires_grad)).numpy(force=force)
+        """Return the values; torch itself offers this for plain tensors only."""
+        return self.dense().requires_grad_(self.requires_grad).numpy(force=force)
 
     def tolist(self) -> Any:
-        """As of the dense one."""
+        """Return the values."""
         return self.dense().tolist()
 
-    def __array__(self, dtype: Any = None) -> Any:
-        values = self.numpy()
-        return values if dtype is None else values.astype(dtype)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """A copy has no factors to follow, so it is a plain tensor."""
+        """Return a plain tensor: a copy has no factors to follow."""
         copied: Tensor = memo.setdefault(id(self), self.dense())
         return copied
 
@@ -119,18 +108,11 @@ class FactoredWeight(Tensor):
         return self.dense().__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        ranks = [len(each) for each in self.stages[:-1]]
-        return f"FactoredWeight(rank={', '.join(map(str, ranks))}, {self.dense()!r})"
-
-
-def _asks_only(func: Any) -> bool:
-    """Whether a function of tensors answers with what is known without the values."""
-    name = getattr(func, "__name__", "")
-    return getattr(func.__self__, "__name__", "") not in _OF_VALUES if name == "__get__" else name in _ANSWERS
+        return f"FactoredWeight(rank={', '.join(str(len(each)) for each in self.stages[:-1])}, {self.dense()!r})"
 
 
 class _Product(torch.autograd.Function):
-    """Leads the gradient of W̃ to the stages that it is computed from."""
+    """Lead the gradient of W̃ to the stages that it is computed from."""
 
     @staticmethod
     def forward(ctx: Any, shape: Sequence[int], swapped: bool, *stages: Tensor) -> Tensor:
@@ -140,53 +122,39 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = [
-            stage for stage, is_wanted in zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True) if is_wanted
-        ]
-        is_differentiable = torch.is_grad_enabled()
+        needed, is_differentiable = ctx.needs_input_grad[2:], torch.is_grad_enabled()
+        wanted = [stage for stage, is_needed in zip(ctx.saved_tensors, needed, strict=True) if is_needed]
         with torch.enable_grad():
             made = product(ctx.saved_tensors, swapped=ctx.swapped)
             found = iter(torch.autograd.grad(made, wanted, gradient, create_graph=is_differentiable))
-        return None, None, *(next(found) if is_wanted else None for is_wanted in ctx.needs_input_grad[2:])
+        return None, None, *(next(found) if is_needed else None for is_needed in needed)
 
 
 def product(stages: Sequence[Tensor], *, swapped: bool = False) -> Tensor:
-    """W̃ (outputs, inputs, kernel), computed from the weights of a chain's stages; swapped, inputs come first.
+    """Return W̃ (outputs, inputs, kernel) of the weights of a chain; swapped, its inputs come first.
 
-    Along every axis of the kernel one of them at most is more than 1 wide, so that its taps are those of W̃.
+    Along every axis of the kernel at most one stage is more than 1 wide, so that its taps are those of W̃.
 
     >>> product([torch.ones(2, 3, 1, 5), torch.ones(4, 2, 3, 1)]).shape
     torch.Size([4, 3, 3, 5])
     """
     made = stages[0]
     for stage in stages[1:]:
-        made = _joined(made, stage)
+        made = torch.einsum("or...,ri...->oi...", stage, made)
     return (made.transpose(0, 1) if swapped else made).contiguous()
 
 
-def _joined(before: Tensor, behind: Tensor) -> Tensor:
-    """One weight for two layers, of which one follows the other."""
-    _, inputs, *taps_before = before.shape
-    outputs, _, *taps_behind = behind.shape
-    left = behind.movedim(1, -1).flatten(0, -2)
-    apart = (left @ before.flatten(1)).reshape(outputs, *taps_behind, inputs, *taps_before)
-    axes = len(taps_before)
-    pairs = [axis for i in range(axes) for axis in (1 + i, 2 + axes + i)]  # one of each two is 1 wide
-    kernel = [one * other for one, other in zip(taps_before, taps_behind, strict=True)]
-    return apart.permute(0, 1 + axes, *pairs).reshape(outputs, inputs, *kernel)
-
-
 def factored_weight(stages: Sequence[Tensor], shape: Sequence[int], *, swapped: bool = False) -> Tensor:
-    """W̃ that is computed when it is used; gradients go to the weights of the chain.
+    """Return W̃ that is computed when it is used; gradients go to the weights of the chain.
 
-    Stages are (outputs, inputs, kernel); the shape is that of W̃, of which inputs come first where it is swapped.
+    Stages are (outputs, inputs, kernel); the shape is that of W̃, whose inputs come first where it is swapped.
 
     >>> first, second = torch.ones(1, 3, requires_grad=True), torch.ones(2, 1)
     >>> weight = factored_weight((first, second), (2, 3))
     >>> weight.shape, type(weight).__name__, (2 * weight).sum()
     (torch.Size([2, 3]), 'FactoredWeight', tensor(12., grad_fn=<SumBackward0>))
     """
-    # Those who record a graph leave out of it what is not used; torch.func has tensors of its own kind.
+    # Who records a graph leaves out what is not used; torch.func has tensors of its own kind.
     is_recorded = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()
     if is_recorded or torch._C._functorch.peek_interpreter_stack() is not None:
         return product(stages, swapped=swapped)
@@ -197,28 +165,28 @@ def factored_weight(stages: Sequence[Tensor], shape: Sequence[int], *, swapped: 
 
 
 class StandIn(nn.Sequential):
-    """A chain of plain layers, input → bases → output, in the place of one convolution or `Linear`.
+    """Be a chain of plain layers, input → bases → output, in the place of one convolution or `Linear`.
 
-    Every attribute that the layer had is there: sizes, options, the `bias`, what its class or its user added. It is not
-    a `Conv2d` or `Linear` itself: who replaces layers of these types, to quantise them for instance, wants its own.
+    Every attribute of the layer is there: sizes, options, the `bias`, what its class or its user added. It is not a
+    `Conv2d` or `Linear` itself: who replaces layers of these types, to quantise them for instance, wants those inside.
     """
 
     __jit_unused_properties__ = ["weight", "bias"]  # noqa: RUF012  (TorchScript's convention)
 
     @property
     def weight(self) -> Tensor:
-        """W̃: its type, shape and device are known, its values are computed when they are used."""
+        """Return W̃, whose values are computed when they are used."""
         held: list[Tensor] = [layer.weight for layer in self._modules.values()]  # type: ignore[misc]
         stages = [w.transpose(0, 1) if s else w for w, s in zip(held, self._swapped, strict=True)]
         return factored_weight(stages, self._shape, swapped=any(self._swapped))
 
     @property
     def bias(self) -> Tensor | None:
-        """The layer's own, which the last of the chain adds."""
+        """Return the layer's own, which the last of the chain adds."""
         return self._modules[str(len(self._modules) - 1)].bias  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
-        """What the layer's class defines, such as a property that somebody added to it."""
+        """Return what the layer's class defines, such as a property that somebody added to it."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -230,39 +198,27 @@ class StandIn(nn.Sequential):
             raise
 
     def __getitem__(self, index: Any) -> Any:
-        """One of the layers; a part of them stands for nothing and is an ordinary `nn.Sequential`."""
+        """Return one of the layers; a part of them stands for nothing and is an ordinary `nn.Sequential`."""
         if isinstance(index, slice):
             return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
         return super().__getitem__(index)
 
 
 class TransposedStandIn(StandIn):
-    """One for a transposed convolution, which may be told the size of its output."""
+    """Be a chain for a transposed convolution, which may be told the size of its output."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """The chain; the size is for those of its layers that are transposed convolutions."""
+        """Run the chain; the size is for those of its layers that are transposed convolutions."""
         for layer, is_swapped in zip(self._modules.values(), self._swapped, strict=True):
             input = layer(input, output_size) if is_swapped else layer(input)
         return input
 
 
 def stand_in_for(module: nn.Module, swapped: Sequence[bool]) -> StandIn:
-    """One that has all the layer's attributes, and no layers yet.
+    """Return a chain that has all the layer's attributes, and no layers yet.
 
     `swapped` says of each whether it holds its weight as (inputs, outputs, kernel).
     """
-    stand_in = TransposedStandIn() if any(swapped) else StandIn()
-    own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
-    stand_in.__dict__.update(
-        own,
-        _shape=tuple(module.weight.shape),  # type: ignore[arg-type]
-        _swapped=tuple(swapped),
-        _stands_for=type(module),
-        # What may lead to other modules, which are others in a copy of the network.
-        _references=tuple(name for name, value in own.items() if not _is_plain(value)),
-    )
-    return stand_in
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, _LEAVES) or (type(value) is tuple and all(isinstance(v, _LEAVES) for v in value))
+    kind: type[StandIn] = TransposedStandIn if any(swapped) else StandIn
+    shape = tuple(module.weight.shape)  # type: ignore[arg-type]
+    return hollow(kind, module, _shape=shape, _swapped=tuple(swapped), _stands_for=type(module))

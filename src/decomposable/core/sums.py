@@ -3,17 +3,14 @@
 A side of more than `WIDEST` entries, such as the outputs of a language model, has a moment of blocks along its
 diagonal: what is outside of them is left out, so that memory and time grow with the width, not with its square.
 
-Each moment comes with its expected error, which the batches tell by how much they differ. Moments of two parts of the
-data give that of both, without another pass.
-
-A moment S of few images has directions that none of them used. They look free, and are not: other images use them. What
-is known of a direction before any image is seen is that all are alike, μ1 with μ the mean of the diagonal, in which a
-layer is cut as its singular values say. The mixture
+A moment S of few images has directions that none of them used. They look free, and are not: other images use them.
+Before any image is seen all directions are alike, μ1 with μ the mean of the diagonal, in which a layer is cut as its
+singular values say. The mixture
 
     (1 − ρ) S + ρ μ 1        ρ = E‖S − Σ‖² / E‖S − μ1‖²
 
-is the nearest one to the moment Σ of endless data (Ledoit and Wolf, 2004). The numerator is the expected error:
-positions of one image are not independent, batches are.
+is the nearest one to the moment Σ of endless data (Ledoit and Wolf, 2004). The numerator is the expected error, which
+the batches tell by how much they differ: positions of one image are not independent, batches are.
 
 Shape suffixes: B images; P positions; M as in `forms`; D blocks, of W entries each.
 """
@@ -21,11 +18,14 @@ Shape suffixes: B images; P positions; M as in `forms`; D blocks, of W entries e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from decomposable.core.svd import most_precise
 
 WIDEST = 4096
 """Entries of a side whose moment is kept whole."""
@@ -43,20 +43,34 @@ def blocks_of(width: int) -> tuple[int, int]:
     return (1, width) if width <= WIDEST else (-(-width // BLOCK), BLOCK)
 
 
-@dataclass(frozen=True, kw_only=True)
+def bytes_of(widths: Iterable[int]) -> int:
+    """Return what the moments of these sides take, twice in float32: the sum and the current batch's, or a root."""
+    return sum(8 * count * block**2 for count, block in map(blocks_of, widths))
+
+
+def grouped(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Return the names in groups whose sizes fit in the most; one that fits in none has a group of its own."""
+    groups: list[list[str]] = []
+    left = 0
+    for name, size in sizes.items():
+        if not groups or size > left:
+            groups.append([])
+            left = most
+        groups[-1].append(name)
+        left -= size
+    return groups
+
+
+@dataclass(frozen=True)
 class Spread:
     """Hold what the batches c of a moment weigh, w_c, and how much they differ: Σ w_c, Σ w_c² and Σ w_c² ‖S_c‖²."""
 
-    weight: float
-    squared_weights: float
-    squares: float
+    weight: float = 0.0
+    squared_weights: float = 0.0
+    squares: float = 0.0
 
     def __add__(self, other: Spread) -> Spread:
-        return Spread(
-            weight=self.weight + other.weight,
-            squared_weights=self.squared_weights + other.squared_weights,
-            squares=self.squares + other.squares,
-        )
+        return Spread(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def total(self) -> float:
@@ -79,103 +93,95 @@ class Moments:
     """Hold A (M × M), and G (N × N) where a loss was given, of one layer's matrix; float32. Of a wide side, its blocks
     (D × W × W), the last one filled up with zeros.
 
-    The errors are the expected squared Frobenius distances to the moments of endless data; infinite where one batch
-    says nothing about that. The spreads are what they come from, one for each side.
+    The errors are the expected squared Frobenius distances to the moments of endless data, and come from the spreads.
     """
 
     inputs: Tensor
     gradients: Tensor | None = None
-    inputs_error: float = 0.0
-    gradients_error: float = 0.0
+    errors: tuple[float, ...] = (0.0, 0.0)
     spreads: tuple[Spread, ...] = ()
 
     @classmethod
-    def of(
-        cls, inputs: Tensor, inputs_spread: Spread, gradients: Tensor | None = None, spread: Spread | None = None
-    ) -> Moments:
-        """Return the moments with their errors."""
-        if gradients is None or spread is None:
-            return cls(inputs, None, inputs_spread.error(inputs), 0.0, (inputs_spread,))
-        errors = inputs_spread.error(inputs), spread.error(gradients)
-        return cls(inputs, gradients, *errors, (inputs_spread, spread))
+    def of(cls, *sides: tuple[Tensor, Spread]) -> Moments:
+        """Return the moments of the inputs and, where they are given, of the gradients, with their errors."""
+        means, spreads = zip(*sides, strict=True)
+        errors = tuple(spread.error(mean) for mean, spread in sides)
+        return cls(means[0], means[1] if len(means) > 1 else None, errors, spreads)
+
+    @property
+    def sides(self) -> tuple[Tensor, ...]:
+        """Return those that there are."""
+        return (self.inputs,) if self.gradients is None else (self.inputs, self.gradients)
 
     def joined(self, other: Moments) -> Moments:
         """Return what one pass over the batches of both would have given."""
-        inputs = _joined(self.inputs, other.inputs, self.spreads[0], other.spreads[0])
-        if self.gradients is None or other.gradients is None:
-            return Moments.of(*inputs)
-        return Moments.of(*inputs, *_joined(self.gradients, other.gradients, self.spreads[1], other.spreads[1]))
-
-
-def _joined(one: Tensor, other: Tensor, spread: Spread, others: Spread) -> tuple[Tensor, Spread]:
-    both = spread + others
-    return one * (spread.weight / both.total) + other * (others.weight / both.total), both
+        sides = []
+        for mine, theirs, spread, others in zip(self.sides, other.sides, self.spreads, other.spreads, strict=True):
+            both = spread + others
+            sides.append((mine * (spread.weight / both.total) + theirs * (others.weight / both.total), both))
+        return Moments.of(*sides)
 
 
 class Sum:
     """Sum x xᵀ of one side of a layer, and how much its batches differ."""
 
     def __init__(self, width: int, device: torch.device, *, is_centred: bool = False) -> None:
-        self.width = width
+        self.width, self.spread = width, Spread()
         count, block = blocks_of(width)
         self.total = torch.zeros(count, block, block, device=device)
         self.part = torch.zeros_like(self.total)  # of the batch under way
+        self.positions = 0  # of the same
         self.centre = torch.zeros(count * block, device=device) if is_centred else None  # the sum of its x
-        self.weight, self.part_weight = 0.0, 0.0
-        self.squares, self.squared_weights = 0.0, 0.0
 
     def add(self, x_BMP: Tensor, positions: int) -> None:
         """Add what some images have: columns that stand for so many positions of each of them."""
         share = positions / x_BMP.shape[2]
-        self.part_weight += x_BMP.shape[0] * positions
+        self.positions += x_BMP.shape[0] * positions
         if self.centre is not None:
             self.centre[: self.width] += share * x_BMP.sum(dim=(0, 2))
         x_BMP = x_BMP * share**0.5 if share != 1 else x_BMP
-        count, block = blocks_of(self.width)
+        count, block, _ = self.part.shape
         if count == 1:
             self.part[0].addbmm_(x_BMP, x_BMP.mT)
-            return
-        x_DWP = F.pad(x_BMP, (0, 0, 0, count * block - self.width)).movedim(1, 0).reshape(count, block, -1)
-        self.part.baddbmm_(x_DWP, x_DWP.mT)
+        else:
+            x_DWP = F.pad(x_BMP, (0, 0, 0, count * block - self.width)).movedim(1, 0).reshape(count, block, -1)
+            self.part.baddbmm_(x_DWP, x_DWP.mT)
 
     def end_batch(self, weight: float | None = None) -> None:
         """End the batch under way; it weighs as much as it has positions, or this."""
-        weight = self.part_weight if weight is None else weight
-        if self.centre is not None and self.part_weight:
+        weight = self.positions if weight is None else weight
+        if self.centre is not None and self.positions:
             centre_DW = self.centre.view(self.part.shape[:2])
-            self.part.baddbmm_(centre_DW[:, :, None], centre_DW[:, None, :], alpha=-1 / self.part_weight)
+            self.part.baddbmm_(centre_DW[:, :, None], centre_DW[:, None, :], alpha=-1 / self.positions)
             self.centre.zero_()
-        self.squares += _squared(self.part)
+        self.spread += Spread(weight, weight**2, _squared(self.part))
         self.total += self.part
         self.part.zero_()
-        self.weight, self.squared_weights = self.weight + weight, self.squared_weights + weight**2
-        self.part_weight = 0.0
+        self.positions = 0
 
     def mean(self) -> tuple[Tensor, Spread]:
         """Return the moment, a matrix where it is whole, and how much its batches differ."""
-        spread = Spread(weight=self.weight, squared_weights=self.squared_weights, squares=self.squares)
-        mean = self.total.div_(spread.total)
-        return (mean[0] if len(mean) == 1 else mean), spread
+        mean = self.total.div_(self.spread.total)
+        return (mean[0] if len(mean) == 1 else mean), self.spread
 
 
 def _squared(blocks: Tensor) -> float:
-    return float(torch.linalg.vector_norm(blocks, dtype=torch.float64 if blocks.device.type != "mps" else None)) ** 2
+    return float(torch.linalg.vector_norm(blocks, dtype=most_precise(blocks.device))) ** 2
 
 
 def shrunk(moments: Moments) -> Moments:
     """Return the moments as far as they can be believed."""
-    inputs = shrunk_moment(moments.inputs, moments.inputs_error)
-    if moments.gradients is None:
-        return replace(moments, inputs=inputs)
-    return replace(moments, inputs=inputs, gradients=shrunk_moment(moments.gradients, moments.gradients_error))
+    return _changed(moments, shrunk_moment)
 
 
 def of_weights(moments: Moments) -> Moments:
     """Return moments of the same size that know no direction: a layer is cut as its singular values say."""
-    inputs = _mixed(moments.inputs, 1.0)
-    return replace(
-        moments, inputs=inputs, gradients=None if moments.gradients is None else _mixed(moments.gradients, 1.0)
-    )
+    return _changed(moments, lambda moment, error: _mixed(moment, 1.0))
+
+
+def _changed(moments: Moments, change: Callable[[Tensor, float], Tensor]) -> Moments:
+    inputs, *gradients = (change(*side) for side in zip(moments.sides, moments.errors, strict=False))
+    return replace(moments, inputs=inputs, gradients=gradients[0] if gradients else None)
 
 
 def shrunk_moment(moment: Tensor, error: float) -> Tensor:
@@ -185,13 +191,12 @@ def shrunk_moment(moment: Tensor, error: float) -> Tensor:
     tensor([[3., 0.],
             [0., 1.]])
     """
-    mean = float(moment.diagonal(dim1=-2, dim2=-1).mean())
-    apart = float(moment.double().square().sum()) - moment.diagonal(dim1=-2, dim2=-1).numel() * mean**2  # ‖S − μ1‖²
+    diagonal = moment.diagonal(dim1=-2, dim2=-1)
+    apart = float(moment.double().square().sum()) - diagonal.numel() * float(diagonal.mean()) ** 2  # ‖S − μ1‖²
     return _mixed(moment, min(1.0, error / apart) if apart > 0 else 0.0)
 
 
 def _mixed(moment: Tensor, share: float) -> Tensor:
     mixed = moment * (1 - share)
-    diagonal = mixed.diagonal(dim1=-2, dim2=-1)
-    diagonal += share * moment.diagonal(dim1=-2, dim2=-1).mean()
+    mixed.diagonal(dim1=-2, dim2=-1).add_(share * moment.diagonal(dim1=-2, dim2=-1).mean())
     return mixed

@@ -1,15 +1,16 @@
 """One forward pass that sees how often every weight is applied, for the formulas of `cost.py`.
 
-It also sees two things below all of PyTorch's functions:
+It also sees, below all of PyTorch's functions:
 
-- products of two activations, as those inside attention (q kᵀ and weights · v), which no size makes smaller: a matrix
-  product of which neither side lies where a parameter or a buffer does, while no layer runs that is counted by weight;
-- what the outputs of layers go into. Batch normalisation takes the mean of its input away, so a cut before it need not
-  keep that mean, but only where nobody else uses it: a shortcut, a second call, or whoever gets the network's outputs.
+- products of two activations, as inside attention (q kᵀ and weights · v), which no size makes smaller: neither side is
+  a parameter or a buffer, and no layer runs that is counted by its weight;
+- what the outputs of layers go into. Batch normalisation takes the mean of its input away. A cut before it may lose
+  that mean, unless somebody else uses it: a shortcut, a second call, or whoever gets the network's outputs.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -42,31 +43,22 @@ _WITHOUT_COST = (nn.Embedding, nn.EmbeddingBag, _NormBase, nn.LayerNorm, nn.Grou
 
 
 def call_with_first(net: nn.Module, batch: Any, name: str = "batch") -> Any:
-    """Call `net` with a batch: a tensor, or a tuple, list or dict whose first entry is the input.
-
-    `name` is what messages call the batch.
-    """
+    """Call `net` with a batch, called `name` in messages: a tensor, or a collection whose first entry is the input."""
     try:
         return net(first_entry(batch))
     except Exception as error:
-        advice = _advice(batch, error)
-        if advice is None:
+        is_missing = isinstance(error, TypeError) and "missing" in str(error)
+        if isinstance(batch, Mapping) and len(batch) > 1:
+            came, call = f"a dict of {', '.join(map(str, batch))}", "net(**batch)"
+        elif isinstance(batch, tuple | list) and len(batch) > 1 and is_missing:
+            came, call = f"a {type(batch).__name__} of {len(batch)} entries", "net(*batch)"
+        else:
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InvalidArgumentError(
-            f"{name}: {advice[0]}; its first entry alone was passed and the model refused it ({reason:.300}); "
-            f"allowed: forward=lambda net, batch: {advice[1]}"
+            f"{name}: {came}; its first entry alone was passed and the model refused it ({reason:.300}); "
+            f"allowed: forward=lambda net, batch: {call}"
         ) from error
-
-
-def _advice(batch: Any, error: Exception) -> tuple[str, str] | None:
-    """Return what a batch is of which the model wants more than the first entry, and the call with all of it."""
-    if isinstance(batch, Mapping) and len(batch) > 1:
-        return f"a dict of {', '.join(map(str, batch))}", "net(**batch)"
-    is_missing = isinstance(error, TypeError) and "missing" in str(error)
-    if isinstance(batch, tuple | list) and len(batch) > 1 and is_missing:
-        return f"a {type(batch).__name__} of {len(batch)} entries", "net(*batch)"
-    return None
 
 
 def first_entry(batch: Any) -> Any:
@@ -108,10 +100,15 @@ def map_entries(function: Callable[[Any, Entry], Any], batch: Any, entry: Entry 
 
 @dataclass
 class Trace:
-    """Hold what a pass showed: the positions over all calls of every layer's output map; the extents of its input and
-    output maps, with the number of such maps; by module the MACs of other weights, and those of products of two
-    activations; for every normalisation layer the layer whose output goes straight into it; and the layers whose
-    outputs go nowhere else.
+    """Hold what a pass showed.
+
+    Attributes:
+        outputs: by layer the positions of its output map, over all calls.
+        maps: by layer the extents of its input and output maps, with the number of such maps.
+        other_macs: by module the MACs of its other weights.
+        products: by module the MACs of products of two activations.
+        layer_before_norm: for every normalisation layer the layer whose output goes straight into it.
+        only_normalised: the layers whose outputs go nowhere else.
     """
 
     outputs: Counter[nn.Module] = field(default_factory=Counter)
@@ -139,8 +136,9 @@ class Trace:
 
 @torch.no_grad()
 def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_first) -> Trace:
-    """Run the model once, in eval mode, and record how often each convolution, linear, attention and recurrent layer
-    applies its weights. Training flags are as before afterwards.
+    """Run the model once, in eval mode, and return how often each layer applies its weights.
+
+    Those are convolutions, linear, attention and recurrent layers. Training flags are as before afterwards.
     """
     first = first_entry(example_input)
     seen = Trace(samples=max(1, len(first)) if isinstance(first, Tensor) and first.dim() > 1 else 1)
@@ -157,13 +155,12 @@ def trace(model: nn.Module, example_input: Any, forward: Forward = call_with_fir
         with watcher:
             returned = forward(model, example_input)
     seen.only_normalised = watcher.only_normalised(returned)
-    if seen.has_unbatched:
-        seen.samples = 1
+    seen.samples = 1 if seen.has_unbatched else seen.samples
     return seen
 
 
 class _Watcher(TorchDispatchMode):
-    """See the operations of a pass: products of activations by the module that computes them, and uses of outputs."""
+    """See products of activations, by the module that computes them, and uses of outputs."""
 
     supports_higher_order_operators = True
 
@@ -212,9 +209,8 @@ class _Watcher(TorchDispatchMode):
     def _product_macs(self, operation: Any, args: Any) -> int:
         if operation in _FACTORS:
             one, other = (args[i] for i in _FACTORS[operation])
-            if _place(one) in self._held or _place(other) in self._held:
-                return 0
-            return int(one.numel()) * int(other.shape[-1])
+            is_of_weight = _place(one) in self._held or _place(other) in self._held
+            return 0 if is_of_weight else int(one.numel()) * int(other.shape[-1])
         if operation is not None and operation.__name__.startswith(_ATTENTION) and len(args) >= 3:
             query, key, value = args[:3]
             if all(isinstance(each, Tensor) and each.dim() == 4 for each in (query, key, value)):
@@ -243,62 +239,49 @@ def _version(output: Any) -> int:
     return output._version if isinstance(output, Tensor) and not output.is_inference() else 0
 
 
-def _see_convolution(seen: Trace, conv: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-    inputs = args[0] if args else kwargs["input"]
-    axes = len(conv.kernel_size)  # type: ignore[arg-type]
-    seen.has_unbatched |= inputs.dim() == axes + 1
-    batch = inputs.shape[: inputs.dim() - axes - 1].numel()
-    grid = inputs if getattr(conv, "transposed", False) else output  # a transposed weight is applied at every input
-    seen.outputs[conv] += batch * grid.shape[-axes:].numel()
-    seen.maps[conv][tuple(inputs.shape[-axes:]), tuple(output.shape[-axes:])] += batch
+def _see_layer(seen: Trace, layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+    axes = len(getattr(layer, "kernel_size", ()))
+    inputs = next(iter((*args, *kwargs.values()))) if axes else output
+    seen.has_unbatched |= axes > 0 and inputs.dim() == axes + 1
+    batch = output.shape[: output.dim() - axes - 1].numel()
+    before, behind = (tuple(each.shape[each.dim() - axes :]) for each in (inputs, output))
+    # A transposed weight is applied at every input.
+    seen.outputs[layer] += batch * math.prod(before if getattr(layer, "transposed", False) else behind)
+    seen.maps[layer][before, behind] += batch
 
 
-def _see_linear(seen: Trace, linear: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-    seen.outputs[linear] += output.shape[:-1].numel()
-    seen.maps[linear][(), ()] += output.shape[:-1].numel()
-
-
-def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    assert isinstance(attention, nn.MultiheadAttention)
-    query, key, value = (args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value")))
-    width = attention.embed_dim
-    seen.has_unbatched |= query.dim() == 2
-    if not attention.batch_first and query.dim() == 3:
-        seen.samples = query.shape[1]
-    seen.other_macs[attention] += sum(each.numel() * width for each in (query, key, value))  # positions · in · out
-    # What PyTorch does inside in one piece: scores and their sum over the values, for all heads together.
-    keys = key.numel() // key.shape[-1] // _samples(attention, query) + (attention.bias_k is not None)
-    seen.products[attention] += query.numel() // width * (keys + attention.add_zero_attn) * 2 * width
-    # out_proj is never called as a module: its weight is used at the query's positions.
-    seen.outputs[attention.out_proj] += query.numel() // width
-
-
-def _samples(attention: nn.MultiheadAttention, query: Tensor) -> int:
-    return 1 if query.dim() == 2 else query.shape[0 if attention.batch_first else 1]
-
-
-def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    inputs = args[0] if args else kwargs["input"]
-    data = inputs.data if isinstance(inputs, nn.utils.rnn.PackedSequence) else inputs
-    seen.has_unbatched |= data is inputs and inputs.dim() == 2
-    if not recurrent.batch_first and data is inputs and inputs.dim() == 3:
-        seen.samples = inputs.shape[1]
-    weights = sum(p.numel() for name, p in recurrent.named_parameters(recurse=False) if name.startswith("weight"))
-    seen.other_macs[recurrent] += weights * data.shape[:-1].numel()
-
-
-def _see_opened(seen: Trace, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    """See where the batch is, which may not be the first axis; its layers are seen themselves, and cannot tell that."""
+def _see_sequences(seen: Trace, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    """See where the batch is, which may not be the first axis; the layers of an opened module are seen themselves."""
     inputs = args[0] if args else kwargs.get("query", kwargs.get("input"))
     seen.has_unbatched |= isinstance(inputs, Tensor) and inputs.dim() == 2
     if isinstance(inputs, Tensor) and inputs.dim() == 3 and not module.batch_first:
         seen.samples = inputs.shape[1]
 
 
+def _see_attention(seen: Trace, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    assert isinstance(attention, nn.MultiheadAttention)
+    _see_sequences(seen, attention, args, kwargs, output)
+    query, key, value = (args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value")))
+    width, samples = attention.embed_dim, 1 if query.dim() == 2 else query.shape[0 if attention.batch_first else 1]
+    seen.other_macs[attention] += sum(each.numel() * width for each in (query, key, value))  # positions · in · out
+    # What PyTorch does inside in one piece: scores and their sum over the values, for all heads together.
+    keys = key.numel() // key.shape[-1] // samples + (attention.bias_k is not None) + attention.add_zero_attn
+    seen.products[attention] += query.numel() // width * keys * 2 * width
+    # out_proj is never called as a module: its weight is used at the query's positions.
+    seen.outputs[attention.out_proj] += query.numel() // width
+
+
+def _see_recurrent(seen: Trace, recurrent: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    _see_sequences(seen, recurrent, args, kwargs, output)
+    inputs = args[0] if args else kwargs["input"]
+    data = inputs.data if isinstance(inputs, nn.utils.rnn.PackedSequence) else inputs
+    weights = sum(p.numel() for name, p in recurrent.named_parameters(recurse=False) if name.startswith("weight"))
+    seen.other_macs[recurrent] += weights * data.shape[:-1].numel()
+
+
 _SEEING: dict[Any, Callable[..., None]] = {
-    Opened: _see_opened,
-    CONVOLUTIONS: _see_convolution,
-    nn.Linear: _see_linear,
+    Opened: _see_sequences,
+    (*CONVOLUTIONS, nn.Linear): _see_layer,
     nn.MultiheadAttention: _see_attention,
     nn.RNNBase: _see_recurrent,
 }
@@ -306,22 +289,19 @@ _SEEING: dict[Any, Callable[..., None]] = {
 
 def shape_of(layer: Layer) -> LayerShape:
     """Return the layer without its values."""
-    chain = layer.chain
-    return LayerShape(
-        name=layer.name, form=layer.form, shape=layer.shape, stages=chain.stages, transposed=chain.transposed
-    )
+    stages, transposed = layer.chain.stages, layer.chain.transposed
+    return LayerShape(name=layer.name, form=layer.form, shape=layer.shape, stages=stages, transposed=transposed)
 
 
 def layer_costs(layers: Sequence[Layer], seen: Trace) -> tuple[LayerCost, ...]:
     """Return the cost of every decomposed layer; its MACs are 0 where the pass did not reach it."""
     costs = []
     for layer in layers:
-        shape, chain = shape_of(layer), layer.chain
-        outputs = sum(seen.outputs[m] for m in layer.modules)
+        chain = layer.chain
         each = per_rank([s * p for s, p in zip(chain.sizes, seen.positions(layer, chain), strict=True)])
         macs = tuple(map(seen.per_sample, each)) if isinstance(each, tuple) else seen.per_sample(each)
-        dense_macs = seen.per_sample(chain.dense_size * outputs)
-        costs.append(LayerCost.of(shape, dense_macs=dense_macs, macs_per_rank=macs))
+        dense_macs = seen.per_sample(chain.dense_size * sum(seen.outputs[m] for m in layer.modules))
+        costs.append(LayerCost.of(shape_of(layer), dense_macs=dense_macs, macs_per_rank=macs))
     return tuple(costs)
 
 

@@ -2,10 +2,7 @@
 
 Shapes: N images, C channels, H × W pixels. Bytes come in and stay bytes as long as possible; padding happens there, in
 pixel space, so that a padded pixel is black. (Padding after standardising pads with the mean colour, which shifts what
-batch normalisation sees.)
-
-As in PyTorch, a name with _ at the end changes its argument: a batch of large images is some hundred megabytes, and
-most of the time of a new one goes into asking the system for the memory.
+batch normalisation sees.) What ends with _ changes its argument: new memory for large images takes most of the time.
 """
 
 from __future__ import annotations
@@ -61,9 +58,8 @@ class Standardise:
     @classmethod
     def of(cls, mean: PerChannel, std: PerChannel, *, channels: int) -> Standardise:
         """Check that both have a value for every channel."""
-        for option, values, least in (("mean", mean, -math.inf), ("std", std, 0)):
+        for option, values, least, kind in (("mean", mean, -math.inf, "finite"), ("std", std, 0, "positive")):
             if len(values) != channels or not all(least < value < math.inf for value in values):
-                kind = "finite" if option == "mean" else "positive"
                 raise InvalidArgumentError.about(option, values, f"{channels} {kind} numbers, one per channel")
         return cls(mean, std)
 
@@ -106,8 +102,7 @@ class FlipJitterLighting:
         """Augment a batch of RGB images."""
         x_NCHW = random_flip(x_NCHW, generator).to(torch.float32)  # random_flip has made a copy
         colour_jitter_(x_NCHW, self.strength, generator)
-        lighting_(x_NCHW, self.lighting_std, generator)
-        return self.standardise.apply_(x_NCHW)
+        return self.standardise.apply_(lighting_(x_NCHW, self.lighting_std, generator))
 
 
 def pad_and_crop(x_NCHW: Tensor, padding: int, generator: torch.Generator | Drawing) -> Tensor:
@@ -127,7 +122,7 @@ def random_flip(x_NCHW: Tensor, generator: torch.Generator | Drawing) -> Tensor:
 
 # What ITU-R 601-2 takes from red, green and blue for a grey value, as do Pillow and torchvision.
 _GREY = (0.299, 0.587, 0.114)
-_BRIGHTNESS, _CONTRAST, _SATURATION = range(3)
+_CONTRAST, _SATURATION = 1, 2  # 0 is brightness
 
 
 def colour_jitter_(x_NCHW: Tensor, strength: float, generator: torch.Generator | Drawing) -> Tensor:
@@ -141,12 +136,10 @@ def colour_jitter_(x_NCHW: Tensor, strength: float, generator: torch.Generator |
     drawing = Drawing.of(generator, count)
     factors_N3 = (1 + strength * (2 * drawing.uniform(3) - 1)).to(device)
     order_N3 = drawing.uniform(3).argsort(1).to(device)
-    grey_C = torch.tensor(_GREY, device=device)
-    x_NCP = x_NCHW.view(count, 3, -1)
+    grey_C, x_NCP = torch.tensor(_GREY, device=device), x_NCHW.view(count, 3, -1)
     for turn_N1 in order_N3.split(1, dim=1):
         grey_N1P = (grey_C @ x_NCP)[:, None]
-        mean_N11 = grey_N1P.mean(2, keepdim=True)
-        turn_N11 = turn_N1[:, :, None]
+        mean_N11, turn_N11 = grey_N1P.mean(2, keepdim=True), turn_N1[:, :, None]
         other_N1P = grey_N1P.mul_(turn_N11 == _SATURATION).add_(mean_N11 * (turn_N11 == _CONTRAST))
         x_NCP.lerp_(other_N1P, 1 - factors_N3.gather(1, turn_N1)[:, :, None]).clamp_(0, 255)
     return x_NCHW
@@ -160,8 +153,7 @@ EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836
 def lighting_(x_NCHW: Tensor, std: float, generator: torch.Generator | Drawing) -> Tensor:
     """Add AlexNet's noise to RGB floats from 0 to 255: every image moves along the principal components of colour.
 
-    The increment is on the scale of its eigenvalues, 0 to 1, and so 255 times that here. (The code of slimmable
-    networks adds it to bytes as it is, where it is nearly nothing.) Nothing is clipped at 0 or 255.
+    The increment is on the scale of its eigenvalues, 0 to 1, and so 255 times that here. Nothing is clipped.
     """
     alpha_N3 = std * Drawing.of(generator, len(x_NCHW)).normal(3)
     shift_NC = (alpha_N3 * torch.tensor(EIGENVALUES)) @ torch.tensor(EIGENVECTORS).T
@@ -184,19 +176,17 @@ def random_boxes(sizes_N2: Tensor, generator: torch.Generator, *, scale: tuple[f
         for shape in ((_TRIES, count), (_TRIES, count), (count, 2))
     )
     area_TN = (scale[0] + (scale[1] - scale[0]) * area_TN) * width_N * height_N
-    low, high = math.log(_ASPECT[0]), math.log(_ASPECT[1])
+    low, high = map(math.log, _ASPECT)
     aspect_TN = (low + (high - low) * log_aspect_TN).exp()
     tried_TN2 = torch.stack([(area_TN * aspect_TN).sqrt().round(), (area_TN / aspect_TN).sqrt().round()], dim=2)
     fits_TN = ((tried_TN2 >= 1) & (tried_TN2 <= sizes_N2)).all(2)
 
     largest_N2 = torch.stack([(height_N * _ASPECT[1]).round(), (width_N / _ASPECT[0]).round()], dim=1)
     largest_N2 = largest_N2.clamp_min(1).minimum(sizes_N2.double())
-    found_N = fits_TN.any(0)
-    first_N = fits_TN.int().argmax(0)
-    box_N2 = torch.where(found_N[:, None], tried_TN2[first_N, torch.arange(count)], largest_N2)
-
+    found_N1, first_N = fits_TN.any(0)[:, None], fits_TN.int().argmax(0)
+    box_N2 = torch.where(found_N1, tried_TN2[first_N, torch.arange(count)], largest_N2)
     room_N2 = sizes_N2 - box_N2
-    corner_N2 = torch.where(found_N[:, None], place_N2 * (room_N2 + 1), room_N2 / 2).floor()
+    corner_N2 = torch.where(found_N1, place_N2 * (room_N2 + 1), room_N2 / 2).floor()
     return torch.cat([corner_N2, corner_N2 + box_N2], dim=1).long()
 
 
@@ -208,8 +198,7 @@ def central_box(width: int, height: int, *, resize: int, size: int) -> tuple[flo
     >>> central_box(512, 256, resize=256, size=224)
     (144.0, 16.0, 368.0, 240.0)
     """
-    short = min(width, height)
-    resized = [int(resize * side / short) for side in (width, height)]  # cut off as torchvision does
+    resized = [int(resize * side / min(width, height)) for side in (width, height)]  # cut off as torchvision does
     left, top = (round((side - size) / 2) for side in resized)
     per_x, per_y = width / resized[0], height / resized[1]
     return left * per_x, top * per_y, (left + size) * per_x, (top + size) * per_y

@@ -22,7 +22,6 @@ SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 PIXELS = 3 * 32 * 32
-_LARGEST = {10: 10_000, 100: 50_000}  # images in the largest file, by the number of classes
 
 
 def load_cifar10(
@@ -44,32 +43,23 @@ def _load(
     folder: Path | str | None, usual: str, names: Sequence[str], classes: int, standardise: Standardise
 ) -> InMemory:
     what = f"the binary version of CIFAR-{classes} ({names[0]} … of {usual}; not the python version, which is pickles)"
-    *train, test = folders.find(folder, names, inside=[usual], what=what, source=SOURCE)
-    return InMemory(
-        classes=classes,
-        train=_read(train, classes),
-        test=_read([test], classes),
-        augment=PadCropFlip(standardise),
-        prepare=standardise,
-    )
+    files = folders.find(folder, names, inside=[usual], what=what, source=SOURCE)
+    *train, test = (_read(file, classes) for file in files)
+    joined = Images(*(torch.cat(each) for each in zip(*((x.pixels, x.labels) for x in train), strict=True)))
+    augment = PadCropFlip(standardise)
+    return InMemory(classes=classes, train=joined, test=test, augment=augment, prepare=standardise)
 
 
-def _read(files: Sequence[Path], classes: int) -> Images:
-    label_bytes = 1 if classes == 10 else 2  # the last of them is the label
-    record, most = label_bytes + PIXELS, _LARGEST[classes]
-    parts = []
-    for file in files:
-        try:
-            with file.open("rb") as stream:
-                content = stream.read(most * record + 1)
-        except OSError as error:
-            raise DataError(f"{file}: cannot be read ({error.strerror or error})") from error
-        if not 1 <= len(content) <= most * record or len(content) % record:
-            size = file.stat().st_size
-            raise DataError(f"{file}: {size:,} bytes; allowed: 1 to {most:,} records of {record:,} bytes")
-        rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
-        folders.check_labels(file, rows[:, label_bytes - 1], classes)
-        parts.append(rows)
-    rows = np.concatenate(parts)
-    pixels = torch.from_numpy(rows[:, label_bytes:].reshape(-1, 3, 32, 32))
-    return Images(pixels, torch.from_numpy(rows[:, label_bytes - 1].astype(np.int64)))
+def _read(file: Path, classes: int) -> Images:
+    label_bytes, most = (1, 10_000) if classes == 10 else (2, 50_000)  # the last byte is the label
+    record = label_bytes + PIXELS
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(most * record + 1)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror or error})") from error
+    if not 1 <= len(content) <= most * record or len(content) % record:
+        size = file.stat().st_size
+        raise DataError(f"{file}: {size:,} bytes; allowed: 1 to {most:,} records of {record:,} bytes")
+    rows = np.frombuffer(bytearray(content), dtype=np.uint8).reshape(-1, record)
+    return folders.labelled(rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1], classes, file)

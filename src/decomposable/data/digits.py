@@ -22,9 +22,7 @@ class Digits(NamedTuple):
 
 
 def load(*, train_images: int = 1000, seed: int = 0) -> Digits:
-    """Split the digits at random, every class alike, into `train_images` for training and the rest for testing.
-
-    Both parts are standardised by the mean and deviation of the training images alone.
+    """Split the digits at random, every class alike; both parts are standardised by the training images alone.
 
     >>> digits = load(train_images=300)
     >>> len(digits.train), len(digits.test), digits.train[0][0].shape
@@ -36,11 +34,10 @@ def load(*, train_images: int = 1000, seed: int = 0) -> Digits:
     except ImportError as error:
         raise MissingExtraError.of("scikit-learn", "demo") from error
 
-    if not CLASSES <= train_images <= IMAGES - CLASSES:
-        allowed = f"an int from {CLASSES} to {IMAGES - CLASSES}"
-        raise InvalidArgumentError.about("train_images", train_images, allowed)
-    if not 0 <= seed < 2**32:
-        raise InvalidArgumentError.about("seed", seed, f"an int from 0 to {2**32 - 1}")
+    most = IMAGES - CLASSES
+    for option, came, low, high in (("train_images", train_images, CLASSES, most), ("seed", seed, 0, 2**32 - 1)):
+        if not low <= came <= high:
+            raise InvalidArgumentError.about(option, came, f"an int from {low} to {high}")
     pixels, labels = load_digits(return_X_y=True)
     train, test = train_test_split(range(IMAGES), train_size=train_images, stratify=labels, random_state=seed)
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8)

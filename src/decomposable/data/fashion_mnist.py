@@ -12,7 +12,6 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from decomposable.data import folders
 from decomposable.data.augment import PadCropFlip, PerChannel, Standardise
@@ -21,13 +20,10 @@ from decomposable_edge.errors import DataError
 
 MEAN, STD = (0.2860,), (0.3530,)
 CLASSES = 10
-PADDING = 2
 SOURCE = "https://github.com/zalandoresearch/fashion-mnist or Debian's package dataset-fashion-mnist"
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 _NAMES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 _WHAT = "Fashion-MNIST (train-images-idx3-ubyte …, gzipped or not)"
-_BYTES = 0x0800
-_GZIP = b"\x1f\x8b"
 
 
 def load(folder: Path | str | None, *, mean: PerChannel = MEAN, std: PerChannel = STD) -> InMemory:
@@ -37,13 +33,9 @@ def load(folder: Path | str | None, *, mean: PerChannel = MEAN, std: PerChannel 
         folder = DEBIAN_FOLDER
     inside = ("fashion-mnist", "dataset-fashion-mnist")
     files = folders.find(folder, _NAMES, inside=inside, what=_WHAT, source=SOURCE, ending=".gz")
-    return InMemory(
-        classes=CLASSES,
-        train=_read(*files[:2], most=60_000),
-        test=_read(*files[2:], most=10_000),
-        augment=PadCropFlip(standardise, PADDING),
-        prepare=standardise,
-    )
+    train, test = _read(*files[:2], most=60_000), _read(*files[2:], most=10_000)
+    augment = PadCropFlip(standardise, padding=2)
+    return InMemory(classes=CLASSES, train=train, test=test, augment=augment, prepare=standardise)
 
 
 def _read(images_file: Path, labels_file: Path, *, most: int) -> Images:
@@ -53,18 +45,16 @@ def _read(images_file: Path, labels_file: Path, *, most: int) -> Images:
         raise DataError(
             f"{labels_file}: {len(labels):,} labels; allowed: {len(pixels):,}, as many as images in {images_file.name}"
         )
-    folders.check_labels(labels_file, labels, CLASSES)
-    return Images(torch.from_numpy(pixels)[:, None], torch.from_numpy(labels.astype(np.int64)))
+    return folders.labelled(pixels[:, None], labels, CLASSES, labels_file)
 
 
 def read_idx(file: Path, *, shape: tuple[int, ...], most: int) -> np.ndarray:
     """Read an array of 1 to `most` items of this shape; no more is inflated than such a header can claim."""
-    head = 4 * (2 + len(shape))
-    magic = _BYTES + 1 + len(shape)
+    head, magic = 4 * (2 + len(shape)), 0x0801 + len(shape)
     allowed = f"allowed: an idx file whose header is {[magic, f'1 to {most}', *shape]}"
     try:
         with file.open("rb") as raw:
-            is_gzipped = raw.read(2) == _GZIP  # and not by name: browsers unpack some downloads and keep theirs
+            is_gzipped = raw.read(2) == b"\x1f\x8b"  # and not by name: browsers unpack some downloads and keep theirs
             raw.seek(0)
             with gzip.open(raw) if is_gzipped else raw as stream:
                 header = np.frombuffer(stream.read(head).ljust(head, b"\0"), dtype=">u4").tolist()

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from decomposable.data.base import Images
 from decomposable_edge.errors import DataError, InvalidArgumentError
 
 
@@ -42,8 +44,9 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def check_labels(file: Path, labels: np.ndarray, classes: int) -> None:
-    """Refuse labels that are no class."""
-    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+def labelled(pixels: np.ndarray, labels: np.ndarray, classes: int, file: Path) -> Images:
+    """Return images with the labels of a file; refuse labels that are no class."""
+    wrong = np.flatnonzero(labels >= classes)
     if len(wrong):
         raise DataError(f"{file}: image {wrong[0] + 1:,} has label {labels[wrong[0]]}; allowed: 0 to {classes - 1}")
+    return Images(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)))

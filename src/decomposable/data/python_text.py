@@ -21,9 +21,6 @@ from torch import Tensor
 from decomposable.data.base import Batch
 from decomposable_edge.errors import DataError
 
-BYTES = 256
-"""The classes: one for each value of a byte."""
-
 _LEFT_OUT = frozenset(
     {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
 )
@@ -35,13 +32,13 @@ _HELD_OUT = 10  # one file of so many is for the test
 class Text:
     """Hold a text of bytes for each part; a sample is a window of it, and windows do not overlap.
 
-    `most` and `most_test` limit the windows of each part; they are then spread over all of the text.
+    `most` and `most_test` limit the windows of each part, which are spread over all of the text.
     """
 
     train: Tensor
     test: Tensor
     context: int
-    classes: int = BYTES
+    classes: int = 256  # the values of a byte
     most: int | None = None
     most_test: int | None = None
 
@@ -77,12 +74,12 @@ def load(
 ) -> Text:
     """Load the text of the library that runs this, or of another one's folder."""
     library = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
-    parts: dict[bool, list[bytes]] = {True: [], False: []}
+    parts: tuple[list[bytes], list[bytes]] = [], []
     for path in files(library):
         content = path.read_bytes()
         if 0 < len(content) <= _LARGEST:
             parts[is_held_out(path.relative_to(library))].append(content)
-    train, test = (torch.tensor(bytearray(b"\n".join(parts[held])), dtype=torch.uint8) for held in (False, True))
+    train, test = (torch.tensor(bytearray(b"\n".join(part)), dtype=torch.uint8) for part in parts)
     text = Text(train=train, test=test, context=context, most=most, most_test=most_test)
     if text.train_count < 1 or text.test_count < 1:
         raise DataError(

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from decomposable.export.graph import name_values
 from decomposable.export.program import ExportError
 from decomposable.export.quiet import quiet
-from decomposable.export.recurrent import drop_unused, put_in_place
+from decomposable.export.recurrent import check_types, drop_unused
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.file.skeleton import join
+from decomposable.network.file.contents import join
 from decomposable.network.parts import mapped
 from decomposable_edge.sizing.record import factor_names, state_name
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def in_chains(net: DecomposedNet) -> nn.Module:
-    """The network with a chain, all bases, in place of every decomposed layer."""
+    """Return the network with a chain, all bases, in place of every decomposed layer."""
     return net._original.in_factors(mapped(Tensor.contiguous, net._factors))
 
 
 def names_of(net: DecomposedNet) -> dict[str, str]:
-    """What the weights are called in the network's file, by every name that the exporter may give them.
+    """Return the names of weights in the file, by every name that the exporter may give them.
 
-    Buffers that the state dict has not are not among them: they are constants of the graph.
+    Buffers that the state dict has not are constants of the graph.
     """
     held, firsts = in_chains(net), dict[int, str]()
     for key, tensor in net._base.state_dict(keep_vars=True).items():
@@ -68,13 +68,13 @@ def tidy(model: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
         result: onnx.ModelProto = onnx_ir.to_proto(ir)
     name_values(result.graph, {}, [value.name for value in model.graph.output])  # simplifying makes equal values one
     _rename(result.graph, names)
-    put_in_place(result, as_operators=False)
+    check_types(result)
     _name_nodes(result.graph, names)
     return result
 
 
 def without_weights(model: onnx.ModelProto, names: dict[str, str]) -> bytes:
-    """The graph alone: its weights are in the file under the same names."""
+    """Return the graph alone: its weights are in the file under the same names."""
     weights = set(names.values())
     bare = type(model)()
     bare.CopyFrom(model)
@@ -112,11 +112,11 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     made = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
     for tensor in graph.initializer:
         if type_name(tensor.data_type) is None:
-            raise ExportError(f"export_any_size: '{tensor.name}' is of a type that ONNX Runtime's CPU does not run")
+            raise ExportError(f"export: '{tensor.name}' is of a type that ONNX Runtime's CPU does not run")
         name = names.get(tensor.name, tensor.name)
         if name in made or (name in present and tensor.name not in names):
             raise ExportError(
-                f"export_any_size: an input, output or parameter is called '{name}', as weights in the file are; "
+                f"export: an input, output or parameter is called '{name}', as weights in the file are; "
                 "allowed: another name"
             )
         present[name] = numpy_helper.to_array(tensor)

@@ -1,7 +1,7 @@
 """Whether a file gives the numbers that PyTorch gives: the batches to try it with, running it, and the difference.
 
-An exporter takes for a constant what is always the same in what it is shown. So a file is tried with the example, with
-other sizes, and with rows that differ from the example in every input, such as padded ones where it has a mask of ones.
+An exporter takes what is always the same for a constant. So a file is tried with the example, with other sizes, and
+with rows that differ from the example in every input, such as padded ones where it has a mask of ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from decomposable.core.tree import deep_copy
 from decomposable.export.interface import Feeds, Interface, resized
 from decomposable.export.program import ExportError, run
 from decomposable.export.quiet import refusing
+from decomposable.export.report import Counts
 from decomposable.network.calls import CallSignature, InputSpec
 from decomposable_edge.checks import is_number
 from decomposable_edge.errors import InvalidArgumentError
@@ -35,7 +36,7 @@ BATCHES = (1, 2, 5)
 
 
 def largest_difference(reference: Run, candidate: Run, batches: Sequence[Feeds]) -> float:
-    """The largest of max |y − y'| / max(1, max |y|) over all outputs y of the reference and y' of the candidate."""
+    """Return the largest `difference` over all outputs of the reference and of the candidate."""
     largest, counts = 0.0, np.zeros(2, int)
     for batch in batches:
         wanted, got = reference(batch), candidate(batch)
@@ -56,12 +57,12 @@ def largest_difference(reference: Run, candidate: Run, batches: Sequence[Feeds])
 
 
 def torch_runner(module: nn.Module, call: CallSignature) -> Run:
-    """PyTorch, as a function of a batch."""
+    """Return PyTorch, as a function of a batch."""
     return lambda batch: [as_numpy(y) for y in run(module, call, batch)]
 
 
 def difference(wanted: NDArray[np.generic], got: NDArray[np.generic]) -> float:
-    """How far y' is from y, max |y − y'| / max(1, max |y|); infinite where only one of the two is a finite number.
+    """Return max |y − y'| / max(1, max |y|); infinite where only one of the two is a finite number.
 
     >>> difference(np.array([1.0, 4.0]), np.array([1.0, 4.5])), difference(np.array([1.0]), np.array([np.nan]))
     (0.125, inf)
@@ -75,17 +76,14 @@ def difference(wanted: NDArray[np.generic], got: NDArray[np.generic]) -> float:
 
 
 def check_tolerance(tolerance: float) -> float:
-    """A number that a difference can be compared with."""
+    """Return the tolerance as a float, if it is a number of at least 0."""
     if not is_number(tolerance) or not 0 <= tolerance < math.inf:
         raise InvalidArgumentError(f"tolerance={tolerance!r}; allowed: a number of at least 0, such as 1e-4")
     return float(tolerance)
 
 
 def rounding(module: nn.Module, call: CallSignature, batches: Sequence[Feeds]) -> float:
-    """How far PyTorch itself is from the exact numbers: the difference between the module and itself in float64.
-
-    No other program can be expected to be closer to it than this.
-    """
+    """Return how far PyTorch is from itself in float64: no other program can be expected to be closer to it."""
     exact = torch_runner(deep_copy(module).double(), call)
 
     def run_exact(batch: Feeds) -> Arrays:
@@ -105,7 +103,7 @@ def require_close(found: float, tolerance: float, own: float | None = None) -> N
 
 
 def onnx_runner(model: onnx.ModelProto) -> Run:
-    """ONNX Runtime on the CPU, as a function of a batch; the graph is checked first."""
+    """Return ONNX Runtime on the CPU, as a function of a batch. The graph is checked first."""
     import onnx
 
     from decomposable_edge.onnx_runtime import cpu_session
@@ -126,7 +124,7 @@ def onnx_runner(model: onnx.ModelProto) -> Run:
 
 
 def as_numpy(tensor: Tensor) -> NDArray[np.generic]:
-    """The same numbers; bfloat16, which numpy does not have, as float32."""
+    """Return the same numbers; bfloat16, which numpy does not have, as float32."""
     array: NDArray[np.generic] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
     return array
 
@@ -143,12 +141,12 @@ class Trials:
 
     @property
     def all(self) -> tuple[Feeds, ...]:
-        """All of them."""
+        """All batches."""
         return self.batches if self.example is None else (self.example, *self.batches)
 
     @property
     def one_row(self) -> Feeds:
-        """One row that differs from the example, for what is the same graph with other weights."""
+        """One row that differs from the example."""
         return {name: tensor[:1] for name, tensor in self.varied.items()}
 
     @property
@@ -158,7 +156,7 @@ class Trials:
 
 
 def trials_of(module: nn.Module, interface: Interface, rows: Feeds | None, counts: Sequence[int] = BATCHES) -> Trials:
-    """What to try a file with; `rows` are those of the example input, where they are known."""
+    """Return what to try a file with; `rows` are those of the example input, where they are known."""
     counts = counts if interface.batch is None else (interface.batch,)
     known = interface.rows(rows, max(counts)) if rows is None else rows
     example = rows if interface.batch in (None, len(next(iter(known.values())))) else None
@@ -172,8 +170,22 @@ def trials_of(module: nn.Module, interface: Interface, rows: Feeds | None, count
     return Trials(example=example, batches=tuple(batches), varied=varied, lengths=lengths, unvaried=unvaried)
 
 
+def reported(counts: Counts, interface: Interface, trials: Trials, difference: float) -> dict[str, Any]:
+    """Return what a report says of a network's costs, of the inputs, and of what they were tried with."""
+    return {
+        **vars(counts),
+        "inputs": {name: interface.call.inputs[name] for name in interface.names},
+        "left_out": interface.left_out,
+        "unvaried": trials.unvaried,
+        "batches": trials.counts,
+        "axes": {name: dict(interface.axes[name]) for name in interface.names if name in interface.axes},
+        "lengths": dict(trials.lengths),
+        "largest_difference": difference,
+    }
+
+
 def _varied(module: nn.Module, interface: Interface, rows: Feeds, count: int) -> tuple[Feeds, tuple[str, ...]]:
-    """Rows that differ from the example in every input, and the inputs of which the module runs no other values."""
+    """Return rows that differ from the example in every input, and the inputs of which no other values run."""
     batch, failed = interface.rows(rows, count), []
     for seed, (name, spec) in enumerate(interface.call.inputs.items()):
         found = None
@@ -192,7 +204,7 @@ def _varied(module: nn.Module, interface: Interface, rows: Feeds, count: int) ->
 
 
 def _other_values(tensor: Tensor, spec: InputSpec, seed: int) -> Iterator[Tensor]:
-    """Other values of the same kind. The first one of every row stays, where there are more: no mask is empty."""
+    """Make other values of the same kind. The first of several in a row stays, so that no mask is empty."""
     generator = torch.Generator().manual_seed(seed)
     if not tensor.numel():
         return
@@ -221,7 +233,7 @@ def _drawn(rows: Tensor, spec: InputSpec, generator: torch.Generator) -> Iterato
 
 
 def _other_lengths(module: nn.Module, interface: Interface, batch: Feeds, axis: str, length: int) -> dict[int, Feeds]:
-    """The batch with an axis shorter and longer, as far as the module runs it."""
+    """Return the batch with an axis shorter and longer, as far as the module runs it."""
     found: dict[int, Feeds] = {}
     for other in (length + 3, length // 2, 2 * length, length - 1):
         if other > 1 and other != length and len(found) < 2:
@@ -237,7 +249,7 @@ def _other_lengths(module: nn.Module, interface: Interface, batch: Feeds, axis: 
 
 
 def _outputs(module: nn.Module, interface: Interface, batch: Feeds) -> list[Tensor] | None:
-    """What the module gives for a batch; None where it cannot run it."""
+    """Return what the module gives for a batch; None where it cannot run it."""
     try:
         return run(module, interface.call, batch)
     except InvalidArgumentError:

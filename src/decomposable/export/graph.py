@@ -12,10 +12,10 @@ from torch import nn
 
 from decomposable import __version__
 from decomposable.export.interface import BATCH, PREFIX, Feeds, Interface
+from decomposable.export.lowering import spare_decompositions
 from decomposable.export.program import ExportError, output_names, ready, symbols, to_program
 from decomposable.export.quiet import quiet, refusing
 from decomposable.export.recurrent import kept_whole, put_in_place, translations
-from decomposable.export.stages import TRACING, TRANSLATING
 from decomposable.progress import quiet as ignored
 from decomposable_edge.errors import MissingExtraError
 from decomposable_edge.machine import collecting_later
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_BYTES = 2**31 - 1  # of one protobuf message
+TRACING, TRANSLATING = "tracing the network", "translating it to ONNX"  # what `begin` is told
 _UNIQUE_INPUT = "decomposable::input"  # a parameter of the model may be called "input"
 
 
@@ -43,12 +44,12 @@ def to_onnx(
     rows: Feeds | None = None,
     begin: Callable[[str], None] = ignored,
 ) -> tuple[onnx.ModelProto, Interface]:
-    """The module as it is in eval mode, and what the graph takes: without the inputs that the module ignores.
+    """Return the graph of a module in eval mode, and what it takes: without the inputs that the module ignores.
 
     The initializers are called as in the state dict. With `optimize`, constants are computed and batch normalisation is
-    folded into the layer before it, where it can be; without, every layer stays as the module has it, and a recurrent
-    one is a node for `put_in_place`. `rows` are samples to trace it with; by default made-up ones. `begin` is told of
-    each stage of the work.
+    folded into the layer before it, where it can be. Without, every layer stays as the module has it, and a recurrent
+    one is a node of our own. `rows` are samples to trace it with; by default made-up ones. `begin` is told of each
+    stage of the work.
     """
     require_onnx()
     begin(TRACING)
@@ -59,6 +60,8 @@ def to_onnx(
     with kept_whole():
         program, interface = to_program(plain, interface, rows)
     begin(TRANSLATING)
+    axes = symbols(program, interface)
+    spare_decompositions(program)
     unique = {f"{_UNIQUE_INPUT}::{i}": name for i, name in enumerate(interface.names)}
     with refusing(ExportError, "export: the model has no ONNX form"), quiet():
         made = torch.onnx.export(
@@ -74,18 +77,18 @@ def to_onnx(
     if [value.name for value in model.graph.input] != list(unique) or len(model.graph.output) != len(outputs):
         raise ExportError("export: the ONNX graph has other inputs and outputs than the model")
     if optimize:
-        put_in_place(model, as_operators=True)
+        put_in_place(model)
     _strip(model)
     name_values(model.graph, unique, outputs)
     _rename_values(model.graph, _without_prefix(plain, model.graph))
-    _rename_axes(model.graph, interface, symbols(program, interface))
+    _rename_axes(model.graph, interface, axes)
     model.producer_name, model.producer_version = "decomposable", __version__
     _check_bytes(model.ByteSize())
     return model, interface
 
 
 def _without_prefix(module: nn.Module, graph: onnx.GraphProto) -> dict[str, str]:
-    """The weights as the module calls them, where the exporter was given it inside another one."""
+    """Return the module's own names of weights, where the exporter was given it inside another one."""
     own = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     ports = {value.name for value in (*graph.input, *graph.output)}
     names = {tensor.name: tensor.name.removeprefix(PREFIX) for tensor in graph.initializer}
@@ -116,9 +119,7 @@ def _strip(model: onnx.ModelProto) -> None:
 
 
 def name_values(graph: onnx.GraphProto, inputs: Mapping[str, str], outputs: Sequence[str]) -> None:
-    """Call the inputs as they are to be called, and the outputs in order, each of them a value of its own: a model may
-    return its input, a weight, or one tensor twice.
-    """
+    """Name inputs and outputs. Each output is a value of its own: a model may return an input, or one tensor twice."""
     from onnx import helper
 
     taken = {value.name for value in (*graph.input, *graph.initializer)}

@@ -45,21 +45,21 @@ class Interface:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The inputs of the file, in order."""
+        """Return the inputs of the file, in order."""
         return tuple(name for name in self.call.inputs if name not in self.left_out)
 
     @property
     def lengths(self) -> dict[str, int]:
-        """How long the axes that vary are in the example input, by their names."""
+        """Return how long the axes that vary are in the example input, by their names."""
         shapes = {name: spec.shape for name, spec in self.call.inputs.items()}
         return {axis: shapes[name][at - 1] for name, axes in self.axes.items() for at, axis in axes.items()}
 
     def rows(self, known: Feeds | None, count: int) -> dict[str, Tensor]:
-        """So many of the rows that are known, which begin anew where they are fewer; made-up ones where none are."""
+        """Return so many of the known rows, which begin anew where they are fewer; made-up ones without any."""
         return self.call.example(count) if known is None else resized(known, {}, count, {})
 
     def places(self) -> dict[str, list[tuple[str, int]]]:
-        """Where each name of an axis is: the inputs of the file, and the place in their shapes."""
+        """Return where each name of an axis is: the inputs of the file, and the place in their shapes."""
         found: dict[str, list[tuple[str, int]]] = {BATCH: [(name, 0) for name in self.names]}
         for name in self.names:
             for at, axis in self.axes.get(name, {}).items():
@@ -68,7 +68,7 @@ class Interface:
 
 
 def interface_of(call: CallSignature, dynamic: object, batch: int | None) -> Interface:
-    """What a file takes, with what was asked for checked."""
+    """Return what a file takes, after checking what was asked for."""
     interface = Interface(call=call, axes=check_dynamic(dynamic, call), batch=batch)
     if batch is not None:
         numbers = sum(math.prod(spec.shape) for spec in call.inputs.values())
@@ -81,7 +81,7 @@ def interface_of(call: CallSignature, dynamic: object, batch: int | None) -> Int
 
 
 def check_batch(batch: int | None) -> int | None:
-    """A number of samples, or None."""
+    """Return a number of samples, or None."""
     if batch is not None and (not is_integer(batch) or not 1 <= batch <= MOST_BATCH):
         raise InvalidArgumentError(
             f"batch={batch!r:.40}; allowed: an int of at least 1 and at most {MOST_BATCH:,}, or None for any"
@@ -90,7 +90,7 @@ def check_batch(batch: int | None) -> int | None:
 
 
 def check_dynamic(dynamic: object, call: CallSignature) -> dict[str, dict[int, str]]:
-    """The axes that vary, as they were asked for: ``{"input_ids": {1: "length"}}``."""
+    """Return the axes that vary, as they were asked for: ``{"input_ids": {1: "length"}}``."""
     if dynamic is None:
         return {}
     if not isinstance(dynamic, Mapping):
@@ -138,7 +138,7 @@ def _check_lengths(call: CallSignature, axes: Axes) -> None:
 
 
 def resized(feeds: Feeds, axes: Axes, count: int, lengths: Mapping[str, int]) -> dict[str, Tensor]:
-    """So many of the rows, with axes of these lengths; what is shorter begins anew.
+    """Return so many of the rows, with axes of these lengths; what is shorter begins anew.
 
     >>> resized({"x": torch.arange(6).reshape(2, 3)}, {"x": {1: "length"}}, 3, {"length": 2})["x"].tolist()
     [[0, 1], [3, 4], [0, 1]]
@@ -195,10 +195,9 @@ def _left_out(inputs: Mapping[str, Tensor], interface: Interface) -> dict[str, T
 
 
 def plain(value: Any) -> Any:
-    """What a model returns as dicts, lists and tuples: other containers are dicts of their fields.
+    """Return what a model gives as dicts, lists and tuples, so that no file needs the model's package to be read.
 
-    A file that holds them can be read where the model's package is not installed. A cache of keys and values, which a
-    decoder returns beside its outputs, is left out: a file runs whole sequences.
+    A decoder's cache of keys and values is left out: a file runs whole sequences.
     """
     if isinstance(value, Mapping):
         return {key: plain(part) for key, part in value.items() if not _is_cache(part)}
@@ -216,7 +215,7 @@ def _is_cache(value: object) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether `plain` leaves it as it is."""
+    """Return whether `plain` leaves it as it is."""
     if isinstance(value, Mapping):
         return type(value) in (dict, OrderedDict) and all(map(is_plain, value.values()))
     if isinstance(value, list | tuple):

@@ -17,11 +17,11 @@ from decomposable import __version__
 from decomposable.core.tracing import Forward
 from decomposable.export.checking import (
     Run,
-    Trials,
     as_numpy,
     check_tolerance,
     largest_difference,
     onnx_runner,
+    reported,
     require_close,
     rounding,
     torch_runner,
@@ -30,12 +30,11 @@ from decomposable.export.checking import (
 from decomposable.export.graph import require_onnx, to_onnx
 from decomposable.export.interface import Feeds, Interface, check_batch, interface_of
 from decomposable.export.program import ExportError, output_names, tensors_of, to_program
-from decomposable.export.quiet import quiet, reason, refusing
+from decomposable.export.quiet import quiet, refusing
 from decomposable.export.report import ExportReport
-from decomposable.export.source import ExportSource, subject_of
-from decomposable_edge.errors import InvalidArgumentError
+from decomposable.export.source import ExportSource, check_ending, subject_of
 from decomposable_edge.files import replacing, write_atomically
-from decomposable_edge.sizing.plans import RankPlan, SizeKeywords, SizeRequest
+from decomposable_edge.sizing.plans import SizeKeywords, SizeRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,10 +54,10 @@ def export_onnx(
 ) -> ExportReport:
     """Write one size of a network as an ONNX file, after ONNX Runtime has given the same numbers as PyTorch.
 
-    The file is one of its own, of the network in eval mode, with batch normalisation folded where it can be. It has
-    every input that the network was called with: as the batch's dict calls it, or else the parameter of the model's
-    ``forward``; and "input" where that is the first entry of a batch. Its output is called "output", or output_0,
-    output_1 and on, or as in the dict that the model returns; what `forward` makes of that is not in the file.
+    The file is of the network in eval mode; batch normalisation is folded where it can be. Inputs are called as in the
+    batch's dict, or as the parameters of the model's ``forward``; the first entry of a batch is "input". Outputs are
+    called as in the dict that the model returns, else "output", or output_0, output_1 and on. What `forward` makes of
+    them is not in the file.
 
     It is tried with the example batch itself, with batches of other sizes and lengths, and with rows that differ from
     the example in every input.
@@ -86,25 +85,20 @@ def export_onnx(
     request = SizeRequest.of("export_onnx", size, *_OTHERS)
     tolerance, batch = check_tolerance(tolerance), check_batch(request.batch)
     require_onnx()
-    subject = subject_of(net, request, example_input, forward, runtime="onnxruntime")
-    interface = interface_of(subject.call, dynamic, batch)
-    model, interface = to_onnx(subject.module, interface, optimize=True, rows=subject.rows)
-    trials = trials_of(subject.module, interface, subject.rows)
-    found = largest_difference(torch_runner(subject.module, subject.call), onnx_runner(model), trials.all)
+    source = subject_of(net, request, example_input, forward, runtime="onnxruntime")
+    interface = interface_of(source.call, dynamic, batch)
+    model, interface = to_onnx(source.module, interface, optimize=True, rows=source.rows)
+    trials = trials_of(source.module, interface, source.rows)
+    found = largest_difference(torch_runner(source.module, source.call), onnx_runner(model), trials.all)
     if found > tolerance:
-        require_close(found, tolerance, rounding(subject.module, subject.call, trials.all))
-    for key, value in _description(subject).items():
+        require_close(found, tolerance, rounding(source.module, source.call, trials.all))
+    for key, value in _description(source).items():
         model.metadata_props.add(key=key, value=value)
     content = model.SerializeToString()
     write_atomically(target, content)
-    return ExportReport(
-        **reported(subject, interface, trials),
-        path=target,
-        format="onnx",
-        bytes=len(content),
-        outputs=tuple(output.name for output in model.graph.output),
-        largest_difference=found,
-    )
+    outputs = tuple(output.name for output in model.graph.output)
+    facts = reported(source.counts, interface, trials, found)
+    return ExportReport(**facts, path=target, format="onnx", bytes=len(content), outputs=outputs)
 
 
 def export_torch(
@@ -126,80 +120,39 @@ def export_torch(
     target = check_ending(path, ".pt2")
     request = SizeRequest.of("export_torch", size, *_OTHERS)
     tolerance, batch = check_tolerance(tolerance), check_batch(request.batch)
-    subject = subject_of(net, request, example_input, forward, runtime="torch")
-    interface = interface_of(subject.call, dynamic, batch)
-    outputs = output_names(subject.module, interface, interface.rows(subject.rows, batch or 1))
-    program, interface = to_program(subject.module, interface, subject.rows)
-    program = _without_traces(program)
-    trials = trials_of(subject.module, interface, subject.rows)
+    source = subject_of(net, request, example_input, forward, runtime="torch")
+    interface = interface_of(source.call, dynamic, batch)
+    outputs = output_names(source.module, interface, interface.rows(source.rows, batch or 1))
+    program, interface = to_program(source.module, interface, source.rows)
+    _drop_traces(program)
+    trials = trials_of(source.module, interface, source.rows)
     with replacing(target) as unfinished:
-        try:
-            with quiet(), unfinished.open("wb") as file:
-                torch.export.save(program, file, extra_files=_description(subject))
-        except OSError:
-            raise
-        except Exception as error:  # in whatever words it refuses a program
-            raise ExportError(f"export: torch.export cannot save the model ({reason(error)})") from error
-        reference = torch_runner(subject.module, subject.call)
+        refused = refusing(ExportError, "export: torch.export cannot save the model", but=OSError)
+        with refused, quiet(), unfinished.open("wb") as file:
+            torch.export.save(program, file, extra_files=_description(source))
+        reference = torch_runner(source.module, source.call)
         found = largest_difference(reference, _runner(unfinished, interface), trials.all)
         require_close(found, tolerance)
         written = unfinished.stat().st_size
-    return ExportReport(
-        **reported(subject, interface, trials),
-        path=target,
-        format="torch-export",
-        bytes=written,
-        outputs=outputs,
-        largest_difference=found,
-    )
+    facts = reported(source.counts, interface, trials, found)
+    return ExportReport(**facts, path=target, format="torch-export", bytes=written, outputs=outputs)
 
 
-def check_ending(path: str | os.PathLike[str], ending: str) -> Path:
-    """The path, where its ending says what will be in the file and its folder is there."""
-    target = Path(path)
-    if target.suffix != ending:
-        raise InvalidArgumentError(f"path {target}: got the ending {target.suffix!r}; allowed: {ending}")
-    if not target.parent.is_dir():
-        raise InvalidArgumentError(f"path {target}: there is no folder {target.parent}; allowed: one that exists")
-    if target.is_dir():
-        raise InvalidArgumentError(f"path {target}: it is a folder; allowed: the name of a file")
-    return target
-
-
-def reported(size: ExportSource | RankPlan, interface: Interface, trials: Trials) -> dict[str, Any]:
-    """What a report says of a size, of the inputs, and of what they were tried with."""
-    return {
-        **_counts(size),
-        "inputs": {name: interface.call.inputs[name] for name in interface.names},
-        "left_out": interface.left_out,
-        "unvaried": trials.unvaried,
-        "batches": trials.counts,
-        "axes": {name: dict(interface.axes[name]) for name in interface.names if name in interface.axes},
-        "lengths": dict(trials.lengths),
-    }
-
-
-def _counts(size: ExportSource | RankPlan) -> dict[str, Any]:
-    counts = {name: getattr(size, name) for name in ("macs", "params", "full_macs", "full_params")}
-    return counts | {"ranks": None if size.ranks is None else dict(size.ranks)}
-
-
-def _description(subject: ExportSource) -> dict[str, str]:
-    """What a file says of its size, for whoever looks into it."""
-    facts = {name: json.dumps(value) for name, value in _counts(subject).items() if value is not None}
+def _description(source: ExportSource) -> dict[str, str]:
+    """Return what a file says of its size, for whoever looks into it."""
+    facts = {name: json.dumps(value) for name, value in vars(source.counts).items() if value is not None}
     return {f"decomposable.{name}": text for name, text in {"version": __version__, **facts}.items()}
 
 
-def _without_traces(program: ExportedProgram) -> ExportedProgram:
-    """The program without the stack traces of its nodes, which hold the paths of source files."""
+def _drop_traces(program: ExportedProgram) -> None:
+    """Take out the stack traces of nodes, which hold the paths of source files."""
     for module in program.graph_module.modules():  # the branches of a condition are modules of their own
         for node in module.graph.nodes if isinstance(module, GraphModule) else ():
             node.meta.pop("stack_trace", None)
-    return program
 
 
 def _runner(path: Path, interface: Interface) -> Run:
-    """What was written, read again."""
+    """Return what was written, read again, as a function of a batch."""
     with refusing(ExportError, "export: what was written cannot be read again"), quiet(), path.open("rb") as file:
         module = torch.export.load(file).module()
 

@@ -30,9 +30,9 @@ class FixedBatchError(ExportError):
 
 @torch.inference_mode(False)  # tensors made in that mode cannot be traced
 def ready(module: nn.Module) -> nn.Module:
-    """A copy on the CPU in eval mode: the module may be in training, on another device, or compiled.
+    """Return a copy on the CPU in eval mode: the module may be in training, on another device, or compiled.
 
-    Its weights lie as usual: channels last is for PyTorch's own kernels, and would be traced as steps of its own.
+    Its weights are contiguous: channels last would be traced as steps of its own.
     """
     plain = deep_copy(rewire(unwrap(module), {})).cpu().eval().requires_grad_(False)
     for tensor in (*plain.parameters(), *plain.buffers()):
@@ -41,15 +41,12 @@ def ready(module: nn.Module) -> nn.Module:
 
 
 def run(module: nn.Module, call: CallSignature, feeds: Feeds) -> list[Tensor]:
-    """All tensors that a module returns, in order; None among them is left out, as in an exported file."""
+    """Return all tensors that a module gives, in order, without None, as an exported file does."""
     return tensors_of(_returned(module, call, feeds))
 
 
 def output_names(module: nn.Module, interface: Interface, feeds: Feeds) -> tuple[str, ...]:
-    """What the outputs are called: as in the dict that the model returns; else output, or output_0, output_1 and on.
-
-    What a dict in a dict holds has both keys, as in ``text.hidden``.
-    """
+    """Return names of the outputs: by the keys of the model's dict, as in ``text.hidden``; or output_0 and on."""
     returned = plain(_returned(module, interface.call, feeds))
     count = len(tensors_of(returned))
     if isinstance(returned, Mapping):
@@ -82,7 +79,7 @@ def _returned(module: nn.Module, call: CallSignature, feeds: Feeds) -> Any:
 
 
 def tensors_of(returned: Any) -> list[Tensor]:
-    """The tensors in what a model returns, in order."""
+    """Return the tensors in what a model gives, in order."""
     found = [leaf for leaf in tree_leaves(plain(returned)) if leaf is not None]
     for leaf in found:
         if not isinstance(leaf, Tensor):
@@ -93,10 +90,7 @@ def tensors_of(returned: Any) -> list[Tensor]:
 
 
 def to_program(module: nn.Module, interface: Interface, rows: Feeds | None = None) -> tuple[ExportedProgram, Interface]:
-    """What `torch.export` makes of a module that is `ready`, and what that takes: without the inputs that it ignores.
-
-    `rows` are samples to trace it with; by default made-up ones.
-    """
+    """Return the program of a module that is `ready`, and what it takes: without the inputs that it ignores."""
     program = _program(module, interface, rows)
     unused = _unused(program, interface)
     if unused and len(unused) < len(interface.names):
@@ -125,7 +119,7 @@ def _program(module: nn.Module, interface: Interface, rows: Feeds | None) -> Exp
 
 
 def _or_with(interface: Interface) -> str:
-    """The other axes that are as long as those which vary: they may have to vary with them."""
+    """Name the other axes that are as long as those which vary: they may have to vary with them."""
     lengths = set(interface.lengths.values())
     others = [
         f"{name}:{at}"
@@ -164,7 +158,7 @@ def _traced(module: nn.Module, interface: Interface, rows: Feeds | None) -> Expo
 
 
 def _unused(program: ExportedProgram, interface: Interface) -> tuple[str, ...]:
-    """The inputs that nothing which the program gives depends on."""
+    """Return the inputs on which no output depends."""
     nodes = {node.name: node for node in program.graph.nodes}
     reached, rest = set(), [node for node in program.graph.nodes if node.op == "output"]
     while rest:
@@ -177,7 +171,7 @@ def _unused(program: ExportedProgram, interface: Interface) -> tuple[str, ...]:
 
 
 def symbols(program: ExportedProgram, interface: Interface) -> dict[str, list[str]]:
-    """What the exporter calls the axes that vary, by our names of them."""
+    """Return what the exporter calls the axes that vary, by our names of them."""
     nodes = {node.name: node for node in program.graph.nodes}
     inputs = dict(zip(interface.names, program.graph_signature.user_inputs, strict=True))
     return {

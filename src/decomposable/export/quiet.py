@@ -46,7 +46,7 @@ class _OtherThreads:
 
 @contextmanager
 def _mute(logger: logging.Logger) -> Iterator[None]:
-    """By its handlers: records of a logger's children pass by its level, but not by them."""
+    """Mute a logger by its handlers: records of its children pass by its level, but not by them."""
     before = logger.handlers, logger.propagate
     logger.handlers, logger.propagate = [logging.NullHandler()], False
     try:
@@ -56,7 +56,7 @@ def _mute(logger: logging.Logger) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what is at the bottom of an error: exporters wrap it, and add pages of advice."""
+    """Return the first line of an error's first cause: exporters wrap it, and add pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -64,9 +64,13 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def refusing(kind: type[DecomposableError], text: str, allowed: str = "") -> Iterator[None]:
-    """Any failure of code of somebody else in one line: it comes in many types and words."""
+def refusing(
+    kind: type[DecomposableError], text: str, allowed: str = "", but: type[Exception] | tuple[()] = ()
+) -> Iterator[None]:
+    """Turn any failure of foreign code, `but` of one kind, into one line: it comes in many types and words."""
     try:
         yield
     except Exception as error:
+        if but and isinstance(error, but):
+            raise
         raise kind(f"{text} ({reason(error)}){allowed}") from error

@@ -2,12 +2,12 @@
 
     torch.export ── decomposable::recurrence ── torch.onnx ── node Recurrence ── LSTM, GRU, RNN, or Scan
 
-No file has that operator: it only keeps the steps together while PyTorch's exporters are at work.
+It keeps the steps together while PyTorch's exporters are at work, and in the graph of a network's file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,6 @@ from decomposable.export.program import ExportError
 
 if TYPE_CHECKING:
     import onnx
-
-    from decomposable_edge.recurrent import Recurrence
 
 _DOMAIN, _NAME = "decomposable", "Recurrence"
 
@@ -86,26 +84,34 @@ def translations() -> dict[Any, Callable[..., Any]]:
     return {_operator(): recurrence}
 
 
-def is_kept(node: onnx.NodeProto) -> bool:
-    """Whether a node stands for a recurrent layer."""
-    return bool((node.domain, node.op_type) == (_DOMAIN, _NAME))
-
-
-def put_in_place(model: onnx.ModelProto, *, as_operators: bool) -> None:
-    """Replace the nodes that stand for recurrent layers: by operators of ONNX where `as_operators` and there is one,
-    by loops over the steps elsewhere.
+def put_in_place(model: onnx.ModelProto) -> None:
+    """Replace the nodes that stand for recurrent layers: by operators of ONNX where there is one, else by loops over
+    the steps.
     """
-    from decomposable_edge.onnx_model import graphs_of
+    from onnx import numpy_helper
 
+    from decomposable_edge.onnx_model import graphs_of, is_recurrence, tensor_of
+    from decomposable_edge.recurrent import Recurrence, as_operator, can_be_operator, in_steps
+
+    check_types(model)
     graph = model.graph
-    holders = [inner for inner in graphs_of(graph) if any(map(is_kept, inner.node))]
     weights = {tensor.name: tensor for tensor in graph.initializer}
+    holders = [inner for inner in graphs_of(graph) if any(map(is_recurrence, inner.node))]
     for holder in holders:
         nodes: list[onnx.NodeProto] = []
         for node in holder.node:
-            made, tensors = _made_of(_read(node), weights, as_operators) if is_kept(node) else ([node], [])
-            nodes += made
-            graph.initializer.extend(tensors)
+            if not is_recurrence(node):
+                nodes.append(node)
+                continue
+            one = Recurrence.of(node)
+            names = (one.ih, *one.hh, *one.biases)
+            arrays = {name: numpy_helper.to_array(weights[name]) for name in names if name in weights}
+            if can_be_operator(one, arrays):
+                made, added = as_operator(one, arrays)
+                nodes += made
+                graph.initializer.extend(tensor_of(name, array) for name, array in added.items())
+            else:
+                nodes += in_steps(one, weights[one.ih].data_type)
         del holder.node[:]
         holder.node.extend(nodes)
     if not holders:
@@ -116,54 +122,20 @@ def put_in_place(model: onnx.ModelProto, *, as_operators: bool) -> None:
     drop_unused(graph)
 
 
-def _made_of(
-    one: Recurrence, weights: Mapping[str, onnx.TensorProto], as_operators: bool
-) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """The nodes of one recurrence, and the weights that they take besides those that there are."""
-    from onnx import TensorProto, numpy_helper
+def check_types(model: onnx.ModelProto) -> None:
+    """Refuse recurrent layers in half precision: ONNX Runtime has no kernels for them, and may end the process."""
+    from onnx import TensorProto
 
-    from decomposable_edge.onnx_model import tensor_of
-    from decomposable_edge.recurrent import as_operator, can_be_operator, in_steps
-
-    kind, names = weights[one.ih].data_type, (one.ih, *one.hh, *one.biases)
-    if kind not in (TensorProto.FLOAT, TensorProto.DOUBLE):  # it has no kernels for them, and may end the process
-        raise ExportError(
-            "export: ONNX Runtime's CPU does not run recurrent layers in half precision; allowed: float32 and float64"
-        )
-    arrays = {name: numpy_helper.to_array(weights[name]) for name in names if name in weights}
-    if as_operators and can_be_operator(one, arrays):
-        made, added = as_operator(one, arrays)
-        return made, [tensor_of(name, array) for name, array in added.items()]
-    return in_steps(one, kind), []
-
-
-def _read(node: onnx.NodeProto) -> Recurrence:
-    """What a node says, by the names of its inputs."""
-    from onnx import helper
-
+    from decomposable_edge.onnx_model import graphs_of, is_recurrence
     from decomposable_edge.recurrent import Recurrence
 
-    told: Mapping[str, Any] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-    mode, (biases, hh, hr) = told["mode"].decode(), told["counts"]
-    rest = iter(node.input)
-
-    def some(count: int) -> tuple[str, ...]:
-        return tuple(next(rest) for _ in range(count))
-
-    (x,), states, (ih,) = some(1), some(2 if mode == "LSTM" else 1), some(1)
-    y, last = node.output
-    return Recurrence(
-        mode=mode,
-        backwards=bool(told["backwards"]),
-        x=x,
-        states=states,
-        ih=ih,
-        biases=some(biases),
-        hh=some(hh),
-        hr=some(hr),
-        y=y,
-        last=last,
-    )
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    for node in (node for graph in graphs_of(model.graph) for node in graph.node if is_recurrence(node)):
+        if types[Recurrence.of(node).ih] not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+            raise ExportError(
+                "export: ONNX Runtime's CPU does not run recurrent layers in half precision; allowed: float32 and "
+                "float64"
+            )
 
 
 def drop_unused(graph: onnx.GraphProto) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +15,12 @@ from decomposable.core.tracing import Forward, call_with_first, on_device_of, ot
 from decomposable.export.interface import Feeds, Interface
 from decomposable.export.program import ExportError, ready
 from decomposable.export.quiet import refusing
+from decomposable.export.report import Counts
 from decomposable.network.calls import CallSignature
 from decomposable.network.capture import Captured, Watch, first_captured
 from decomposable.network.decomposed import DecomposedNet
 from decomposable_edge.errors import ExampleNeededError, InvalidArgumentError
-from decomposable_edge.sizing.chain import Rank
-from decomposable_edge.sizing.plans import RankPlan, SizeRequest
+from decomposable_edge.sizing.plans import SizeRequest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,74 +28,65 @@ class ExportSource:
     """A module that is `ready`, its counts, and what it takes."""
 
     module: nn.Module
-    macs: int | None
-    params: int
-    full_macs: int | None
-    full_params: int
-    ranks: Mapping[str, Rank] | None  # None for a network that is not decomposed
+    counts: Counts
     call: CallSignature
     rows: Feeds | None  # samples to try it with; None where made-up ones have to do
+
+
+def check_ending(path: str | os.PathLike[str], ending: str) -> Path:
+    """Return the path if it has this ending and its folder is there."""
+    target = Path(path)
+    if target.suffix != ending:
+        raise InvalidArgumentError(f"path {target}: got the ending {target.suffix!r}; allowed: {ending}")
+    if not target.parent.is_dir():
+        raise InvalidArgumentError(f"path {target}: there is no folder {target.parent}; allowed: one that exists")
+    if target.is_dir():
+        raise InvalidArgumentError(f"path {target}: it is a folder; allowed: the name of a file")
+    return target
 
 
 def subject_of(
     net: nn.Module, request: SizeRequest, example_input: Any, forward: Forward | None = None, *, runtime: str
 ) -> ExportSource:
-    """The network at the size that is asked for; `net` stays as it is.
+    """Return the network at the size that is asked for, by default the current one; `net` stays as it is.
 
-    Where none is, that is the current size, and a module that is no such network as it is. A time is one in the
-    `runtime` that the export is for. `forward` says how a batch like the example input is used.
+    A time is one in the `runtime` that the export is for. `forward` says how a batch like the example input is used.
     """
-    asked = {name: value for name, value in request.given().items() if name != "batch"}
+    asked = [name for name in request.given() if name != "batch"]
     if not isinstance(net, DecomposedNet):
         if asked:
             raise InvalidArgumentError(
-                f"{next(iter(asked))}: got it for a {type(net).__name__}, which has one size; allowed: a network of "
+                f"{asked[0]}: got it for a {type(net).__name__}, which has one size; allowed: a network of "
                 "decompose() or load() that has several"
             )
         return _plain(net, example_input, forward)
     known = known_of(net)
-    plan, module = (net.plan(), net.extract()) if not asked else _resized(net, request, runtime)
-    module = ready(module)
-    found = taken_by(module, known, example_input, forward, net._forward)
-    assert found.call is not None
-    is_counted = known.call is None or same_shapes(known.call, found.call)  # MACs are those at the shapes then
-    return ExportSource(
-        module=module,
-        macs=plan.macs if is_counted else None,
-        params=plan.params,
-        full_macs=plan.full_macs if is_counted else None,
-        full_params=plan.full_params,
-        ranks=plan.ranks,
-        call=found.call,
-        rows=found.rows,
-    )
-
-
-def _resized(net: DecomposedNet, request: SizeRequest, runtime: str) -> tuple[RankPlan, nn.Module]:
-    """The size that a request asks for, and the network of it; the current one stays."""
-    plan = net.plan(**request.given(), runtime=runtime)
-    net._warn_once(plan, stacklevel=5)  # the line that called for the export
-    return plan, net.extract(plan)
+    if asked:
+        plan = net.plan(**request.given(), runtime=runtime)
+        net._warn_once(plan, stacklevel=4)  # the line that called for the export
+    else:
+        plan = net.plan()
+    module = ready(net.extract(plan) if asked else net.extract())
+    call, rows = taken_by(module, known, example_input, forward, net._forward)
+    counts = Counts.of(plan, has_macs=known.call is None or same_shapes(known.call, call))
+    return ExportSource(module=module, counts=counts, call=call, rows=rows)
 
 
 def _plain(module: nn.Module, example_input: Any, forward: Forward | None) -> ExportSource:
-    """A module of one size; its MACs are counted."""
-    plain = ready(module)
-    found = taken_by(plain, Captured(), example_input, forward, call_with_first)
-    call, rows, macs = found.call, found.rows, None
-    assert call is not None
-    params = sum(p.numel() for p in plain.parameters())
+    """Return a module of one size, whose MACs are counted."""
+    module = ready(module)
+    call, rows = taken_by(module, Captured(), example_input, forward, call_with_first)
+    macs, params = None, sum(p.numel() for p in module.parameters())
     with suppress(Exception):  # a model that cannot run is refused later, in better words
-        macs = other_macs((), trace(plain, Interface(call=call).rows(rows, 1), call.run))
-    return ExportSource(
-        module=plain, macs=macs, params=params, full_macs=macs, full_params=params, ranks=None, call=call, rows=rows
-    )
+        macs = other_macs((), trace(module, Interface(call=call).rows(rows, 1), call.run))
+    counts = Counts(macs=macs, full_macs=macs, params=params, full_params=params, ranks=None)
+    return ExportSource(module=module, counts=counts, call=call, rows=rows)
 
 
 def taken_by(
     module: nn.Module, known: Captured, example_input: Any, forward: Forward | None, usual: Forward
-) -> Captured:
-    """How the network is called, and with which rows: what the example input says, or else what is known.
+) -> tuple[CallSignature, Feeds | None]:
+    """Return how the network is called, and with which rows: as the example input says, or else as is known.
 
     `usual` is how its batches are used where `forward` does not say it.
     """
@@ -114,7 +106,7 @@ def taken_by(
             f"example_input is needed, because the network does not know what it takes; got {got}; "
             "allowed: a batch as a tensor, or with one as its first entry"
         )
-    return found
+    return found.call, found.rows
 
 
 @torch.no_grad()
@@ -128,10 +120,10 @@ def _captured(module: nn.Module, batch: Any, forward: Forward) -> Captured:
 
 
 def same_shapes(call: CallSignature, other: CallSignature) -> bool:
-    """Whether two calls are of inputs of the same shapes."""
+    """Return whether two calls are of inputs of the same shapes."""
     return {k: v.shape for k, v in call.inputs.items()} == {k: v.shape for k, v in other.inputs.items()}
 
 
 def known_of(net: DecomposedNet) -> Captured:
-    """What a network knows of its inputs."""
+    """Return what a network knows of its inputs."""
     return Captured(call=net.call, rows=net._rows, unclear=net.unclear)

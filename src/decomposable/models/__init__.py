@@ -18,22 +18,11 @@ from decomposable.models.transformer import small_lm, small_vit
 from decomposable.models.vgg import small_cnn, vgg15
 from decomposable_edge.errors import InvalidArgumentError
 
-__all__ = [
-    "MODELS",
-    "build",
-    "resnet20",
-    "resnet34",
-    "resnet50",
-    "resnet56",
-    "small_cnn",
-    "small_lm",
-    "small_vit",
-    "vgg15",
-]
-
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    build.__name__: build for build in (vgg15, resnet20, resnet34, resnet50, resnet56)
+    each.__name__: each for each in (vgg15, resnet20, resnet34, resnet50, resnet56)
 }
+__all__ = ["MODELS", "build", "small_cnn", "small_lm", "small_vit"]
+__all__ += ["resnet20", "resnet34", "resnet50", "resnet56", "vgg15"]
 
 
 def build(name: str, **kwargs: Any) -> nn.Module:

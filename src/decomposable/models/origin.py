@@ -1,7 +1,4 @@
-"""Which function built a model, noted on it: a file that says so can be loaded without the model's code.
-
-The note is plain JSON, so that a model is stored and copied as ever: ``{"name": "resnet20", "arguments": {...}}``.
-"""
+"""Which function built a model, noted on it in plain JSON: a file that says so is loaded without the model's code."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from decomposable.core.tree import _HOOKS
+from decomposable.core.tree import FORWARD_HOOKS
 from decomposable_edge.errors import InvalidArgumentError
 
 Arguments = ParamSpec("Arguments")
@@ -24,10 +21,8 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {}
 """What a file may name. Nothing else is ever called because a file says so."""
 
 _NOTE = "_built_by"
-_MOST = {
-    **{"num_classes": 1 << 20, "in_channels": 1 << 12, "widths": 1 << 14},
-    **{"width": 1 << 14, "depth": 1 << 8, "heads": 1 << 8, "patch": 1 << 10, "image": 1 << 12, "context": 1 << 17},
-}
+_MOST = {"num_classes": 1 << 20, "in_channels": 1 << 12, "widths": 1 << 14, "context": 1 << 17}
+_MOST |= {"width": 1 << 14, "depth": 1 << 8, "heads": 1 << 8, "patch": 1 << 10, "image": 1 << 12}
 _MOST_WIDTHS = 64
 
 
@@ -40,9 +35,7 @@ def builder(build: Callable[Arguments, Model]) -> Callable[Arguments, Model]:
         model = build(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        plain = {
-            k: int(v) if isinstance(v, Integral) else [int(each) for each in v] for k, v in bound.arguments.items()
-        }
+        plain = {k: int(v) if isinstance(v, Integral) else list(map(int, v)) for k, v in bound.arguments.items()}
         model.__dict__[_NOTE] = {"name": build.__name__, "arguments": plain}
         return model
 
@@ -53,7 +46,7 @@ def builder(build: Callable[Arguments, Model]) -> Callable[Arguments, Model]:
 def built_by(model: nn.Module) -> dict[str, Any] | None:
     """Return the note on a model, or None. It does not say what was done to the model since."""
     note = vars(model).get(_NOTE)
-    return {"name": note["name"], "arguments": dict(note["arguments"])} if isinstance(note, dict) else None
+    return {**note, "arguments": dict(note["arguments"])} if isinstance(note, dict) else None
 
 
 def rebuilt(note: Mapping[str, Any]) -> nn.Module:
@@ -95,7 +88,7 @@ def noted(model: nn.Module) -> dict[str, Any] | None:
         built = rebuilt(note)
     except InvalidArgumentError:  # larger than what is taken from a file
         return None
-    # An activation that was replaced is not in the state dict, but in the repr, as is every module.
+    # An activation that was replaced is in the repr only.
     pairs = zip(built.named_modules(), model.named_modules(), strict=False)
     is_alike = repr(built) == repr(model) and all(a[0] == b[0] and _does_the_same(a[1], b[1]) for a, b in pairs)
     return {**note, "is_changed": not is_alike}
@@ -117,5 +110,5 @@ def is_patched(module: nn.Module) -> bool:
     >>> is_patched(module), is_patched(nn.ReLU())
     (True, False)
     """
-    has_hooks = any(getattr(module, hooks) for hooks in _HOOKS)
+    has_hooks = any(getattr(module, hooks) for hooks in FORWARD_HOOKS)
     return has_hooks or any(callable(getattr(type(module), name, None)) for name in vars(module))

@@ -6,6 +6,7 @@ ResNet-56 ``conv1, bn1, layer1.0.conv1, ..., linear``; for ResNet-50 torchvision
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,21 +23,15 @@ def resnet20(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
     With 3 channels and 10 classes: 269,722 parameters, 40,551,040 MACs at 32 x 32.
 
     >>> import torch
-    >>> model = resnet20()
-    >>> model(torch.zeros(2, 3, 32, 32)).shape
+    >>> resnet20()(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
-    >>> sum(p.numel() for p in model.parameters())
-    269722
     """
     return _cifar_resnet((3, 3, 3), (16, 32, 64), _padded_block, num_classes, in_channels)
 
 
 @builder
 def resnet56(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
-    """Build the CIFAR ResNet-56: 16-32-64 channels, shortcuts without parameters.
-
-    With 3 channels and 10 classes: 853,018 parameters, 125,485,696 MACs at 32 x 32.
-    """
+    """Build the CIFAR ResNet-56, as ResNet-20: 853,018 parameters, 125,485,696 MACs at 32 x 32."""
     return _cifar_resnet((9, 9, 9), (16, 32, 64), _padded_block, num_classes, in_channels)
 
 
@@ -55,56 +50,16 @@ def resnet50(num_classes: int = 1000, in_channels: int = 3) -> nn.Sequential:
 
     With 3 channels and 1000 classes: 25,557,032 parameters, 4,089,184,256 MACs at 224 x 224.
     """
-    modules: OrderedDict[str, nn.Module] = OrderedDict()
-    modules["conv1"] = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
-    modules["bn1"] = nn.BatchNorm2d(64)
-    modules["relu"] = nn.ReLU()
-    modules["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
-    modules.update(_stages(64, (256, 512, 1024, 2048), (3, 4, 6, 3), Bottleneck))
-    modules["avgpool"] = nn.AdaptiveAvgPool2d(1)
-    modules["flatten"] = nn.Flatten()
-    modules["fc"] = nn.Linear(2048, num_classes)
-    return _finish(modules)
-
-
-class BasicBlock(nn.Module):
-    """Add a shortcut, which the caller chooses, to two 3x3 convolutions."""
-
-    def __init__(self, in_width: int, width: int, stride: int, shortcut: nn.Module) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_width, width, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = shortcut
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ReLU(residual + shortcut)."""
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        return F.relu(y + self.shortcut(x))
-
-
-class Bottleneck(nn.Module):
-    """Run 1x1, 3x3 and 1x1 convolutions; the inner ones have a quarter of the width, the 3x3 one has the stride."""
-
-    def __init__(self, in_width: int, width: int, stride: int) -> None:
-        super().__init__()
-        inner = width // 4
-        self.conv1 = nn.Conv2d(in_width, inner, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(inner)
-        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(inner)
-        self.conv3 = nn.Conv2d(inner, width, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(width)
-        self.downsample = _projection(in_width, width, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ReLU(residual + shortcut)."""
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        return F.relu(y + self.downsample(x))
+    return _started(
+        conv1=nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False),
+        bn1=nn.BatchNorm2d(64),
+        relu=nn.ReLU(),
+        maxpool=nn.MaxPool2d(3, stride=2, padding=1),
+        **_stages(64, (256, 512, 1024, 2048), (3, 4, 6, 3), Bottleneck),
+        avgpool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(2048, num_classes),
+    )
 
 
 class Subsample(nn.Module):
@@ -129,25 +84,62 @@ class Subsample(nn.Module):
         return f"{self.in_width}, {self.width}"
 
 
-def _padded_block(in_width: int, width: int, stride: int) -> nn.Module:
-    same = stride == 1 and in_width == width
-    return BasicBlock(in_width, width, stride, nn.Identity() if same else Subsample(in_width, width))
-
-
-def _projected_block(in_width: int, width: int, stride: int) -> nn.Module:
-    return BasicBlock(in_width, width, stride, _projection(in_width, width, stride))
-
-
-def _projection(in_width: int, width: int, stride: int) -> nn.Module:
-    """Return a strided 1x1 convolution with batch norm, or the identity where the shape stays the same."""
+def _shortcut(in_width: int, width: int, stride: int, *, is_padded: bool = False) -> nn.Module:
+    """Return the identity where the shape stays, else a strided 1x1 convolution with batch norm, or padding."""
     if stride == 1 and in_width == width:
         return nn.Identity()
+    if is_padded:
+        return Subsample(in_width, width)
     return nn.Sequential(nn.Conv2d(in_width, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width))
 
 
-def _stages(in_width: int, widths: Sequence[int], depths: Sequence[int], block: Block) -> OrderedDict[str, nn.Module]:
+class BasicBlock(nn.Module):
+    """Add a shortcut to two 3x3 convolutions."""
+
+    def __init__(self, in_width: int, width: int, stride: int, *, is_padded: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_width, width, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = _shortcut(in_width, width, stride, is_padded=is_padded)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ReLU(residual + shortcut)."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + self.shortcut(x))
+
+
+class Bottleneck(nn.Module):
+    """Run 1x1, 3x3 and 1x1 convolutions; the inner ones have a quarter of the width, the 3x3 one has the stride."""
+
+    def __init__(self, in_width: int, width: int, stride: int) -> None:
+        super().__init__()
+        inner = width // 4
+        self.conv1 = nn.Conv2d(in_width, inner, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(width)
+        self.downsample = _shortcut(in_width, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ReLU(residual + shortcut)."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + self.downsample(x))
+
+
+_padded_block = partial(BasicBlock, is_padded=True)
+_projected_block = partial(BasicBlock, is_padded=False)
+
+
+def _stages(in_width: int, widths: Sequence[int], depths: Sequence[int], block: Block) -> dict[str, nn.Module]:
     """Return layer1, layer2, ...; each but the first halves the image in its first block."""
-    stages: OrderedDict[str, nn.Module] = OrderedDict()
+    stages: dict[str, nn.Module] = {}
     for index, (width, depth) in enumerate(zip(widths, depths, strict=True), start=1):
         first = block(in_width, width, 1 if index == 1 else 2)
         stages[f"layer{index}"] = nn.Sequential(first, *(block(width, width, 1) for _ in range(depth - 1)))
@@ -158,20 +150,20 @@ def _stages(in_width: int, widths: Sequence[int], depths: Sequence[int], block: 
 def _cifar_resnet(
     depths: Sequence[int], widths: Sequence[int], block: Block, num_classes: int, in_channels: int
 ) -> nn.Sequential:
-    modules: OrderedDict[str, nn.Module] = OrderedDict()
-    modules["conv1"] = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
-    modules["bn1"] = nn.BatchNorm2d(widths[0])
-    modules["relu"] = nn.ReLU()
-    modules.update(_stages(widths[0], widths, depths, block))
-    modules["pool"] = nn.AdaptiveAvgPool2d(1)
-    modules["flatten"] = nn.Flatten()
-    modules["linear"] = nn.Linear(widths[-1], num_classes)
-    return _finish(modules)
+    return _started(
+        conv1=nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False),
+        bn1=nn.BatchNorm2d(widths[0]),
+        relu=nn.ReLU(),
+        **_stages(widths[0], widths, depths, block),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        linear=nn.Linear(widths[-1], num_classes),
+    )
 
 
-def _finish(modules: OrderedDict[str, nn.Module]) -> nn.Sequential:
+def _started(**modules: nn.Module) -> nn.Sequential:
     """Join the modules and start them as in appendix D: He-normal weights, zero biases, BN at 1 and 0."""
-    model = nn.Sequential(modules)
+    model = nn.Sequential(OrderedDict(modules))
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

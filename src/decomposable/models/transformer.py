@@ -49,16 +49,30 @@ class Block(nn.Module):
         return x_BTE + self.mlp(self.norm_2(x_BTE))
 
 
-class VisionTransformer(nn.Module):
+class _Transformer(nn.Module):
+    """Run blocks over embedded positions, then one layer for the classes."""
+
+    def _complete_(self, num_classes: int, width: int, depth: int, heads: int, places: int, *, causal: bool) -> None:
+        """Add all but the embedding; start as GPT-2: deviations of 0.02, less for layers whose outputs are added up."""
+        self.places = nn.Parameter(torch.zeros(1, places, width))
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=causal) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, num_classes)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                is_added = name.endswith(("attention.out", "mlp.2"))
+                nn.init.normal_(module.weight, std=0.02 / (2 * depth) ** 0.5 if is_added else 0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(self.places, std=0.02)
+
+
+class VisionTransformer(_Transformer):
     """Classify images: patches → blocks → the mean of all positions → classes."""
 
     def __init__(self, num_classes: int, width: int, depth: int, heads: int, patch: int, image: int) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, stride=patch)
-        self.places = nn.Parameter(torch.zeros(1, (image // patch) ** 2, width))
-        self.blocks = nn.Sequential(*(Block(width, heads, causal=False) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, num_classes)
-        _initialise_(self, depth)
+        self._complete_(num_classes, width, depth, heads, (image // patch) ** 2, causal=False)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return the logits of the classes."""
@@ -67,33 +81,19 @@ class VisionTransformer(nn.Module):
         return logits
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(_Transformer):
     """Predict the next token at every position: tokens → causal blocks → logits."""
 
     def __init__(self, num_classes: int, width: int, depth: int, heads: int, context: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(num_classes, width)
-        self.places = nn.Parameter(torch.zeros(1, context, width))
-        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, num_classes)
-        _initialise_(self, depth)
+        self._complete_(num_classes, width, depth, heads, context, causal=True)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Return the logits as a matrix, (B · T) × V."""
         x_BTE = self.tokens(tokens_BT) + self.places[:, : tokens_BT.shape[1]]
         logits_BTV: Tensor = self.head(self.norm(self.blocks(x_BTE)))
         return logits_BTV.flatten(0, 1)
-
-
-def _initialise_(model: nn.Module, depth: int) -> None:
-    """Initialise as GPT-2: a deviation of 0.02, and less for layers whose outputs are added up."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            is_added = name.endswith(("attention.out", "mlp.2"))
-            nn.init.normal_(module.weight, std=0.02 / (2 * depth) ** 0.5 if is_added else 0.02)
-        if isinstance(module, nn.Linear):
-            nn.init.zeros_(module.bias)
-    nn.init.normal_(model.places, std=0.02)  # type: ignore[arg-type]
 
 
 @builder

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +22,6 @@ from decomposable.core.tracing import Entry, Forward, call_with_first, first_ent
 from decomposable.network.calls import INPUT, CallSignature, InputSpec, Slot
 
 _KEPT_ROWS, _KEPT_BYTES = 8, 1 << 26
-
-Tensors = dict[int, tuple[Tensor, Entry]]  # of a batch, by identity; held, so that no two of them can share an address
 
 
 class Unclear(ValueError):
@@ -39,7 +37,7 @@ class Captured:
     unclear: str | None = None
 
     def kept(self) -> Mapping[str, Tensor] | None:
-        """A few of the rows, to be remembered: they try out what is exported later."""
+        """Return a few of the rows, to be remembered: they try out what is exported later."""
         if self.rows is None:
             return None
         size = sum(t.element_size() * t[:1].numel() for t in self.rows.values())
@@ -66,34 +64,22 @@ class Watch:
         return self._run(net, batch, self._calls)
 
     def captured(self, net: nn.Module) -> Captured:
-        """How the network was called, which has run once by now."""
+        """Return how the network was called, which has run once by now."""
         if self._is_default:
             return first_captured(net, self._batch)
         try:
-            call = self._only_call()
-            if any(not isinstance(value, Slot | None) for value in (*call.args, *call.kwargs.values())):
-                self._check_constants(net, call)
+            call = self._only_call(net)
         except Unclear as error:
             return Captured(unclear=str(error))
         rows = {name: tensor.detach().cpu() for name, tensor in call.picked(self._batch).items()}
         return Captured(call=call, rows=rows if all(map(len, rows.values())) else None)
 
     def _run(self, net: nn.Module, batch: Any, calls: list[CallSignature | Unclear], *, stop: bool = False) -> Any:
-        tensors: Tensors = {}
-        others: list[Any] = []
-
-        def labelled(value: Any, entry: Entry) -> Any:
-            """An entry of the batch, every tensor an object of its own: one that is there twice is two entries."""
-            if isinstance(value, Tensor):
-                value = value.detach()
-                tensors[id(value)] = value, entry
-            elif value is not None:
-                others.append(value)
-            return value
+        reader = _Reader()
 
         def see(module: nn.Module, args: Any, kwargs: Any) -> None:
             try:
-                calls.append(_Arguments(tensors, others).call(net, args, kwargs))
+                calls.append(reader.call(net, args, kwargs))
             except Unclear as error:
                 calls.append(error)
             if stop:
@@ -101,66 +87,78 @@ class Watch:
 
         hook = net.register_forward_pre_hook(see, with_kwargs=True, prepend=True)
         try:
-            return self._forward(net, map_entries(labelled, batch))
+            return self._forward(net, map_entries(reader.noted, batch))
         finally:
             hook.remove()
 
-    def _only_call(self) -> CallSignature:
+    def _only_call(self, net: nn.Module) -> CallSignature:
         if len(self._calls) != 1:
             what = f"calls the network {len(self._calls)} times" if self._calls else "does not call the network itself"
             raise Unclear(f"forward= {what}")
         [call] = self._calls
         if isinstance(call, Unclear):
             raise call
+        if any(not isinstance(value, Slot | None) for value in (*call.args, *call.kwargs.values())):
+            self._check_constants(net, call)
         return call
 
     def _check_constants(self, net: nn.Module, call: CallSignature) -> None:
-        """What is not an input has to be the same for other batches: one sample, and more of them, of zeros."""
+        """Refuse what is not an input and not the same for other batches: one sample, and more of them, of zeros."""
         for times in (0, 2):
             others: list[CallSignature | Unclear] = []
             with suppress(_Stop, Exception):  # code of somebody else
-                self._run(net, map_entries(partial(_changed, times), self._batch), others, stop=True)
+                self._run(net, map_entries(partial(_zeros, times), self._batch), others, stop=True)
             other = others[0] if others else None
             if not isinstance(other, CallSignature) or (other.args, other.kwargs) != (call.args, call.kwargs):
                 raise Unclear("forward= computes a number or a text from the batch, which the network is called with")
 
 
-def _changed(times: int, value: Any, _: Entry) -> Any:
-    """An entry of a batch as zeros for so many times as many samples, or for one."""
+def _zeros(times: int, value: Any, _: Entry) -> Any:
+    """Return an entry of a batch as zeros for so many times as many samples, or for one."""
     if not isinstance(value, Tensor):
         return value
     zeros = torch.zeros_like(value)
     return zeros if not value.dim() else torch.cat([zeros] * times) if times else zeros[:1]
 
 
-class _Arguments:
-    """Reads the arguments of a call, and collects the inputs among them, which are tensors of the batch."""
+class _Reader:
+    """Reads the arguments of a call, and collects the inputs among them, which are tensors of the batch.
 
-    def __init__(self, tensors: Tensors, others: Sequence[Any]) -> None:
-        self._tensors, self._others = tensors, others
-        self.inputs: dict[str, Tensor] = {}
-        self.places: dict[str, Entry] = {}
+    A second call in the same pass is unclear anyway, so what one collects need not be told from the other's.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, tuple[Tensor, Entry]] = {}  # held, so that no two of them can share an address
+        self._others: list[Any] = []
+        self._inputs: dict[str, Tensor] = {}
+        self._places: dict[str, Entry] = {}
+
+    def noted(self, value: Any, entry: Entry) -> Any:
+        """Note an entry of the batch, and return it; tensors as new objects: one that is there twice is two entries."""
+        if isinstance(value, Tensor):
+            value = value.detach()
+            self._tensors[id(value)] = value, entry
+        elif value is not None:
+            self._others.append(value)
+        return value
 
     def call(self, net: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallSignature:
-        """The call with these; every input has to have one row for each sample."""
-        names = _positional_names(net, len(args))
-        made = tuple(self.read(value, name) for value, name in zip(args, names, strict=True))
-        by_name = {name: self.read(value, name) for name, value in kwargs.items()}
-        if not self.inputs:
+        """Return the call with these; every input has to have one row for each sample."""
+        made = tuple(map(self._read, args, _positional_names(net, len(args))))
+        by_name = {name: self._read(value, name) for name, value in kwargs.items()}
+        if not self._inputs:
             raise Unclear("forward= calls the network without a tensor of the batch")
-        for name, tensor in self.inputs.items():
+        first, rows = next(iter(self._inputs.items()))
+        for name, tensor in self._inputs.items():
             if not tensor.dim():
                 raise Unclear(f"the input '{name}' is a single number, which has no batch")
-        first = next(iter(self.inputs))
-        for name, tensor in self.inputs.items():
-            if len(tensor) != len(self.inputs[first]):
-                rows = len(self.inputs[first])
-                raise Unclear(f"the input '{name}' has {len(tensor)} rows where '{first}' has {rows}")
-        specs = {name: InputSpec.of_tensor(tensor) for name, tensor in self.inputs.items()}
-        return CallSignature(inputs=specs, entries=self.places, args=made, kwargs=by_name)
+            if len(tensor) != len(rows):
+                raise Unclear(f"the input '{name}' has {len(tensor)} rows where '{first}' has {len(rows)}")
+        specs = {name: InputSpec.of_tensor(tensor) for name, tensor in self._inputs.items()}
+        return CallSignature(inputs=specs, entries=self._places, args=made, kwargs=by_name)
 
-    def read(self, value: Any, where: str) -> Any:
-        """The argument with a `Slot` for every input in it; `where` is what the network's code calls it."""
+    def _read(self, value: Any, where: str) -> Any:
+        """Return the argument with a `Slot` for every input in it; `where` is what the network's code calls it."""
         if isinstance(value, Tensor):
             return self._slot(value, where)
         if value is None:
@@ -170,23 +168,23 @@ class _Arguments:
                 raise Unclear(f"the batch's entry for '{where}' is {value!r:.40}, which is no tensor")
             return value
         if type(value) in (list, tuple):
-            return type(value)(self.read(part, f"{where}_{i}") for i, part in enumerate(value))
+            return type(value)(self._read(part, f"{where}_{i}") for i, part in enumerate(value))
         if type(value) is dict and all(isinstance(key, str) for key in value):
-            return {key: self.read(part, key) for key, part in value.items()}
+            return {key: self._read(part, key) for key, part in value.items()}
         raise Unclear(f"forward= calls the network with a {type(value).__name__} as '{where}'")
 
     def _slot(self, tensor: Tensor, where: str) -> Slot:
-        if id(tensor) not in self._tensors:
+        _, entry = self._tensors.get(id(tensor), (None, None))
+        if entry is None:
             raise Unclear(f"forward= computes '{where}', which is not an entry of the batch itself")
-        entry = self._tensors[id(tensor)][1]
         if any(type(key) not in (str, int) for key in entry):
             raise Unclear(f"the batch's entry for '{where}' has a key that is neither text nor a whole number")
         name = str(entry[-1]) if entry and _is_name(entry[-1]) else where
         if not _is_name(name):
             raise Unclear(f"an input of the network would be called {name!r:.40}, which is no name in Python")
-        if self.places.setdefault(name, entry) != entry:
+        if self._places.setdefault(name, entry) != entry:
             raise Unclear(f"two inputs of the network would be called '{name}'")
-        self.inputs[name] = tensor
+        self._inputs[name] = tensor
         return Slot(name)
 
 
@@ -195,7 +193,7 @@ def _is_name(key: object) -> bool:
 
 
 def _positional_names(net: nn.Module, count: int) -> list[str]:
-    """What the network's code calls its first arguments."""
+    """Return what the network's code calls its first arguments."""
     names: list[str] = []
     for parameter in _parameters(net):
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -205,15 +203,15 @@ def _positional_names(net: nn.Module, count: int) -> list[str]:
     return (names + [f"input_{i}" for i in range(len(names), count)])[:count]
 
 
-def _parameters(net: nn.Module) -> Iterator[inspect.Parameter]:
+def _parameters(net: nn.Module) -> list[inspect.Parameter]:
     try:
-        yield from inspect.signature(net.forward).parameters.values()
+        return list(inspect.signature(net.forward).parameters.values())
     except (TypeError, ValueError):  # code that is not Python
-        return
+        return []
 
 
 def first_captured(net: nn.Module, batch: Any) -> Captured:
-    """The call with the first entry of a batch, for which nothing need run; unclear where others look like inputs."""
+    """Return the call with the first entry of a batch; nothing need run. Others that look like inputs are unclear."""
     spec = InputSpec.of(batch)
     if spec is None:
         return Captured()
@@ -221,5 +219,8 @@ def first_captured(net: nn.Module, batch: Any) -> Captured:
     others = [key for key in list(batch)[1:] if key in taken] if isinstance(batch, Mapping) else []
     what = f"only the first entry of the batch goes into the network, whose forward takes {', '.join(others)}, too"
     first = first_entry(batch).detach().cpu()
-    rows = {INPUT: first} if len(first) else None
-    return Captured(call=CallSignature.with_first(spec), rows=rows, unclear=what if others else None)
+    return Captured(
+        call=CallSignature.with_first(spec),
+        rows={INPUT: first} if len(first) else None,
+        unclear=what if others else None,
+    )

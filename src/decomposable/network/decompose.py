@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
 from typing import Any
 from warnings import warn
 
@@ -17,9 +15,9 @@ from torch.nn.parameter import is_lazy
 
 from decomposable.core.criteria import Criterion, Scores, ScoresByLayer, find_criterion
 from decomposable.core.draws import limits_of
-from decomposable.core.factors import Factors, Taylor, factors_in_order, memory_format_of
+from decomposable.core.factors import Factors, Taylor, factors_in_order
 from decomposable.core.forms import DEFAULT, FormOf, check_form
-from decomposable.core.layers import FilterFn, Layer, decomposed, in_order_of, laid_out, require_layers
+from decomposable.core.layers import FilterFn, Layer, decomposed, in_order_of, require_layers
 from decomposable.core.tracing import (
     Forward,
     Trace,
@@ -37,12 +35,10 @@ from decomposable.network.calibration.batches import renewable
 from decomposable.network.calibration.statistics import tracked_batch_norms
 from decomposable.network.capture import Captured, Watch
 from decomposable.network.decomposed import DecomposedNet
-from decomposable.network.goals import BY_DATA, LOOKED_AT, goal_of
+from decomposable.network.goals import BY_DATA
 from decomposable.network.importance import Order, order_by_data, require_one_cut
-from decomposable.network.judging import CutReport
 from decomposable.network.parts import NetworkState
 from decomposable.network.probing import Trial, WeightsUsedElsewhere
-from decomposable.network.samples import dealt
 from decomposable.progress import Progress, Report, shown
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.cost import LeftAlone
@@ -50,7 +46,7 @@ from decomposable_edge.sizing.order import Limits
 from decomposable_edge.sizing.ranks import RankSelector
 
 PRODUCTS = "products of two activations, as inside attention, which have no weights"
-"""Why no size makes a module smaller that has such products."""
+"""Why a module is skipped that has such products."""
 
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained after extract()
@@ -71,19 +67,18 @@ def decompose(
 
     Args:
         model: any module. The result is in eval mode, whatever the model is in, and starts at full size.
-        example_input: a tensor, or a batch whose first entry is the input. A pass of the full network with it tells the
-            sizes of the feature maps, one of the smallest whether the model runs with factors in the place of its
-            layers. Without it, sizes in MACs cannot be asked for, and nothing is tried. With `data`, by default the
-            first of its batches.
-        form: how convolutions become chains of layers, "spatial", "channel" or "tucker"; or by name pattern, the first
-            that matches, as in ``{"layer4.*": "tucker", "*": "spatial"}``.
+        example_input: a tensor, or a batch whose first entry is the input; with `data`, by default its first batch. The
+            full network runs it once, to count MACs, and the smallest network once, to see that it runs. Without an
+            example input, sizes in MACs cannot be asked for, and nothing is tried.
+        form: how convolutions become chains of layers, "spatial", "channel" or "tucker"; or one for each name pattern,
+            of which the first that matches counts, as in ``{"layer4.*": "tucker", "*": "spatial"}``.
         criterion: which bases go first: "singular_value" (the default without data), "energy", "uniform",
             `Taylor(...)`, a function, or the `scores` of another network of the same layers, such as the one whose
             order it was trained in; with data, "loss" or "output" (by default the one that fits the network).
         data: for a network that was not trained to be cut: batches of a few hundred to a few thousand samples, without
-            labels. Bases and their order are those that lose the least of the network's answers ("loss", for logits),
-            or of the values that it gives ("output"). A part of the samples is kept out and judges the cut:
-            `net.cut_report`. It is gone through several times.
+            labels. Bases and their order then lose as little as possible of the network's answers ("loss", for
+            logits), or of the values that it gives ("output"). A part of the samples is kept out and judges the cut:
+            `net.cut_report`. The data is gone through several times.
         filter_fn: ``filter_fn(module, name)`` says which layers take part; `net.skipped` names the others.
         min_rank: the smallest rank of any layer.
         limits: smallest and largest rank by name pattern, such as ``{"conv1": (4, None), "layer4.*": (1, 64)}``.
@@ -115,7 +110,11 @@ def decompose(
     if example_input is not None:
         seen, captured, used_elsewhere = _watched_pass(base, chosen.layers, batch, call)
         chosen = chosen.without(used_elsewhere).beside(seen.products)
-    _require_no_lazy(base)
+    lazy = next((name for name, p in base.named_parameters() if is_lazy(p)), None)
+    if lazy is not None:
+        raise InvalidArgumentError(
+            f"model: '{lazy}' is lazy and has seen no input; allowed: a model that has run once, or an example_input"
+        )
     report = None
     with shown(progress) as line:
         line(Progress("decomposing", f"{len(chosen.layers)} layers"))
@@ -128,9 +127,10 @@ def decompose(
         parts = _parts(chosen, factors, scores, bounds, seen, captured)
         if data is not None:
             assert criterion is None or isinstance(criterion, str)
-            centred = _centred(parts, chosen.layers, seen)
+            order, centred = Order(parts.factors, parts.selector), _centred(parts, chosen.layers, seen)
             with undisturbed(base):
-                parts, report = _ordered_by_data(parts, base, chosen.layers, batches, call, criterion, centred, line)
+                order = order_by_data(base, chosen.layers, order, batches, call, criterion, centred, report=line)
+            parts, report = replace(parts, factors=order.factors, selector=order.selector), order.report
     net = DecomposedNet(base=base, layers=chosen.layers, parts=parts, forward=call)
     net.cut_report = report
     net._rows = captured.kept()
@@ -140,7 +140,7 @@ def decompose(
 def _check_criterion(
     criterion: str | Criterion | ScoresByLayer | Taylor | None, data: Iterable[Any] | None
 ) -> Criterion | ScoresByLayer | Taylor:
-    """The order by what the weights say, with which an order by data is compared."""
+    """Return the order by the weights, with which an order by data is compared."""
     if data is None:
         if isinstance(criterion, str) and criterion in BY_DATA:
             raise InvalidArgumentError(f"criterion={criterion!r}: there is no data; allowed: with data=loader")
@@ -152,54 +152,15 @@ def _check_criterion(
     return find_criterion("singular_value")
 
 
-def _ordered_by_data(
-    parts: NetworkState,
-    base: nn.Module,
-    layers: Sequence[Layer],
-    batches: Iterable[Any],
-    forward: Forward,
-    criterion: str | None,
-    centred: set[str],
-    report: Report,
-) -> tuple[NetworkState, CutReport | None]:
-    """The same network with the bases, and the order of them, that lose the least on data; and how they were judged."""
-
-    def run(net: nn.Module, batch: Any) -> Any:
-        return forward(net, on_device_of(net, batch))
-
-    with torch.no_grad():
-        samples = dealt(batches, partial(run, base))
-        goal = goal_of(criterion, (run(base, batch) for batch in islice(samples.measure, LOOKED_AT)))
-    order = order_by_data(
-        base,
-        layers,
-        Order(parts.factors, parts.selector),
-        samples,
-        run,
-        goal=goal,
-        centred=centred,
-        report=report,
-    )
-    factors = {name: _laid_out_like(parts.factors[name], found) for name, found in order.factors.items()}
-    return replace(parts, factors=factors, selector=order.selector), order.report
-
-
 def _centred(parts: NetworkState, layers: Sequence[Layer], seen: Trace | None) -> set[str]:
-    """The layers whose mean output nobody sees: it goes into batch normalisation with running statistics, and nowhere
-    else.
-    """
+    """Return the layers whose output goes into batch normalisation and nowhere else: its mean does not matter."""
     alone = set() if seen is None else seen.only_normalised
     return {layer.name for layer in layers if alone.issuperset(layer.modules)} & set(parts.layer_before_norm.values())
 
 
-def _laid_out_like(before: Factors, after: Factors) -> Factors:
-    """In the layout that was found to be the right one for this network."""
-    return tuple(laid_out(new, memory_format_of(old)) for new, old in zip(after, before, strict=True))
-
-
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """The layers of a model to decompose, and why the others are not."""
+    """The layers of a model to decompose, and why the others are skipped."""
 
     base: nn.Module
     layers: tuple[Layer, ...]
@@ -209,7 +170,7 @@ class _Chosen:
         require_layers(self.layers, self.skipped)
 
     def without(self, reasons: Mapping[str, str]) -> _Chosen:
-        """Leave out those that there is a reason for, which is listed for every module that has the weight."""
+        """Skip the layers that have a reason; it is listed for every module that has the weight."""
         out = {
             module: reasons[layer.name] for layer in self.layers if layer.name in reasons for module in layer.modules
         }
@@ -218,7 +179,7 @@ class _Chosen:
         return _Chosen(self.base, left, in_order_of(self.base, skipped))
 
     def beside(self, products: Mapping[nn.Module, int]) -> _Chosen:
-        """With the modules that multiply activations, of which no size is smaller."""
+        """List the modules that multiply activations, too: no size makes them smaller."""
         found = {name: PRODUCTS for name, module in self.base.named_modules() if module in products}
         return replace(self, skipped=in_order_of(self.base, found | self.skipped))
 
@@ -226,8 +187,10 @@ class _Chosen:
 def _watched_pass(
     base: nn.Module, layers: Sequence[Layer], batch: Any, forward: Forward
 ) -> tuple[Trace, Captured, dict[str, str]]:
-    """What one pass of the full network shows: how often every weight is applied, how the network is called, and which
-    weights are used other than by calling their layers.
+    """Run the full network once, and return what it showed.
+
+    That is how often every weight is applied, how the network is called, and which weights are used other than by
+    calling their layers.
     """
     watch = Watch(forward)
     with undisturbed(base), WeightsUsedElsewhere(layers) as elsewhere:
@@ -242,6 +205,12 @@ def _watched_pass(
     return seen, captured, elsewhere.used
 
 
+def _bounds(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> dict[str, list[tuple[int, int]]]:
+    """Return the smallest and the largest rank of every layer's cuts."""
+    ends = zip(*(each.tolist() for each in limits_of(layers, min_rank, limits)), strict=True)
+    return {layer.name: [next(ends) for _ in layer.full_ranks] for layer in layers}
+
+
 def _parts(
     chosen: _Chosen,
     factors: Mapping[str, Factors],
@@ -250,11 +219,11 @@ def _parts(
     watched: Trace | None,
     captured: Captured,
 ) -> NetworkState:
-    """What the network consists of besides its modules, at full size; MACs are known where a pass was seen."""
+    """Return what the network consists of besides its modules, at full size; MACs are known if a pass was watched."""
     base, layers, seen = chosen.base, chosen.layers, watched or Trace()
     uncounted = {} if watched is None else not_counted(base, seen)
-    cuts = [ends for layer in layers for ends in bounds[layer.name]]
-    lower, upper = (np.array(ends, dtype=np.int64) for ends in zip(*cuts, strict=True))
+    ends = zip(*(ends for layer in layers for ends in bounds[layer.name]), strict=True)
+    lower, upper = (np.array(each, dtype=np.int64) for each in ends)
     selector = RankSelector(
         costs=layer_costs(layers, seen),
         scores=tuple(each for layer in layers for each in scores[layer.name]),
@@ -281,9 +250,7 @@ def _parts(
 
 
 def _left_alone(chosen: _Chosen, seen: Trace) -> tuple[LeftAlone, ...]:
-    """What the layers cost that no size makes smaller, without their submodules; a weight that two modules hold is the
-    first one's.
-    """
+    """Return what the skipped layers cost, without their submodules; a shared weight counts for its first module."""
     modules, macs = dict(chosen.base.named_modules()), macs_left_alone(seen) + seen.products
     params: Counter[str] = Counter()
     for name, parameter in chosen.base.named_parameters():
@@ -295,26 +262,12 @@ def _left_alone(chosen: _Chosen, seen: Trace) -> tuple[LeftAlone, ...]:
 
 
 def _with_shares(skipped: Mapping[str, str], selector: RankSelector, uncounted: Mapping[str, str]) -> dict[str, str]:
-    """The reasons, each with the part of the network that is left alone for it."""
+    """Return the reasons, each with the part of the network that is left alone for it."""
     macs, params = selector.full_cost("macs"), selector.full_cost("params")
     knows_macs = selector.fixed_macs is not None and macs > 0
-    shares = {}
+    found = {}
     for part in selector.left_alone:
         of_macs = "MACs not counted, " if part.name in uncounted else f"{part.macs / max(1, macs):.1%} of the MACs, "
-        shares[part.name] = f"{of_macs if knows_macs else ''}{part.params / params:.1%} of the parameters"
-    return {name: f"{reason}; {shares[name]}" for name, reason in skipped.items()}
-
-
-def _bounds(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> dict[str, list[tuple[int, int]]]:
-    """The smallest and largest rank of every layer's cuts."""
-    lower, upper = limits_of(layers, min_rank, limits)
-    ends = zip(lower.tolist(), upper.tolist(), strict=True)
-    return {layer.name: [next(ends) for _ in layer.full_ranks] for layer in layers}
-
-
-def _require_no_lazy(base: nn.Module) -> None:
-    lazy = next((name for name, p in base.named_parameters() if is_lazy(p)), None)
-    if lazy is not None:
-        raise InvalidArgumentError(
-            f"model: '{lazy}' is lazy and has seen no input; allowed: a model that has run once, or an example_input"
-        )
+        shares = f"{of_macs if knows_macs else ''}{part.params / params:.1%} of the parameters"
+        found[part.name] = f"{skipped[part.name]}; {shares}"
+    return found

@@ -30,13 +30,11 @@ from decomposable.network.calibration.grid import PASSES
 from decomposable.network.calibration.statistics import CalibrationReport, CalibrationTarget, Statistics
 from decomposable.network.calls import CallSignature, InputSpec
 from decomposable.network.file.container import FilePath
-from decomposable.network.file.contents import Artifact
-from decomposable.network.file.skeleton import skeleton_of, state_of
+from decomposable.network.file.contents import Artifact, skeleton_of, state_of
 from decomposable.network.judging import CutReport
 from decomposable.network.original import Original
-from decomposable.network.parts import NetworkState
-from decomposable.network.saving import SaveReport, saved
-from decomposable.network.tuned import Tuned
+from decomposable.network.parts import NetworkState, Tuned
+from decomposable.network.saving import GraphKeywords, SaveReport, saved
 from decomposable.network.tuning import (
     LEARNING_RATE,
     STEPS,
@@ -67,7 +65,7 @@ _OF_TRANSFORMERS = frozenset({"save_pretrained", "push_to_hub"})
 
 @dataclass(frozen=True, eq=False)
 class _Current:
-    """What a change replaces as one: the parts, among them the size, and the network made from them."""
+    """What a change replaces as one: the parts, the size among them, and the network made from them."""
 
     parts: NetworkState
     module: nn.Module
@@ -102,7 +100,8 @@ class DecomposedNet(nn.Module):
         skipped: the layers and other parts with weights that are left alone, each with the reason and its share of the
             network.
         not_counted: modules with weights of their own that no MAC formula counts, with their type.
-        call: how it is called, where an example input has told; `inputs` are what it takes, by name.
+        call: how it is called, where an example input has told.
+        inputs: what it takes, by name; `input` where that is one input.
         unclear: why an export cannot know what it takes, where that is so.
         graph: how it is wired, for devices, where it was saved or loaded with that.
         info: what a file that it was loaded from says besides, such as measured accuracies; empty otherwise.
@@ -117,6 +116,8 @@ class DecomposedNet(nn.Module):
     unclear = _Part[str | None]()
     info = _Part[Mapping[str, Any]]()
     graph = _Part[DeviceGraph | None]()
+    inputs = _Part[Mapping[str, InputSpec]]()
+    input = _Part[InputSpec | None]()
     _factors = _Part[Mapping[str, Factors]]()
     _statistics = _Part[Statistics | None]()
     _tuned = _Part[Tuned | None]()
@@ -141,22 +142,12 @@ class DecomposedNet(nn.Module):
 
     @property
     def scores(self) -> Mapping[str, tuple[Scores, ...]]:
-        """What the bases are worth, by layer, for every cut of its chain, the best first: the order of all sizes.
+        """What the bases are worth, by layer and cut of its chain, the best first: the order of all sizes.
 
-        As the `criterion` of a `JointObjective`, or of another `decompose`, it makes that go by the same order. Of a
-        network that was put in order by data it is the order for budgets of MACs.
+        As the `criterion` of a `JointObjective`, or of another `decompose`, it gives that the same order. After a cut
+        by data it is the order for budgets of MACs.
         """
         return self.selector.scores_by_layer
-
-    @property
-    def inputs(self) -> Mapping[str, InputSpec]:
-        """What it takes, by name; nothing where no example input has told."""
-        return self._current.parts.inputs
-
-    @property
-    def input(self) -> InputSpec | None:
-        """What it takes, where that is one input."""
-        return self._current.parts.input
 
     @property
     def latency(self) -> LatencyProfile | None:
@@ -178,26 +169,20 @@ class DecomposedNet(nn.Module):
     def plan(self, *, runtime: str = "torch", **size: Unpack[SizeKeywords]) -> RankPlan:
         """Return the plan that `resize_` would take for a size; without a size, the current plan. Nothing changes.
 
-        The keywords are those of `resize_`. A time, and ``align="measured"``, are what was measured in `runtime`,
-        "torch" or "onnxruntime".
+        The keywords are those of `resize_`. Times are those that were measured in `runtime`, "torch" or "onnxruntime".
         """
         return self._plan_for(SizeRequest.of("plan", size, "runtime"), runtime)
 
     def resize_(self, plan: RankPlan | None = None, /, **size: Unpack[SizeKeywords]) -> RankPlan:
         """Change the size, in place, in milliseconds and without data, and return the plan, which prints as a table.
 
-        It goes up and down as often as you like. Give a plan of this network, or exactly one of:
+        It goes up and down as often as you like. Give a plan of this network, or exactly one of `macs` to `latency_ms`.
 
         Args:
-            macs, params: a budget for the whole network: a float is a fraction of the original's, an int above 1 a
-                count.
+            macs, params: a budget for the whole network: a part of the original's as a float, or a count above 1.
             ratio: the part Z of all bases to keep; taken literally.
             ranks: a rank by layer name, for a layer with several cuts a tuple; others stay full. Taken literally.
             latency_ms: the time that a pass may take on this machine, where `latency` knows that.
-
-        and, where a default is not right:
-
-        Args:
             align: what ranks are rounded to, within the budget: "auto" (the default) rounds those of wide layers to
                 16, 8 or 4 where that moves them by a few percent at most; a number such as 8 rounds all to its
                 multiples; 1 rounds none; "measured" takes what was found to be the fastest here.
@@ -208,9 +193,7 @@ class DecomposedNet(nn.Module):
         asked = plan_or_request("resize_", plan, size)
         if isinstance(asked, RankPlan):
             self.selector.check_plan(asked)
-            chosen = self._with_warning(asked)
-        else:
-            chosen = self._plan_for(asked)
+        chosen = self._with_warning(asked) if isinstance(asked, RankPlan) else self._plan_for(asked)
         self._warn_once(chosen, stacklevel=3)
         with self._lock:
             self.selector.check_plan(chosen)
@@ -219,42 +202,46 @@ class DecomposedNet(nn.Module):
 
     def _plan_for(self, request: SizeRequest, runtime: str = "torch") -> RankPlan:
         parts = self._current.parts
-        is_asked = bool(request.given())
-        return self._with_warning(parts.plan_for(request, lambda: self.latency, runtime) if is_asked else parts.plan)
+        plan = parts.plan_for(request, lambda: self.latency, runtime) if request.given() else parts.plan
+        return self._with_warning(plan)
 
     def _with_warning(self, plan: RankPlan) -> RankPlan:
         return with_warning(plan, self._statistics, has_norms=bool(self._original.norms))
 
     def _warn_once(self, plan: RankPlan, stacklevel: int) -> None:
-        """Say what a plan warns of, where a plan is used; nothing where something was said before."""
+        """Say what a plan warns of, where it is used; nothing where something was said before."""
         if plan.warning is not None and not self._has_warned:
             self._has_warned = True
             warn(plan.warning, stacklevel=stacklevel)
 
     def macs_for(self, batch: Any, forward: Forward | None = None) -> int:
-        """The MACs of one sample at the current size for inputs such as these, of another length for instance.
+        """Return the MACs of one sample at the current size for inputs such as these, of another length for instance.
 
-        What is counted is what `decompose` counts, the products inside attention included. The batch is run once.
+        It counts as `decompose` does, the products inside attention included. The batch is run once.
         """
-        module, call = self._current.module, forward or self._forward
-        twin = rewire(module, {})
+        twin = rewire(self._current.module, {})
         clone_buffers_(twin)
         with undisturbed(twin):
-            seen = trace(twin, on_device_of(twin, batch), call)
-        return other_macs((), seen)
+            return other_macs((), trace(twin, on_device_of(twin, batch), forward or self._forward))
 
     @torch.inference_mode(False)  # weights made in that mode could not be trained
     def extract(self, plan: RankPlan | None = None) -> nn.Module:
-        """The network at the current size, or at that of a plan, as a plain module with no tie to this one."""
-        if plan is None:
-            module = deep_copy(self._current.module)
-        else:
+        """Return the network at the current size, or at that of a plan, as a plain module with no tie to this one."""
+        module = self._current.module
+        if plan is not None:
             with self._lock:
                 self.selector.check_plan(plan)
-                module = deep_copy(self._original.at_size(replace(self._current.parts, plan=plan)))
-        return self._original.with_trainable(module)
+                module = self._original.at_size(replace(self._current.parts, plan=plan))
+        return self._original.with_trainable(deep_copy(module))
 
-    def save(self, path: FilePath, info: Mapping[str, Any] | None = None, *, onnx: bool | None = None) -> SaveReport:
+    def save(
+        self,
+        path: FilePath,
+        info: Mapping[str, Any] | None = None,
+        *,
+        onnx: bool | None = None,
+        **graph: Unpack[GraphKeywords],
+    ) -> SaveReport:
         """Write the network at every size to one safetensors file: `load` reads it, and a device opens it.
 
         `info` is anything that JSON can hold, to be found in `info` of what is loaded; without it, `info` of this
@@ -265,11 +252,13 @@ class DecomposedNet(nn.Module):
         PyTorch at several sizes before the file is there. Making it takes seconds, once: a network that was saved or
         loaded with one has it. By default it is left out where the extra `onnx` is not installed or the network cannot
         be exported; the report says why. ``onnx=True`` refuses then, ``onnx=False`` leaves it out in any case.
+        `example_input`, `forward`, `dynamic` and `tolerance` are as in `export_onnx`, `progress` as in `calibrate_`;
+        any of them asks for a graph that is made anew.
         """
-        return saved(self, path, info, onnx)
+        return saved(self, path, info, onnx, **graph)
 
     def artifact(self) -> Artifact:
-        """What `save` writes, sharing this network's memory; for the functions of `decomposable.network.artifact`."""
+        """Return what `save` writes, sharing this network's memory; `network.artifact` has functions for it."""
         with self._lock:
             original = self._original
             skeleton = skeleton_of(original.base, original.layers, original.trainable)
@@ -292,10 +281,10 @@ class DecomposedNet(nn.Module):
             loader: yields tensors, or tuples or dicts whose first entry is the input, augmented as in training. A few
                 thousand samples are enough. It is gone through once; up to 512 MiB of its batches are kept meanwhile.
             sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known), added to those stored.
-                By default a grid from the smallest size to the full one, as dense as this network needs; the full size
-                itself then keeps the original's statistics, unless 1.0 is asked for here.
-            align: as in ``resize_(macs=..., align=...)``. A grid of "auto" serves for unrounded ranks,
-                too: they lie near enough. Sizes with ranks rounded to a number do not, and are added to those stored.
+                By default a grid of sizes, as dense as this network needs. The full size keeps the original's
+                statistics, unless 1.0 is asked for here.
+            align: as in ``resize_``. A grid of "auto" serves for unrounded ranks, too: they lie near enough. Sizes with
+                ranks rounded to a number do not, and are added to those stored.
             passes: the most that a grid may cost, in forward passes of the full network over the loader.
             exact: for chosen `sizes`, the authors' way: layer by layer, a pass over the data for each. Slow.
             forward: ``forward(net, batch)``; by default that of `decompose`.
@@ -330,23 +319,19 @@ class DecomposedNet(nn.Module):
     ) -> TuningReport:
         """Train scales, shifts and biases of their own for some sizes, with the full network as the teacher.
 
-        No labels are needed. Every later resize uses them, interpolated between these sizes; all other weights and the
-        full size (of a network that was loaded in part, its largest) stay as they are. Batch normalisation is
-        calibrated anew afterwards, with the same loader: a grid, or the sizes that were chosen before. Tuning again
-        replaces what was tuned; where it fails, nothing changes.
+        No labels are needed. Every later resize uses them, interpolated between these sizes. All other weights and the
+        largest size stay as they are. Batch normalisation is calibrated anew afterwards, with the same loader.
+        Tuning again replaces what was tuned; where it fails, nothing changes.
 
         Args:
-            loader: as in `calibrate_`. It is gone through as often as the steps need; one that can be gone through only
-                once is kept in memory, up to 512 MiB.
-            sizes: budgets as in ``resize_(macs=...)`` (``params=`` where MACs are not known); by default some from 0.75
-                to 0.07, as far as there are such. Sizes below the smallest one have its vectors.
+            loader: as in `calibrate_`, gone through as often as the steps need. One that can be gone through only once
+                is kept in memory, up to 512 MiB.
+            sizes: as in `calibrate_`; by default some from 0.75 to 0.07. Sizes below the smallest one have its vectors.
             steps: of training for each size, one batch each.
             learning_rate: of Adam at the first step; it falls to nothing by the last.
             distance: ``distance(low, full)``, the loss for the outputs of a size and of the full network; by default KL
                 divergence of the softmax over the last axis, for logits.
-            forward: ``forward(net, batch)``; by default that of `decompose`.
-            passes: the most that a grid of calibrated sizes may cost, as in `calibrate_`.
-            progress: as in `calibrate_`.
+            forward, passes, progress: as in `calibrate_`.
         """
         check_training(steps, learning_rate, distance)
         plans = checked_sizes(self.selector, sizes)
@@ -397,13 +382,13 @@ class DecomposedNet(nn.Module):
             self._take(statistics=None)
 
     def train(self, mode: bool = True) -> DecomposedNet:
-        """Set training mode here and for the sizes to come; a pass that is under way ends in the mode it began with.
+        """Set training mode for this size and those to come; a pass under way ends in the mode it began with.
 
         What passes in training mode wrote to the statistics of the current size stays.
         """
         if not isinstance(mode, bool):
             raise InvalidArgumentError(f"train: mode={mode!r}; allowed: True or False")
-        with self._lock:  # a size that is being made now must not come into force in the other mode
+        with self._lock:  # a size that is being made now must not be in the other mode
             self._original.base.train(mode)
             self.training = mode
             module = self._current.module
@@ -414,14 +399,14 @@ class DecomposedNet(nn.Module):
         return self
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
-        """Refused: the weights of one size are slices of those of all."""
+        """Refuse: the weights of one size are slices of those of all."""
         raise InvalidArgumentError(
             "load_state_dict: the weights of a decomposed network are shared by all its sizes; "
             "allowed: loading into the model before decompose(), or into what extract() returns"
         )
 
     def __getattr__(self, name: str) -> Any:
-        """What only the model has, such as `generate` or `config`: that of the current size."""
+        """Return what only the model has, such as `generate` or `config`: that of the current size."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -440,18 +425,13 @@ class DecomposedNet(nn.Module):
                 raise AttributeError(f"{kinds} has no attribute {name!r}") from None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
-
-    def extra_repr(self) -> str:
-        """What is decomposed, and the current size."""
         plan = self._current.parts.plan
-        size = f"{plan.params_fraction:.3f}x parameters"
-        if plan.macs_fraction is not None:
-            size = f"{plan.macs_fraction:.3f}x MACs, {size}"
+        macs = "" if plan.macs_fraction is None else f"{plan.macs_fraction:.3f}x MACs, "
+        size = f"{macs}{plan.params_fraction:.3f}x parameters"
         calibrated = len(self._statistics.plans) if self._statistics else 0
         layers = f"{len(self._original.layers)} layers decomposed, {len(self.skipped)} left alone"
         tuned = f", {len(self._tuned.plans)} tuned" if self._tuned else ""
-        return f"{layers}; {size}; {calibrated} sizes calibrated{tuned}"
+        return f"{type(self).__name__}({layers}; {size}; {calibrated} sizes calibrated{tuned})"
 
     @property
     def _base(self) -> nn.Module:
@@ -469,7 +449,7 @@ class DecomposedNet(nn.Module):
         self._install(replace(self._current.parts, **parts))
 
     def _subject(self, parts: NetworkState, forward: Forward) -> CalibrationTarget:
-        """The network of these parts, to be calibrated."""
+        """Return the network of these parts, to be calibrated."""
         return CalibrationTarget(
             build=lambda plan: self._original.uncalibrated(replace(parts, plan=plan)),
             forward=forward,
@@ -482,10 +462,7 @@ class DecomposedNet(nn.Module):
         self._current = _Current(parts, module)
 
     def _apply(self, fn: Any, recurse: bool = True) -> DecomposedNet:
-        """Move or cast: the original and the factors, then the current size is made anew from them.
-
-        What a pass that is under way uses stays as it is.
-        """
+        """Move or cast the original and the factors, and make the current size anew; a pass under way keeps its own."""
         with self._lock:
             own_parameters_(self._original.base)  # the current size has the same ones
             self._original.base._apply(fn)

@@ -1,8 +1,8 @@
-"""What a cut must not lose: the answers of a network, or the values that it gives.
+"""What a cut must not change: the answers of a network, or the values that it gives.
 
-A goal has two sides. Its *loss* is led back through the network, and the second moment of the gradients that reach a
-layer says how strongly the goal feels each direction of the layer's output (`core/moments.py`). Its *distance* compares
-a cut network with the full one, image by image (`judging.py`).
+A goal has two sides. Its *loss* is led back through the network: the second moment of the gradients that reach a layer
+says how much each direction of the layer's output matters (`core/moments.py`). Its *distance* compares a cut network
+with the full one, image by image (`judging.py`).
 
     LOSS     answers: KL(full ‖ cut) of the softmax     the cross-entropy to labels that the network itself draws
     OUTPUT   values: ‖cut − full‖², relative to full    a random projection of the outputs, whose moment is JᵀJ
@@ -26,15 +26,18 @@ from decomposable.network.calibration.batches import tensors_in
 from decomposable_edge.errors import InvalidArgumentError
 
 BY_DATA = ("loss", "output")
-"""Criteria that need data: what is lost of the network's answers, or of its outputs."""
+"""Criteria that need data."""
+
+LOOKED_AT = 8
+"""Batches whose outputs decide which goal fits a network."""
 
 Readings = tuple[Tensor, ...]
-"""What a goal looks at in the outputs of a batch."""
+"""The tensors that a goal reads in the outputs of a batch."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One of the two; `distances` has a number for every row of the readings."""
+    """One of the two; `distances` gives a number for every row of the readings."""
 
     name: str
     unit: str
@@ -43,23 +46,19 @@ class Goal:
     distances: Callable[[Readings, Readings], Tensor]
 
 
-LOOKED_AT = 8
-"""Batches whose outputs say what a network gives."""
-
-
 def goal_of(criterion: str | None, outputs: Iterable[Any]) -> Goal:
-    """The goal for what a network gives for some batches: logits may be positive in one of them by chance, and features
-    are so in all.
+    """Return the goal that fits the outputs of some batches: LOSS if it fits one of them.
+
+    Logits may be positive in one batch by chance. Features behind a ReLU are positive in all.
     """
-    found = [goal_for(criterion, each) for each in outputs]
-    return LOSS if LOSS in found else OUTPUT
+    return LOSS if LOSS in [goal_for(criterion, each) for each in outputs] else OUTPUT
 
 
 def goal_for(criterion: str | None, outputs: Any) -> Goal:
-    """The goal that was asked for; without one, that which fits what the network gives.
+    """Return the goal that was asked for; without a criterion, the one that fits these outputs.
 
-    A plain matrix may be logits or features. Rows of length 1, as those of embeddings, and numbers of which none is
-    negative, as behind a ReLU, are no logits; probabilities are as good as these.
+    A plain matrix may hold logits or features. It holds features if its rows have length 1, as embeddings have, or if
+    no number is negative, as behind a ReLU. Probabilities are as good as logits.
     """
     if criterion is not None:
         return {"loss": LOSS, "output": OUTPUT}[criterion]
@@ -75,9 +74,7 @@ def goal_for(criterion: str | None, outputs: Any) -> Goal:
 
 
 def logits_in(outputs: Any) -> Tensor:
-    """The logits in what a network returns, a row for each position; what has none is refused, in the name of the
-    criterion that needs them. The logarithms of probabilities are logits.
-    """
+    """Return the logits in what a network gives, a row for each position; of probabilities the logarithms."""
     try:
         found = logits_of(outputs).flatten(0, -2)
     except InvalidArgumentError:
@@ -95,7 +92,7 @@ def _are_probabilities(found: Tensor) -> bool:
 
 
 def drawn_loss(outputs: Any, number: int) -> Tensor:
-    """Σ cross-entropy to labels drawn by the network's own softmax, the same in every pass: no label is needed."""
+    """Return Σ cross-entropy to labels that the network's own softmax draws, the same labels in every pass."""
     rows = logits_in(outputs).float()
     _require_finite([rows], number)
     chances, weights = drawing(rows.detach())
@@ -106,30 +103,30 @@ def drawn_loss(outputs: Any, number: int) -> Tensor:
 
 
 def drawing(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """With what chance q_c each label is drawn, and what its loss counts then, w_c.
+    """Return the chance q_c with which each label is drawn, and the weight w_c of its loss.
 
-    What is wanted is Σ_c p_c g_c g_cᵀ with g_c = p − e_c, the gradient of the loss of label c. A network that is sure
-    of itself would draw its own answer nearly always, whose gradient is nearly nothing, so that a few images would
-    decide. Drawn with q_c ∝ p_c ‖g_c‖² and weighted with w_c = √(p_c/q_c), the expectation is the same, and every image
-    counts as much as it does in the whole sum.
+    The aim is Σ_c p_c g_c g_cᵀ with g_c = p − e_c, the gradient of the loss of label c. A network that is nearly
+    certain would draw its own answer nearly always, with a gradient of nearly zero, and a few images would decide. So
+    a label is drawn with q_c ∝ p_c ‖g_c‖² and weighted with w_c = √(p_c/q_c). The expectation is the same, and every
+    image counts as much as it does in the whole sum.
     """
     p = logits.double().softmax(dim=-1) if logits.device.type != "mps" else logits.softmax(dim=-1)
     squares = p.square().sum(dim=-1, keepdim=True) - 2 * p + 1
     shares = p * squares
     total = shares.sum(dim=-1, keepdim=True)
-    is_sure = total <= torch.finfo(p.dtype).tiny  # to the last bit: there is no gradient to weigh
+    is_sure = total <= torch.finfo(p.dtype).tiny  # certain to the last bit: no gradient to weigh
     chances = torch.where(is_sure, p, shares / torch.where(is_sure, 1.0, total))
     weights = (total / squares.clamp_min(torch.finfo(p.dtype).tiny)).sqrt()
     return chances, torch.where(is_sure, 0.0, weights).to(logits.dtype)
 
 
 def is_certain(logits: Tensor) -> bool:
-    """Whether the loss of none of these rows has a gradient whose square float32 has digits for."""
+    """Return whether the gradient of every row's loss is too small to be squared in float32."""
     return float(drawing(logits.float())[1].double().max()) ** 2 < torch.finfo(torch.float32).tiny
 
 
 def divergences(low: Readings, full: Readings) -> Tensor:
-    """KL(full ‖ low) of every row.
+    """Return KL(full ‖ low) of every row.
 
     >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
     >>> divergences((logits,), (logits,)).tolist()
@@ -137,14 +134,15 @@ def divergences(low: Readings, full: Readings) -> Tensor:
     """
     low_log, full_log = (each[0].float().log_softmax(dim=-1) for each in (low, full))
     p = full_log.exp()
-    # A class that the full network holds impossible (a logit of −∞) adds nothing, and 0 · ∞ would be NaN.
+    # A class that the full network calls impossible (a logit of −∞) adds nothing; 0 · ∞ would be NaN.
     low_log, full_log = (each.masked_fill(p == 0, 0.0) for each in (low_log, full_log))
     return (p * (full_log - low_log)).sum(dim=-1)
 
 
 def values_in(outputs: Any) -> Readings:
-    """All tensors of numbers in what a network returns, a row for each sample."""
-    found = tuple(t.flatten(1) if t.dim() > 1 else t[:, None] for t in tensors_in(outputs) if _is_read(t))
+    """Return all tensors of real numbers in what a network gives, a row for each sample."""
+    tensors = (t for t in tensors_in(outputs) if t.is_floating_point() and t.dim() > 0)
+    found = tuple(t.flatten(1) if t.dim() > 1 else t[:, None] for t in tensors)
     if not found:
         raise InvalidArgumentError(
             f"criterion='output': the network gives a {type(outputs).__name__} without a tensor of numbers; allowed: "
@@ -153,14 +151,10 @@ def values_in(outputs: Any) -> Readings:
     return found
 
 
-def _is_read(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.dim() > 0
-
-
 def projected_loss(outputs: Any, number: int) -> Tensor:
-    """Σ ε · f over a batch, with signs ε that are drawn, the same in every pass.
+    """Return Σ ε · f over a batch, with random signs ε, the same in every pass.
 
-    The gradient of one image is Jᵀε, and its second moment JᵀJ: that of ‖f(x) − f̃(x)‖². Each of several outputs counts
+    The gradient of one image is Jᵀε, and its second moment JᵀJ, that of ‖f(x) − f̃(x)‖². Each of several outputs counts
     relative to its own mean square.
     """
     values = values_in(outputs)
@@ -174,11 +168,11 @@ def projected_loss(outputs: Any, number: int) -> Tensor:
 
 
 def squared_distances(low: Readings, full: Readings) -> Tensor:
-    """‖low − full‖² of every row, relative to the mean of ‖full‖²; the mean over several outputs."""
+    """Return ‖low − full‖² of every row, relative to the mean of ‖full‖²; the mean over several outputs."""
     found = [
         ((a.float() - b.float()) / _root_mean_square(b)).square().mean(dim=-1) for a, b in zip(low, full, strict=True)
     ]
-    rows = max(map(len, found))  # an output of another number of rows counts as a whole
+    rows = max(map(len, found))  # an output with another number of rows counts as a whole
     return torch.stack([each if len(each) == rows else each.mean().expand(rows) for each in found]).mean(dim=0)
 
 
@@ -191,11 +185,13 @@ def _require_finite(values: Sequence[Tensor], number: int) -> None:
         raise InvalidArgumentError(f"data: batch {number + 1} gives NaN or infinity; allowed: finite inputs")
 
 
-LOSS = Goal("loss", "KL divergence", lambda outputs: (logits_in(outputs).detach(),), drawn_loss, divergences)
-OUTPUT = Goal(
-    "output",
-    "relative squared distance",
-    lambda outputs: tuple(each.detach() for each in values_in(outputs)),
-    projected_loss,
-    squared_distances,
-)
+def _read_logits(outputs: Any) -> Readings:
+    return (logits_in(outputs).detach(),)
+
+
+def _read_values(outputs: Any) -> Readings:
+    return tuple(each.detach() for each in values_in(outputs))
+
+
+LOSS = Goal("loss", "KL divergence", _read_logits, drawn_loss, divergences)
+OUTPUT = Goal("output", "relative squared distance", _read_values, projected_loss, squared_distances)

@@ -1,39 +1,34 @@
 """The bases of a trained network and their order, by what a cut loses on data: `decompose(data=…)`.
 
-Bases and their order are found on a way down from the full network (`descent.py`). Nothing is believed because it fits
-the images that it was measured with. Moments are shrunk by how few these are (`core/sums.py`). Images that were
-kept out (`samples.py`) say for every layer whether its metric is better than its singular values, share a cut out among
-the layers (`allocation.py`), and compare the whole with a cut by singular values (`judging.py`), which is what is taken
-where data do no better.
+Bases and their order are found on a way down from the full network (`descent.py`). Nothing is believed only because it
+fits the images that it was measured with:
+
+- moments are shrunk if they come from few images (`core/sums.py`);
+- images that were kept out (`samples.py`) say for every layer whether its metric is better than its singular values;
+- they choose how a cut is shared out among the layers (`sharing.py`);
+- they compare the result with a cut by singular values (`judging.py`), which is taken if data do no better.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import nn
 
-from decomposable.core.factors import Factors
+from decomposable.core.factors import Factors, memory_format_of
 from decomposable.core.forms import MATRIX_FORMS
-from decomposable.core.layers import Layer
-from decomposable.core.tracing import Forward
-from decomposable.network.calibration.statistics import tracked_batch_norms
-from decomposable.network.descent import Descent, Found, searched
-from decomposable.network.goals import LOSS, OUTPUT, Goal, is_certain, logits_in
-from decomposable.network.judging import (
-    COMPARED_WITH,
-    SEARCHED_WITH,
-    CutReport,
-    Judge,
-    JudgedSize,
-    prefers_weights,
-    sizes_to_judge,
-)
-from decomposable.network.samples import Samples
+from decomposable.core.layers import Layer, laid_out
+from decomposable.core.tracing import Forward, on_device_of
+from decomposable.network.descent import Descent
+from decomposable.network.goals import LOOKED_AT, LOSS, OUTPUT, goal_of, is_certain, logits_in
+from decomposable.network.judging import COMPARED_WITH, CutReport, Judge, prefers_weights, sizes_to_judge
+from decomposable.network.samples import dealt
 from decomposable.network.work import Work
 from decomposable.progress import Report
 from decomposable_edge.errors import InvalidArgumentError
@@ -54,7 +49,7 @@ NO_BETTER = (
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Every layer's factors, best basis first, the selector that knows the order of all of them, and how it came."""
+    """Every layer's factors, best basis first, the selector that knows the order of all, and how a cut was judged."""
 
     factors: Mapping[str, Factors]
     selector: RankSelector
@@ -65,87 +60,57 @@ def order_by_data(
     base: nn.Module,
     layers: Sequence[Layer],
     by_weights: Order,
-    samples: Samples,
+    batches: Iterable[Any],
     forward: Forward,
+    criterion: str | None,
+    centred: Collection[str],
     *,
-    goal: Goal,
-    centred: Collection[str] = (),
     report: Report,
 ) -> Order:
-    """Bases by what their going loses of a goal; those by singular values, where they do no worse.
+    """Return the bases in the order of what a cut loses on data; or by singular values, if these do no worse.
 
-    `centred` layers are followed by batch normalisation. The network's weights and statistics are written to meanwhile,
-    and as before afterwards.
+    `centred` layers are followed by batch normalisation. The network's statistics are written to; its weights are as
+    before afterwards.
     """
-    if not samples.judge:
-        warnings.warn(ONE_BATCH, stacklevel=5)  # at who called decompose
-        return replace(by_weights, report=_report(goal, samples, None, "weights"))
+
+    def run(net: nn.Module, batch: Any) -> Any:
+        return forward(net, on_device_of(net, batch))
+
+    warn = partial(warnings.warn, stacklevel=4)  # at who called decompose
+    with torch.no_grad():
+        samples = dealt(batches, partial(run, base))
+        goal = goal_of(criterion, (run(base, batch) for batch in islice(samples.measure, LOOKED_AT)))
+        if not samples.judge:
+            warn(ONE_BATCH)
+            return replace(by_weights, report=CutReport(criterion=goal.name, unit=goal.unit, kept="weights"))
+        if goal is LOSS and all(is_certain(logits_in(run(base, batch))) for batch in samples.judge):
+            warn(CERTAIN)
+            goal = OUTPUT
     selector = by_weights.selector
-    if goal is LOSS and _is_certain_of_all(base, samples, forward):
-        warnings.warn(CERTAIN, stacklevel=5)
-        goal = OUTPUT
     judged_at = sizes_to_judge(selector.smallest_size)
-    work = Work.planned(layers, samples, selector, judged_at, report)
-    descent = Descent(base, layers, selector, by_weights.factors, forward, goal, frozenset(centred), work)
-    with _restored(base, layers):
-        judged = _judged(descent, samples, judged_at)
-    if prefers_weights(judged.sizes):
-        warnings.warn(NO_BETTER.format(judged.samples), stacklevel=5)
-        return replace(by_weights, report=_report(goal, samples, judged, "weights"))
-    factors = {layer.name: judged.found.bases[layer.name].factors(layer) for layer in layers}
-    return Order(factors, judged.found.selector, _report(goal, samples, judged, "data"))
-
-
-@dataclass(frozen=True, eq=False)
-class _Judged:
-    """What was found, how it does beside a cut by singular values, and by how many samples that is told."""
-
-    found: Found
-    sizes: Sequence[JudgedSize]
-    samples: int
-
-
-@torch.no_grad()
-def _is_certain_of_all(base: nn.Module, samples: Samples, forward: Forward) -> bool:
-    return all(is_certain(logits_in(forward(base, batch))) for batch in samples.judge)
-
-
-def _judged(descent: Descent, samples: Samples, sizes: Sequence[float]) -> _Judged:
-    """What was found, judged. Of few samples each half judges what the other has found, and the mean of both is told of
-    what they find together.
-    """
-    judges = [Judge.of(descent.base, tuple(each), descent.forward, descent.goal) for each in samples.judges]
-    found = descent.run(samples, searched(judges[0].first(SEARCHED_WITH), descent.work))
+    work = Work(layers, samples, selector.smallest_size, judged_at, report)
+    descent = Descent(base, layers, selector, by_weights.factors, run, goal, centred, work)
+    judges = [Judge.of(base, tuple(each), run, goal) for each in samples.judges]
+    all_found = descent.run(samples, judges[0])
     judges = [judge.first(COMPARED_WITH // len(judges)) for judge in judges]
-    compared = [
-        _mean([descent.compared(one, judge, size) for one, judge in zip(found, judges, strict=False)]) for size in sizes
-    ]
-    return _Judged(found[-1], compared, sum(judge.samples for judge in judges))
-
-
-def _mean(judged: Sequence[JudgedSize]) -> JudgedSize:
-    """What several judges say of a size."""
-    count = len(judged)
-    return JudgedSize(
-        size=judged[0].size,
-        by_data=sum(each.by_data for each in judged) / count,
-        by_weights=sum(each.by_weights for each in judged) / count,
-    )
-
-
-def _report(goal: Goal, samples: Samples, judged: _Judged | None, kept: str) -> CutReport:
-    if judged is None:
-        return CutReport(criterion=goal.name, unit=goal.unit, measured_with=0, judged_with=0, sizes=(), kept=kept)
-    return CutReport(
+    judged = CutReport(
         criterion=goal.name,
         unit=goal.unit,
         measured_with=samples.count if samples.are_halves else samples.measuring,
-        judged_with=judged.samples,
+        judged_with=sum(judge.samples for judge in judges),
         is_crossed=samples.are_halves,
-        sizes=tuple(judged.sizes),
-        kept=kept,
-        layers_by_weights=tuple(sorted(judged.found.by_weights)) if kept == "data" else (),
+        sizes=tuple(descent.compared(all_found, judges, size) for size in judged_at),
+        kept="data",
+        layers_by_weights=tuple(sorted(descent.by_weights)),
     )
+    if prefers_weights(judged.sizes):
+        warn(NO_BETTER.format(judged.judged_with))
+        return replace(by_weights, report=replace(judged, kept="weights", layers_by_weights=()))
+    factors = {}
+    for layer in layers:  # in the memory layout that suits this network
+        new, old = all_found[-1].bases[layer.name].factors(layer), by_weights.factors[layer.name]
+        factors[layer.name] = tuple(laid_out(a, memory_format_of(b)) for a, b in zip(new, old, strict=True))
+    return Order(factors, all_found[-1].selector, judged)
 
 
 def require_one_cut(layers: Sequence[Layer]) -> None:
@@ -156,20 +121,3 @@ def require_one_cut(layers: Sequence[Layer]) -> None:
                 f"layer '{layer.name}': form={layer.form!r} with bases by data; allowed: "
                 f"{', '.join(map(repr, MATRIX_FORMS))}, or a criterion by the weights alone, such as 'singular_value'"
             )
-
-
-@contextmanager
-def _restored(base: nn.Module, layers: Sequence[Layer]) -> Iterator[None]:
-    """Afterwards the weights, the statistics and how these are averaged are as before."""
-    weights = {layer.weight: layer.weight.detach().clone() for layer in layers}
-    norms = [(norm, norm._buffers, norm.momentum, norm.training) for norm in tracked_batch_norms(base).values()]
-    for norm, buffers, _, _ in norms:
-        norm._buffers = {name: None if each is None else each.clone() for name, each in buffers.items()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for weight, before in weights.items():
-                weight.copy_(before)
-        for norm, buffers, momentum, mode in norms:
-            norm._buffers, norm.momentum, norm.training = buffers, momentum, mode

@@ -1,4 +1,4 @@
-"""Judged by what it did not see: a cut by data beside one by singular values, on images that were kept out."""
+"""Judge a cut by data on images that it has not seen, beside a cut by singular values."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from decomposable.network.goals import Goal, Readings
 from decomposable_edge.errors import InvalidArgumentError
 
 SEARCHED_WITH = 128
-"""Samples at most, in whole batches, that a way of sharing out is chosen by."""
+"""The most samples, in whole batches, that choose how a cut is shared out."""
 
 COMPARED_WITH = 192
-"""Samples at most, in whole batches, that two cuts of a size are compared by; of halves, both together."""
+"""The most samples, in whole batches, that compare two cuts; of halves, both together."""
 
 MOST_READ = 1 << 28
-"""Bytes of what the full network says that are held, beyond those of one batch: 256 MiB."""
+"""Bytes of the full network's outputs that are held, beyond those of one batch: 256 MiB."""
 
 SIZES = (0.9, 0.75, 0.5, 0.35, 0.25, 0.12)
 """Sizes at which they are compared."""
 
 
 def sizes_to_judge(smallest: float) -> list[float]:
-    """Those of the sizes that a network has; of one that has none of them, the one half-way to its smallest.
+    """Return the sizes to compare at; for a network that has none of them, the one half-way to its smallest.
 
     >>> sizes_to_judge(0.4), sizes_to_judge(0.95)
     ([0.9, 0.75, 0.5], [0.975])
@@ -55,26 +55,26 @@ class CutReport:
 
     Attributes:
         criterion: "loss" or "output".
-        unit: what the distances are.
-        measured_with: samples that bases and losses come from.
-        judged_with: other samples, which told the two cuts apart.
-        sizes: the distances of both to the full network there.
-        kept: "data", or "weights" where data were no better: then bases and order are those of the singular values.
-        is_crossed: whether the samples were so few that two halves of them have judged each other.
-        layers_by_weights: layers whose bases are those of their singular values, since data would have cut them worse.
+        unit: of the distances.
+        measured_with: samples that measured bases and losses.
+        judged_with: other samples, which compared the two cuts.
+        sizes: the distances of both to the full network.
+        kept: "data"; or "weights" if data were no better: then bases and order are those of the singular values.
+        is_crossed: whether the samples were so few that two halves judged each other.
+        layers_by_weights: layers that keep the bases of their singular values, because data would have cut them worse.
     """
 
     criterion: str
     unit: str
-    measured_with: int
-    judged_with: int
-    sizes: tuple[JudgedSize, ...]
+    measured_with: int = 0
+    judged_with: int = 0
+    sizes: tuple[JudgedSize, ...] = ()
     kept: str
     is_crossed: bool = False
     layers_by_weights: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON knows it."""
+        """Return the report as a dict for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -96,12 +96,11 @@ class CutReport:
 
 
 def prefers_weights(sizes: Sequence[JudgedSize]) -> bool:
-    """Whether the singular values do better, over all sizes: by the mean of the logarithm of the distances' ratio.
+    """Return whether singular values do better over all sizes: by the mean logarithm of the distances' ratio.
 
-    One order serves all sizes, because a size contains every smaller one: bases cannot be those of data at some sizes
-    and those of the weights at others. So every size counts the same, whatever its distances are: twice as near at one
-    size makes up for twice as far at another. To ask for better at every size would drop an order that is five times as
-    near at 0.9 for a hair's breadth where both have lost nearly everything. A distance that is no number is infinite.
+    One order serves all sizes, because a size contains every smaller one. So every size counts the same: half the
+    distance at one size makes up for twice the distance at another. An order that is five times as near at 0.9 is kept,
+    even if it is slightly worse where both have lost nearly everything. NaN counts as infinite.
     """
     ratios = [math.log(_positive(each.by_data) / _positive(each.by_weights)) for each in sizes]
     return sum(ratios) > 0
@@ -113,7 +112,7 @@ def _positive(distance: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """Some batches, and what the full network says of them."""
+    """Some batches, and what the full network gives for them."""
 
     batches: tuple[Any, ...]
     full: tuple[Readings, ...]
@@ -122,11 +121,11 @@ class Judge:
 
     @classmethod
     def of(cls, network: nn.Module, batches: Sequence[Any], forward: Forward, goal: Goal) -> Judge:
-        """One for this network as it is; with fewer batches where its outputs would take more than `MOST_READ`."""
+        """Return a judge that knows this network; with fewer batches if its outputs take more than `MOST_READ`."""
         full: list[Readings] = []
         held = 0
         for readings in _readings(network, batches, forward, goal):
-            held += sum(each.numel() * each.element_size() for each in readings)
+            held += sum(each.nbytes for each in readings)
             if full and held > MOST_READ:
                 break
             full.append(readings)
@@ -134,24 +133,24 @@ class Judge:
 
     @property
     def samples(self) -> int:
-        """How many samples it goes by."""
+        """Return how many samples it has."""
         return sum(map(samples_in, self.batches))
 
     def first(self, most: int) -> Judge:
-        """One that goes by so many of them at most, but by one batch at least."""
+        """Return a judge with at most so many samples, but with one batch at least."""
         held = accumulate(map(samples_in, self.batches))
         count = max(1, sum(total <= most for total in held))
         return Judge(self.batches[:count], self.full[:count], self.forward, self.goal)
 
     def distance(self, network: nn.Module) -> float:
-        """How far a network is from the full one, the mean over all rows."""
+        """Return how far a network is from the full one, the mean over all rows."""
         pairs = zip(_readings(network, self.batches, self.forward, self.goal), self.full, strict=True)
         found = [self.goal.distances(low, _shaped_as(low, full)) for low, full in pairs]
         return float(torch.cat(found).double().mean()) if found else math.nan
 
 
 def _shaped_as(low: Readings, full: Readings) -> Readings:
-    """What the full network gives, where a cut one gives outputs of the same shapes."""
+    """Return what the full network gives; refuse a cut network whose outputs have other shapes."""
     for number, (one, other) in enumerate(zip(low, full, strict=True), 1):
         if one.shape != other.shape:
             raise InvalidArgumentError(
@@ -163,10 +162,10 @@ def _shaped_as(low: Readings, full: Readings) -> Readings:
 
 @torch.no_grad()
 def _readings(network: nn.Module, batches: Sequence[Any], forward: Forward, goal: Goal) -> Iterator[Readings]:
-    """What a goal reads of every batch.
+    """Yield what a goal reads of every batch.
 
-    Batch normalisation goes by the batch's own statistics, in the full network, too: a cut one has no others yet, and
-    so the two differ by nothing but the cut.
+    Batch normalisation uses the statistics of each batch, because a cut network has no others yet. In the full network,
+    too: so the two differ by nothing but the cut.
     """
     with _by_batch(network):
         for batch in batches:
@@ -175,14 +174,12 @@ def _readings(network: nn.Module, batches: Sequence[Any], forward: Forward, goal
 
 @contextmanager
 def _by_batch(network: nn.Module) -> Iterator[None]:
-    """Inside, batch normalisation goes by the statistics of each batch; those that it keeps stay as they are."""
-    norms = [norm for norm in tracked_batch_norms(network).values() if not norm.training]
-    kept = [norm._buffers for norm in norms]
-    for norm in norms:
-        norm._buffers = {name: None if each is None else each.clone() for name, each in norm._buffers.items()}
-        norm.training = True
+    """Take the running statistics away from batch normalisation, so that it uses those of each batch."""
+    kept = [(norm, norm._buffers) for norm in tracked_batch_norms(network).values()]
+    for norm, buffers in kept:
+        norm._buffers = buffers | dict.fromkeys(("running_mean", "running_var", "num_batches_tracked"))
     try:
         yield
     finally:
-        for norm, buffers in zip(norms, kept, strict=True):
-            norm._buffers, norm.training = buffers, False
+        for norm, buffers in kept:
+            norm._buffers = buffers

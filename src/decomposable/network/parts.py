@@ -1,7 +1,6 @@
 """What a decomposed network consists of, apart from its modules; and the tensors of each of its sizes.
 
-`decompose` makes `NetworkState`; a file holds them with everything else that the modules hold. Both the network and the
-functions that do without a model take a size's tensors from here.
+`decompose` makes a `NetworkState`; a file holds it with everything else that the modules hold (`file/contents.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from torch import Tensor
 
 from decomposable.core.factors import Factors, as_held, memory_format_of
 from decomposable.core.standin import product
-from decomposable.network.calibration.statistics import Statistics
+from decomposable.network.calibration.statistics import InTorch, Statistics
 from decomposable.network.calls import CallSignature, InputSpec
-from decomposable.network.tuned import Tuned
 from decomposable_edge.device_graph import DeviceGraph
 from decomposable_edge.sizing.chain import Chain, Ranks
+from decomposable_edge.sizing.interpolation import TunedSizes
 from decomposable_edge.sizing.latency import LatencyProfile, choose_timed
 from decomposable_edge.sizing.plans import RankPlan, SizeRequest
 from decomposable_edge.sizing.ranks import RankSelector
@@ -28,13 +27,28 @@ P = TypeVar("P", bound="NetworkState")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Tuned(InTorch, TunedSizes):
+    """Vectors of their own that sizes have (scales, shifts and biases), in PyTorch, named as the original's parameters.
+
+    `tuning.py` trains them. Between tuned sizes they are interpolated as statistics are: those of a normalisation layer
+    by the rank of the layer that feeds it, a bias by the rank of its own layer, all others by the size as a whole.
+    """
+
+    values_ST: Tensor
+
+    @property
+    def original_vectors(self) -> dict[str, Tensor]:
+        """Those that the original network has."""
+        return dict(zip(self.names, self.original[0].split(self.channels), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class NetworkState:
     """The factors of every layer, and all that choosing and setting a size depends on.
 
     Attributes:
         plan: the current size.
-        tuned: vectors of their own that sizes have, where they were tuned.
-        feeders: for every normalisation layer that a decomposed layer feeds, the latter's name.
+        layer_before_norm: for every normalisation layer that a decomposed layer feeds, the latter's name.
         skipped: the layers left alone, each with the reason.
         not_counted: modules with weights of their own that no MAC formula counts, with their type.
         call: how it is called and what it takes, where an example input has told.
@@ -69,38 +83,36 @@ class NetworkState:
     def plan_for(
         self, request: SizeRequest, profile: Callable[[], LatencyProfile | None], runtime: str = "torch"
     ) -> RankPlan:
-        """The plan for a request, by the times that were measured here in a runtime where it asks for those."""
+        """Return the plan for a request, by the times that were measured here in a runtime where it asks for those."""
         threads, calibrated = torch.get_num_threads(), self.statistics
         return choose_timed(self.selector, profile, request, calibrated=calibrated, runtime=runtime, threads=threads)
 
     def map(self: P, function: Callable[[Tensor], Tensor]) -> P:
-        """The same with `function` applied to the tensors, such as a move to another device."""
-        statistics = None if self.statistics is None else self.statistics.map(function)
-        tuned = None if self.tuned is None else self.tuned.map(function)
-        return replace(self, factors=mapped(function, self.factors), statistics=statistics, tuned=tuned)
+        """Return the same with `function` applied to the tensors, such as a move to another device."""
+        known = {"statistics": self.statistics, "tuned": self.tuned}
+        changed: dict[str, Any] = {name: each and each.map(function) for name, each in known.items()}
+        return replace(self, factors=mapped(function, self.factors), **changed)
 
     def alone(self) -> NetworkState:
-        """These, without what a file holds besides."""
+        """Return these, without what a file holds besides."""
         return NetworkState(**{each.name: getattr(self, each.name) for each in fields(NetworkState)})
 
 
 def sliced(factors: Factors, ranks: Ranks) -> Factors:
-    """The first bases of every cut: along the first axis of the stage before it, along the second of the one behind it.
+    """Return the first bases of every cut: rows of the stage before it, columns of the one behind it.
 
     The first stage is a view. The others of a convolution are copied: every forward pass would make them contiguous.
     """
-    found, ends = [factors[0][: ranks[0]]], (*ranks[1:], None)
-    for whole, before, behind in zip(factors[1:], ranks, ends, strict=True):
-        part = whole[:, :before] if behind is None else whole[:behind, :before]
-        if part.dim() > 2:
-            part = part.contiguous(memory_format=memory_format_of(whole))
-        found.append(part)
+    found = [factors[0][: ranks[0]]]
+    for whole, before, behind in zip(factors[1:], ranks, (*ranks[1:], None), strict=True):
+        part = whole[:behind, :before]
+        found.append(part.contiguous(memory_format=memory_format_of(whole)) if part.dim() > 2 else part)
     return tuple(found)
 
 
-def kept_ranks(factors: Factors) -> Ranks:
-    """How many bases every cut has."""
-    return tuple(map(len, factors[:-1]))
+def mapped(function: Callable[[Tensor], Tensor], factors: Mapping[str, Factors]) -> dict[str, Factors]:
+    """Return the factors with a function applied to each tensor."""
+    return {name: tuple(map(function, each)) for name, each in factors.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +126,7 @@ class LayerBases:
     @property
     def kept(self) -> Ranks:
         """How many bases of every cut there are."""
-        return kept_ranks(self.whole)
+        return tuple(map(len, self.whole[:-1]))
 
     def weight(self) -> Tensor:
         """Return the dense weight."""
@@ -137,8 +149,3 @@ class LayerBases:
     def held(self, factors: Factors) -> Factors:
         """Return the weights of stages as their layers hold them."""
         return as_held(self.chain, factors)
-
-
-def mapped(function: Callable[[Tensor], Tensor], factors: Mapping[str, Factors]) -> dict[str, Factors]:
-    """The factors with a function applied to each tensor."""
-    return {name: tuple(map(function, each)) for name, each in factors.items()}

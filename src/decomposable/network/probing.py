@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from decomposable.core.factors import Factors, as_held
-from decomposable.core.layers import ChainLayers, Layer, avoid_fast_paths_, laid_out
+from decomposable.core.layers import Layer, laid_out
 from decomposable.core.standin import WITHOUT_VALUES
 from decomposable.core.tracing import Forward
-from decomposable.core.tree import clone_buffers_, rewire, undisturbed
+from decomposable.core.tree import clone_buffers_, undisturbed
+from decomposable.network.original import chains_of, with_replaced
 from decomposable.network.parts import mapped, sliced
 from decomposable_edge.sizing.chain import Ranks, in_words
 
@@ -60,7 +61,7 @@ class WeightsUsedElsewhere(TorchDispatchMode):
             del module.__dict__["forward"]
 
     def _noting(self, module: nn.Module) -> Callable[..., Any]:
-        """The layer's forward, during which its weight may be used."""
+        """Return the layer's forward, during which its weight may be used."""
         forward = module.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +84,7 @@ class WeightsUsedElsewhere(TorchDispatchMode):
 
 
 def _pointer(value: Any) -> int:
-    """Where a tensor's numbers lie, so that a view of a weight is known, too; 0 for what has no such place."""
+    """Return where a tensor's numbers lie, by which a view of a weight is known, too; 0 for what has no such place."""
     if not isinstance(value, Tensor) or is_lazy(value) or value.layout != torch.strided:
         return 0
     try:
@@ -111,11 +112,11 @@ class Trial:
     forward: Forward
 
     def judge(self, called: Container[nn.Module]) -> tuple[dict[str, Factors], dict[str, str]]:
-        """The factors in the layout to keep them in, and the layers that cannot be replaced, each with the reason.
+        """Return the factors in the layout to keep them in, and the layers that cannot be replaced, with the reasons.
 
-        On a CPU thin convolutions are faster with channels last, which a model cannot run that calls `.view` on a
-        feature map. `called` are the modules that the full network calls. Raises what the model raises where it does
-        not even run with all its layers as they are.
+        On a CPU thin convolutions are faster with channels last, but a model that calls `.view` on a feature map cannot
+        run so. `called` are the modules that the full network calls. Where the model fails without any factors, too,
+        its error is raised.
         """
         with undisturbed(self.base):
             fast = self
@@ -130,7 +131,7 @@ class Trial:
             return (self if keeps_layout else fast).factors, reasons
 
     def _without_failing(self) -> tuple[list[Layer], dict[str, str], _Outcome]:
-        """The layers with which the model runs when they are replaced, and why it does not with the others."""
+        """Return the layers with which the model runs when they are replaced, and why it does not with the others."""
         reasons: dict[str, str] = {}
         left = list(self.layers)
         while (outcome := self._run(left)).error is not None:
@@ -146,9 +147,9 @@ class Trial:
         return left, reasons, outcome
 
     def _passed_over(self, layers: Sequence[Layer], called: Container[nn.Module], now: set[str]) -> dict[str, str]:
-        """Layers that the full network calls, and that are not called any more (`now`) when they are factors.
+        """Return the layers that the full network calls, but not the network with factors, which calls those in `now`.
 
-        At the smallest size it may be for the numbers that the model takes another way, but not with all bases.
+        At the smallest size other numbers may lead the model another way; with all bases they cannot.
         """
         missed = [x for x in layers if x.name not in now and any(module in called for module in x.modules)]
         if missed:
@@ -163,13 +164,11 @@ class Trial:
         for layer in replaced:
             factors = self.factors[layer.name]
             factors = sliced(factors, self.ranks[layer.name]) if smallest else factors
-            weights = [nn.Parameter(weight, requires_grad=False) for weight in as_held(layer.chain, factors)]
-            for module in layer.modules:
-                chain = ChainLayers(module, layer.chain).build(*weights)
+            chains = chains_of(layer, as_held(layer.chain, factors))
+            for chain in chains.values():
                 chain.register_forward_pre_hook(lambda *_, name=layer.name: called.add(name))
-                replacements[module] = chain
-        network = rewire(self.base, replacements)
-        avoid_fast_paths_(network)
+            replacements |= chains
+        network = with_replaced(self.base, replacements)
         clone_buffers_(network)
         try:
             self.forward(network.eval(), self.example)
@@ -179,7 +178,7 @@ class Trial:
 
 
 def _line(error: Exception) -> str:
-    """The error in a line, that of the model where one of ours tells of it."""
+    """Return the error in a line, that of the model where one of ours tells of it."""
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     text = " ".join(str(cause).split())
     return f"{type(cause).__name__}: {text[:160]}" + ("…" if len(text) > 160 else "")

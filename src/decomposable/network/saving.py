@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from decomposable_edge.errors import InvalidArgumentError
+from decomposable.core.tracing import Forward
+from decomposable.progress import Report
+from decomposable_edge.errors import InvalidArgumentError, UnknownOptionError
 from decomposable_edge.file.container import FilePath
 from decomposable_edge.text import one_line
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from decomposable.network.decomposed import DecomposedNet
 
 
@@ -29,10 +33,30 @@ class SaveReport:
         return text if self.without_onnx is None else f"{text}; not for devices: {self.without_onnx}"
 
 
-def saved(net: DecomposedNet, path: FilePath, info: Mapping[str, Any] | None, onnx: bool | None) -> SaveReport:
+class GraphKeywords(TypedDict, total=False):
+    """How the graph for devices is made, as `export_onnx` takes it."""
+
+    example_input: Any
+    forward: Forward | None
+    dynamic: Mapping[str, Mapping[int, str]] | None
+    tolerance: float
+    progress: Report | None
+
+
+def saved(
+    net: DecomposedNet, path: FilePath, info: Mapping[str, Any] | None, onnx: bool | None, **how: Unpack[GraphKeywords]
+) -> SaveReport:
     """Write the file of a network, and return what was written."""
     if onnx not in (True, False, None):
         raise InvalidArgumentError(f"onnx={onnx!r:.40}; allowed: True, False, or None for where it can be")
+    allowed = tuple(GraphKeywords.__annotations__)
+    for name in how:
+        if name not in allowed:
+            raise UnknownOptionError.about(name, how.get(name), f"info, onnx, {', '.join(allowed)}")
+    if how and onnx is False:
+        came = " and ".join(f"{name}=" for name in how)
+        raise InvalidArgumentError(f"onnx=False leaves the graph out; got {came}; allowed: them with onnx=True")
+    onnx = True if how else onnx
     reason = "onnx=False"
     if onnx is None and net.call is None:
         reason = net.unclear or "it is not known what the network takes; decompose(model, example_input=...) tells it"
@@ -40,7 +64,7 @@ def saved(net: DecomposedNet, path: FilePath, info: Mapping[str, Any] | None, on
         # Exports are above this room: they know networks, and networks ask for one by name.
         exporting = import_module("decomposable.export.any_size")
         try:
-            return SaveReport(path=Path(path), bytes=exporting.save_for_devices(net, path, info))
+            return SaveReport(path=Path(path), bytes=exporting.save_for_devices(net, path, info, **how))
         except Exception as error:  # exporters of others raise many kinds
             if onnx or isinstance(error, OSError):
                 raise

@@ -1,10 +1,10 @@
-"""What `tune_` does: scales, shifts and biases of their own for some sizes, taught by the full network.
+"""Train scales, shifts and biases of their own for some sizes, taught by the full network: what `tune_` does.
 
     batch ─┬─ full network, as it is used ────────── outputs ─┐
            └─ a size, its batches' own statistics ── outputs ─┴─ distance ──▶ gradient of the size's vectors alone
 
-The largest size goes first, and each one starts from what the one before has come to: so neighbours are alike, and what
-lies between them can be interpolated (`tuned.py`).
+The largest size goes first, and each one starts from the result of the one before. So neighbours are alike, and what
+lies between them can be interpolated (`parts.py`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from decomposable.core.distillation import Distance, detached, kl_divergence, logits_of
 from decomposable.core.tracing import Forward, on_device_of
 from decomposable.core.tree import put_parameters_
 from decomposable.network.calibration.batches import endless, seen_by
 from decomposable.network.calibration.statistics import Build, CalibrationReport, run_normalising
-from decomposable.network.tuned import Tuned
+from decomposable.network.parts import Tuned
 from decomposable.progress import Report, Tracker
 from decomposable_edge.checks import check_count, is_number
 from decomposable_edge.errors import InvalidArgumentError
@@ -34,15 +33,15 @@ from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.ranks import RankSelector
 
 SIZES = (0.75, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07)
-"""The sizes that are tuned unless others are asked for, as far as there are such."""
+"""The sizes that are tuned by default, if the network can be so small."""
 
 # Of 0.002, 0.005 and 0.015, tried once each with 30 steps on a plain ResNet-20 at 0.35x and 0.2x, the two larger ones
 # gained most; 0.01 lies between them. With 100 steps, or other networks, none was compared.
 STEPS, LEARNING_RATE = 100, 0.01
+
 SHARES = (0.0, 0.25, 0.5, 1.0)
-"""Of the way from the original's vectors to those that were learnt. How far to go, a batch says that was not learnt
-from: few images are soon learnt by heart.
-"""
+"""How far to go from the original's vectors to the learnt ones. A batch that was not learnt from decides: a training
+with few images soon learns them by heart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +49,13 @@ class TuningReport:
     """What a tuning did and what it costs.
 
     Attributes:
-        sizes: those that were tuned, as parts of the original, the largest first.
-        steps: of training, for each of them.
-        seconds: how long it took, calibration included.
-        bytes: what the vectors of all sizes take in memory.
-        before: for each size how far its outputs on one batch are from the full network's, with the original's vectors.
-        after: the same with its own. A size that training did not bring nearer keeps the original's. It is the loader's
-            first batch, which is not learnt from where the loader has a fixed order, and others.
+        sizes: that were tuned, as parts of the original, the largest first.
+        steps: of training for each of them.
+        seconds: it took, with calibration.
+        bytes: that the vectors of all sizes take in memory.
+        before: for each size, how far its outputs on one batch are from the full network's with the original's vectors.
+        after: the same with its own vectors. A size that training did not improve keeps the original's. The batch is
+            the loader's first one. It is not learnt from if the loader has a fixed order and more batches.
         calibration: what was calibrated afterwards; None for a network without batch normalisation.
     """
 
@@ -85,7 +84,7 @@ class Task:
 
 
 def checked_sizes(selector: RankSelector, sizes: Sequence[float] | None) -> list[RankPlan]:
-    """The sizes that were asked for, or the usual ones, each of them once, the largest first."""
+    """Return the plans of the sizes that were asked for, or of the usual ones, each once, the largest first."""
     if sizes is None:
         usual = [selector.of_size(size) for size in SIZES if size >= selector.smallest_size]
         plans = [plan for plan in usual if not plan.is_full] or [selector.smallest_plan()]
@@ -101,7 +100,7 @@ def checked_sizes(selector: RankSelector, sizes: Sequence[float] | None) -> list
 
 
 def check_training(steps: object, learning_rate: object, distance: object) -> None:
-    """Refuse what no training can be done with."""
+    """Refuse settings that no training can have."""
     check_count("tune_: steps", steps)
     if not (is_number(learning_rate) and 0 < learning_rate < math.inf):
         raise InvalidArgumentError(f"tune_: learning_rate={learning_rate!r}; allowed: a number above 0")
@@ -112,7 +111,7 @@ def check_training(steps: object, learning_rate: object, distance: object) -> No
 @torch.inference_mode(False)
 @torch.enable_grad()
 def tuned(task: Task, plans: Sequence[RankPlan], loader: Iterable[Any], report: Report) -> tuple[Tuned, TuningReport]:
-    """The vectors of these sizes, the largest of which comes first, and what became of them."""
+    """Train the vectors of these sizes, the largest first, and return them with a report."""
     start = time.perf_counter()
     batches = endless(loader, seen_by(task.forward), "tune_")
     compared = next(batches)
@@ -123,10 +122,10 @@ def tuned(task: Task, plans: Sequence[RankPlan], loader: Iterable[Any], report: 
     original_T = torch.cat([vector.detach().flatten().to(exact) for vector in own])
     values_T, rows, before, after = original_T, [], [], []
     for number, plan in enumerate(plans):
-        student = _Student(task.build(plan), own)
-        lesson = _Lesson(task, student, position(plan))
+        size, done = position(plan), number * task.steps
+        lesson = _Lesson(task, plan)
         before.append(lesson.distance(original_T, compared))
-        learned_T = lesson.learned(values_T, batches, partial(_tell, tracker, number * task.steps, position(plan)))
+        learned_T = lesson.learned(values_T, batches, lambda step: tracker.update(done + step, f"{size:.3f}x"))  # noqa: B023
         ways = {share: torch.lerp(original_T, learned_T, share) for share in SHARES}
         found = {share: before[-1] if share == 0 else lesson.distance(way_T, compared) for share, way_T in ways.items()}
         best = min(found, key=lambda share: found[share])  # the first of equals: the original's
@@ -153,52 +152,29 @@ def tuned(task: Task, plans: Sequence[RankPlan], loader: Iterable[Any], report: 
     )
 
 
-def _tell(tracker: Tracker, done: int, size: float, step: int) -> None:
-    tracker.update(done + step, f"{size:.3f}x")
+class _Lesson:
+    """The network of one size, of which only the vectors are trained, and its teacher."""
 
-
-class _Student:
-    """The network of a size, of which vectors alone are trained; all of them lie end to end in one."""
-
-    def __init__(self, network: nn.Module, own: Sequence[nn.Parameter]) -> None:
+    def __init__(self, task: Task, plan: RankPlan) -> None:
+        self.task, self.size = task, position(plan)
+        own = task.vectors.values()
         self._vectors = [nn.Parameter(vector.detach().clone()) for vector in own]
-        put_parameters_(network, dict(zip(own, self._vectors, strict=True)))
-        self.network = network.eval()  # dropout off
-        for module in network.modules():
-            if isinstance(module, _BatchNorm):
+        self._network = task.build(plan).eval()  # dropout off
+        put_parameters_(self._network, dict(zip(own, self._vectors, strict=True)))
+        for module in self._network.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.train()
 
-    @torch.no_grad()
-    def put(self, values_T: Tensor) -> None:
-        """Give it these vectors."""
-        parts = values_T.split([vector.numel() for vector in self._vectors])
-        for vector, values in zip(self._vectors, parts, strict=True):
-            vector.copy_(values.view_as(vector))
-        torch.clear_autocast_cache()  # which has what they were before
-
-    def gradient(self, loss: Tensor, like: Tensor) -> Tensor:
-        """That of a loss; what takes no part in it has none."""
-        found = torch.autograd.grad(loss, self._vectors, allow_unused=True)
-        pairs = zip(found, self._vectors, strict=True)
-        return torch.cat([(torch.zeros_like(v) if g is None else g).flatten().to(like) for g, v in pairs])
-
-
-@dataclass(frozen=True, eq=False)
-class _Lesson:
-    """One size and its teacher."""
-
-    task: Task
-    student: _Student
-    size: float
-
     def learned(self, start_T: Tensor, batches: Iterator[Any], stepped: Callable[[int], None]) -> Tensor:
-        """The vectors after training, by Adam with a rate that falls to nothing."""
+        """Return the vectors after training, by Adam with a rate that falls to zero."""
         values_T = start_T.clone()
         optimizer = torch.optim.Adam([values_T], lr=float(self.task.learning_rate))
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.task.steps)
         for step in range(self.task.steps):
-            self.student.put(values_T)
-            values_T.grad = self.student.gradient(self._loss(next(batches)), values_T)
+            self._put(values_T)
+            found = torch.autograd.grad(self._loss(next(batches)), self._vectors, allow_unused=True)
+            each = [torch.zeros_like(v) if g is None else g for g, v in zip(found, self._vectors, strict=True)]
+            values_T.grad = torch.cat([gradient.flatten().to(values_T) for gradient in each])
             optimizer.step()
             schedule.step()
             stepped(step + 1)
@@ -206,16 +182,22 @@ class _Lesson:
 
     @torch.no_grad()
     def distance(self, values_T: Tensor, batch: Any) -> float:
-        """How far the outputs with these vectors are from the full network's."""
-        self.student.put(values_T)
+        """Return how far the outputs with these vectors are from the full network's."""
+        self._put(values_T)
         return float(self._loss(batch))
+
+    @torch.no_grad()
+    def _put(self, values_T: Tensor) -> None:
+        parts = values_T.split([vector.numel() for vector in self._vectors])
+        for vector, values in zip(self._vectors, parts, strict=True):
+            vector.copy_(values.view_as(vector))
+        torch.clear_autocast_cache()  # it holds the vectors as they were before
 
     def _loss(self, batch: Any) -> Tensor:
         task = self.task
         with torch.no_grad():
             full = detached(task.forward(task.teacher, on_device_of(task.teacher, batch)))
-        batch = on_device_of(self.student.network, batch)
-        low = run_normalising(task.forward, self.student.network, batch, "tune_")
+        low = run_normalising(task.forward, self._network, on_device_of(self._network, batch), "tune_")
         loss = task.distance(low, full)
         if not (isinstance(loss, Tensor) and loss.numel() == 1):
             came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -233,7 +215,7 @@ class _Lesson:
 
 
 def kl_of_logits(low: Any, full: Any) -> Tensor:
-    """KL(full ‖ low) of the softmax over the last axis, the mean over all rows."""
+    """Return KL(full ‖ low) of the softmax over the last axis, the mean over all rows."""
     try:
         logits_of(full)
     except InvalidArgumentError as error:
@@ -242,5 +224,5 @@ def kl_of_logits(low: Any, full: Any) -> Tensor:
 
 
 def with_calibration(report: TuningReport, calibration: CalibrationReport) -> TuningReport:
-    """The report, and what was calibrated afterwards."""
+    """Return the report with what was calibrated afterwards."""
     return replace(report, seconds=report.seconds + calibration.seconds, calibration=calibration)

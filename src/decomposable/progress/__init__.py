@@ -10,20 +10,14 @@ line shows it by a `ProgressLine`, and so does a function that was given no repo
 
 from __future__ import annotations
 
-from decomposable.progress.line import Progress, Report, as_duration, quiet, within
-from decomposable.progress.showing import ProgressLine, progress_line, shown
-from decomposable.progress.tracking import InTurn, Steps, Tracker
-
-__all__ = [
-    "InTurn",
-    "Progress",
-    "ProgressLine",
-    "Report",
-    "Steps",
-    "Tracker",
-    "as_duration",
-    "progress_line",
-    "quiet",
-    "shown",
-    "within",
-]
+from decomposable.progress.showing import ProgressLine as ProgressLine
+from decomposable.progress.showing import progress_line as progress_line
+from decomposable.progress.showing import shown as shown
+from decomposable.progress.tracking import InTurn as InTurn
+from decomposable.progress.tracking import Progress as Progress
+from decomposable.progress.tracking import Report as Report
+from decomposable.progress.tracking import Steps as Steps
+from decomposable.progress.tracking import Tracker as Tracker
+from decomposable.progress.tracking import as_duration as as_duration
+from decomposable.progress.tracking import quiet as quiet
+from decomposable.progress.tracking import within as within

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from decomposable.progress.line import Progress, Report, as_duration, quiet
+from decomposable.progress.tracking import Progress, Report, as_duration, joined, quiet
 from decomposable_edge.text import printable
 
 SECONDS_BEFORE_SHOWN = 2.0  # what is over sooner needs no line, unless it was asked for
@@ -22,12 +22,11 @@ _WIDTHS = (8, 30)  # of a bar: what is narrower says nothing, what is wider no m
 
 
 class ProgressLine:
-    """A report that shows itself: on a terminal one line of stderr that is written over, elsewhere a line now and then.
+    """A report that shows itself: on a terminal one line that tqdm writes over, elsewhere a line now and then.
 
-    That is when the task changes, and otherwise once a minute; `is_verbose`, the whole line and every five seconds.
-    `is_quiet`, it shows nothing. Nothing is shown before `after` seconds of work.
-
-    In a `with`, the time left counts down while there is no news, and what has to be shown is shown on time.
+    Elsewhere that is when the task changes and once a minute, or with `is_verbose` the whole line every five seconds.
+    With `is_quiet` nothing is shown, nor before `after` seconds of work. In a `with`, the time left counts down while
+    there is no news.
     """
 
     def __init__(self, *, is_quiet: bool = False, is_verbose: bool = False, after: float = 0.0) -> None:
@@ -64,7 +63,7 @@ class ProgressLine:
             return line.but(seconds_left=max(0.0, line.seconds_left - passed))
         if passed < SECONDS_BEFORE_COUNTED:
             return line
-        return line.but(detail=", ".join(filter(None, (line.detail, f"{as_duration(now - self._since)} so far"))))
+        return line.but(detail=joined(", ", line.detail, f"{as_duration(now - self._since)} so far"))
 
     def _show(self, line: Progress, now: float) -> None:
         passed = now - self._shown_at

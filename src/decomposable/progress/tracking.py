@@ -1,15 +1,95 @@
-"""Who works counts: one piece of work, several in turn, several of different kinds."""
+"""A line about work that is under way, and who counts: one piece of work, several in turn, or of several kinds."""
 
 from __future__ import annotations
 
 import time
-
-from decomposable.progress.line import Progress, Report
+from collections.abc import Callable
+from typing import Any
 
 _HALF_LIFE, _SHARE = 20.0, 0.25  # seconds, or this part of the time so far: what is older counts half
 _SECONDS_TO_JUDGE = 2.0  # before the first guess: what is over sooner needs none
 _SMOOTH = 10.0  # seconds in which what is shown follows a guess
 _SLOWER, _GRACE = 1.5, 5.0  # so many times as long as was shown, and so many seconds more: it has become slower
+
+
+class Progress(str):
+    """A line about work that is under way: its text, and what a program would want to know of it.
+
+    `task` is empty while things are made ready, `fraction` is the part that is done, None where nobody knows.
+
+    >>> line = Progress("training", "epoch 3/10", fraction=0.25, seconds_left=90)
+    >>> line, line.task, line.fraction, line.seconds_left
+    ('training: epoch 3/10, 90 s left', 'training', 0.25, 90)
+    """
+
+    task: str
+    detail: str
+    fraction: float | None
+    seconds_left: float | None
+
+    def __new__(
+        cls, task: str, detail: str = "", *, fraction: float | None = None, seconds_left: float | None = None
+    ) -> Progress:
+        """Put the line together."""
+        left = "" if seconds_left is None else f"{as_duration(seconds_left)} left"
+        line = super().__new__(cls, joined(": ", task, joined(", ", detail, left)))
+        line.task, line.detail, line.fraction, line.seconds_left = task, detail, fraction, seconds_left
+        return line
+
+    def __getnewargs_ex__(self) -> tuple[Any, ...]:  # it goes from process to process
+        return (self.task, self.detail), {"fraction": self.fraction, "seconds_left": self.seconds_left}
+
+    @classmethod
+    def of(cls, text: str) -> Progress:
+        """Return a line that somebody wrote by hand, "task: detail", as one of these."""
+        if isinstance(text, Progress):
+            return text
+        task, _, detail = text.partition(": ")
+        return cls(task, detail)
+
+    def but(self, **changes: Any) -> Progress:
+        """Return the same with something else in the place of what it says."""
+        return Progress(**vars(self) | changes)
+
+
+def joined(separator: str, *texts: str) -> str:
+    """Return the texts that are not empty as one."""
+    return separator.join(filter(None, texts))
+
+
+Report = Callable[[Progress], None]
+
+
+def quiet(progress: str) -> None:
+    """Show nothing."""
+
+
+def within(task: str, report: Report) -> Report:
+    """Return a report for a part of something larger."""
+
+    def tell(progress: str) -> None:
+        line = Progress.of(progress)
+        report(line.but(task=task, detail=joined(": ", line.task, line.detail)))
+
+    return tell
+
+
+def as_duration(seconds: float) -> str:
+    """Return seconds as people say them.
+
+    >>> as_duration(42.2), as_duration(3600 * 27 + 120), as_duration(86400 * 20.3)
+    ('42 s', '27 h 2 min', '20 days')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 100 else f"{hours / 24:.0f} days"
+
+
+# Who works counts
 
 
 class Pace:
@@ -34,10 +114,9 @@ class Pace:
 
 
 class Countdown:
-    """The time left as it is shown: it follows the guesses slowly, and does not grow from one to the next.
+    """The time left as it is shown: it follows the guesses slowly, and grows only where work has become much slower.
 
-    It grows only where the work has become so much slower that anything else would be a lie. (tqdm shows the guess
-    itself, which goes up and down.)
+    (tqdm shows the guess itself, which goes up and down.)
 
     >>> countdown = Countdown()
     >>> [countdown.shown(now, guess) for now, guess in [(0, 60), (10, 70), (20, 30), (30, 120)]]
@@ -65,10 +144,10 @@ class Countdown:
 
 
 class Tracker:
-    """Counts one piece of work, and tells how far it is; the time left follows from the pace of late.
+    """Counts one piece of work, and tells how far it is; the time left follows from the latest pace.
 
-    Work of several kinds has a weight for each, so that a unit takes about as long as any other. Without a `unit`, what
-    is said of the count is the detail: weights are nothing to read.
+    Work of several kinds has a weight for each, so that a unit takes about as long as any other. Without a `unit`, only
+    the detail is said of the count.
 
     >>> tracker = Tracker(print, "measuring", total=4, unit="sizes")
     >>> tracker.update(0, "0.5")
@@ -80,23 +159,22 @@ class Tracker:
         self._pace, self._countdown, self._fraction = Pace(time.monotonic()), Countdown(), 0.0
 
     def update(self, done: float, detail: str = "", *, total: float | None = None) -> None:
-        """So much is done; `detail` is what else there is to say, `total` what is now thought to be the whole work.
+        """Tell that so much is done; `total` is what is now thought to be the whole work.
 
         The part that is done does not shrink where the work turns out to be more.
         """
         self.total = self.total if total is None else total
         self._fraction = max(self._fraction, min(1.0, done / self.total) if self.total > 0 else 1.0)
-        count = f"{counted(done)} of {counted(self.total)} {self.unit}" if self.unit else ""
+        count = f"{_counted(done)} of {_counted(self.total)} {self.unit}" if self.unit else ""
         now = time.monotonic()
         left = self._countdown.shown(now, self._pace.left(now, done, self.total))
-        text = ", ".join(filter(None, (count, detail)))
-        self.report(Progress(self.task, text, fraction=self._fraction, seconds_left=left))
+        self.report(Progress(self.task, joined(", ", count, detail), fraction=self._fraction, seconds_left=left))
 
 
-def counted(number: float) -> str:
-    """A count as it is read: what is not whole, with three digits.
+def _counted(number: float) -> str:
+    """Return a count as it is read: what is not whole, with three digits.
 
-    >>> counted(12), counted(4.517), counted(25000.0)
+    >>> _counted(12), _counted(4.517), _counted(25000.0)
     ('12', '4.52', '25,000')
     """
     return f"{number:,.0f}" if number == round(number) or number >= 1000 else f"{number:.3g}"
@@ -126,7 +204,7 @@ class InTurn:
         self.report(progress.but(fraction=fraction, seconds_left=left))
 
     def next(self) -> None:
-        """The one under way is done."""
+        """Begin the next one."""
         self.done += 1
 
 
@@ -145,9 +223,8 @@ class Steps:
     def __call__(self, progress: str) -> None:
         """Tell how far the one under way is."""
         line = Progress.of(progress)
-        named = f"{line.task} (step {self.number} of {self.count})" if line.task else ""
-        self.report(line.but(task=named))
+        self.report(line.but(task=f"{line.task} (step {self.number} of {self.count})" if line.task else ""))
 
     def next(self) -> None:
-        """The one under way is done."""
+        """Begin the next one."""
         self.number += 1

@@ -45,9 +45,6 @@ class MethodSettings(Checked):
     Names that begin with ``compare_`` or ``tuning_`` say which trainings a comparison has, and nothing of a single one.
     """
 
-    before: ClassVar[Mapping[str, Any]] = {}
-    """What a setting was when it was none yet, where that is not its default: of runs from then."""
-
     swept: ClassVar[Mapping[str, str]] = {}
     """Settings that a comparison has a value of its own for in each training, and the one that chooses these."""
 

@@ -18,7 +18,7 @@ from decomposable.progress import Progress, Report, Steps
 from decomposable.recipes import Task
 from decomposable.recipes.settings import Settings
 from decomposable.training import records
-from decomposable.training.evaluation import Row, answers, are_labelled, measure
+from decomposable.training.evaluation import Judged, Row, answers, are_labelled, measure
 from decomposable.training.experiment import first_pass
 from decomposable.training.finishing import calibration_data_for, described
 from decomposable.training.methods import decomposing
@@ -29,12 +29,12 @@ WAYS = (*BY_DATA, *CRITERIA)
 """Criteria of a cut: by data, the best one first, or by the weights alone."""
 
 IMAGES = 2000
-"""Training images that the bases are measured with, where nobody says how many."""
+"""Training images that the bases are measured with by default."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutResult:
-    """A network that was cut, and what its sizes reach: accuracy, or agreement with the full one."""
+    """A network that was cut, and the accuracy of its sizes, or their agreement with the full one."""
 
     net: DecomposedNet
     rows: list[Row]
@@ -56,12 +56,12 @@ def cut(
     device: str,
     progress: Report,
 ) -> CutResult:
-    """The recipe's model with these weights, at every size.
+    """Return the recipe's model with these weights, at every size.
 
     Bases, statistics and what is tuned come from the first images of a training epoch, without their labels; the
-    accuracy from the test images. With `agreement`, or where nobody knows their labels, it is how often a size says
-    what the full network says. A size that was `asked` for, and cannot be, is refused. Without a criterion, the one by
-    data is taken that fits what the network gives.
+    accuracy from the test images. With `agreement`, or if their labels are not known, it is how often a size gives the
+    full network's answer. A size that was `asked` for and is impossible is refused. Without a criterion, the network's
+    outputs decide between those by data.
     """
     progress(Progress("", "reading the data"))
     data, model, digest = task.load_data(), task.build_model(), sha256(init)
@@ -84,7 +84,7 @@ def cut(
     if is_by_data:
         steps.next()
     for size in asked:
-        net.plan(macs=size)  # what cannot be is refused before the long work
+        net.plan(macs=size)  # an impossible one is refused before the long work
     if is_calibrated:
         decomposing.calibrate_(net, material, settings)
         steps.next()
@@ -94,28 +94,23 @@ def cut(
     agreement = agreement or not are_labelled(data)
     judge = _agreement_with(model, data, settings) if agreement else None
     rows = measure(net, data, settings, curve="", report=steps, judge=judge)
-    images = material.calibration_images
+    images, report = material.calibration_images, net.cut_report
+    judged = {} if report is None else {"criterion": report.criterion, "judged": report.as_dict()}
     info = {
         "recipe": recipe,
         "settings": plain_settings(settings),
         "seed": settings.seed,
         "init": {"file": init.name, "sha256": digest},
         "commit": records.commit(),
-        "cut": {"criterion": criterion, "images": images, "tuned": tune} | _judged(net),
+        "cut": {"criterion": criterion, "images": images, "tuned": tune} | judged,
         "agreement" if agreement else "sizes": [asdict(row) for row in rows],
         **described(data),
     }
     return CutResult(net=net, rows=rows, is_agreement=agreement, images=images, info=info)
 
 
-def _judged(net: DecomposedNet) -> dict[str, Any]:
-    """What a cut by data says of itself: by what it went, and how it did on images that were kept out."""
-    report = net.cut_report
-    return {} if report is None else {"criterion": report.criterion, "judged": report.as_dict()}
-
-
-def _agreement_with(full: nn.Module, data: Data, settings: Settings) -> Callable[[nn.Module], float]:
-    """How often, in percent, a network says of the test images what the full one says."""
+def _agreement_with(full: nn.Module, data: Data, settings: Settings) -> Callable[[nn.Module], Judged]:
+    """Return a judge of how often, in percent, a network gives the full one's answer for the test images."""
     how = {"batch_size": settings.batch_size, "workers": settings.workers}
     expected = answers(full, data, **how)
-    return lambda net: 100 * float((answers(net, data, **how) == expected).double().mean())
+    return lambda net: Judged(100 * float((answers(net, data, **how) == expected).double().mean()))

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from decomposable_edge.errors import InvalidArgumentError
+from decomposable_edge.text import first_line
 
 
 def choose_device(name: str) -> str:
-    """The device by its name; "auto" is the CUDA GPU where there is one, else the CPU."""
+    """Return the device by its name; "auto" is a CUDA GPU if there is one, else the CPU."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -22,9 +23,8 @@ def choose_device(name: str) -> str:
             raise RuntimeError("it holds no numbers")
         torch.zeros(1, device=device).add_(1).item()
     except Exception as error:  # each backend fails in a way of its own
-        reason = (str(error).splitlines() or [""])[0][:100]
         raise InvalidArgumentError(
-            f"--device {name}: it cannot be used here ({reason}); allowed: auto, cpu, cuda, cuda:1 …"
+            f"--device {name}: it cannot be used here ({first_line(error)[:100]}); allowed: auto, cpu, cuda, cuda:1 …"
         ) from error
     return name
 
@@ -36,7 +36,7 @@ def make_deterministic() -> None:
 
 
 def bits_depend_on(device: str, processes: int = 1) -> dict[str, Any]:
-    """What may change the last bits of a computation."""
+    """Return what may change the last bits of a computation."""
     on_gpu = torch.device(device).type == "cuda"
     return {
         "processes": processes,

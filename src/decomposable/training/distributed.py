@@ -1,9 +1,9 @@
 """The processes of one run, as `torchrun` starts them: how they meet, and what one of them does for all.
 
-    process 0   ── reads and writes the folder, speaks, tests sizes at the end
+    process 0   ── reads and writes the folder, prints, tests sizes at the end
     every one   ── has its part of every batch, of the decompositions, and of the tests on the way
 
-One alone is the first of one, and waits for nobody.
+A process alone is the first of one, and waits for nobody.
 """
 
 from __future__ import annotations
@@ -40,34 +40,32 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 @contextmanager
 def joined(device: str) -> Iterator[tuple[Processes, str]]:
-    """The processes that were started together, and the device of this one.
+    """Yield the processes that were started together, and the device of this one.
 
-    Those of `torchrun`, or of any launcher that sets RANK, WORLD_SIZE and MASTER_ADDR; where torch.distributed is set
-    up already, those.
+    `torchrun` starts them, or any launcher that sets RANK, WORLD_SIZE and MASTER_ADDR, or who has set up
+    torch.distributed already.
     """
-    if dist.is_available() and dist.is_initialized():
-        name = own_device(device)
-        yield Processes.of(None, torch.device(name)), name
-        return
-    if not was_launched():
+    was_set_up = dist.is_available() and dist.is_initialized()
+    if not was_set_up and not was_launched():
         yield ALONE, device
         return
     name = own_device(device)
-    on_gpu = torch.device(name).type == "cuda"
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    if not was_set_up:
+        dist.init_process_group("nccl" if torch.device(name).type == "cuda" else "gloo")
     with warnings.catch_warnings():
-        if int(os.environ["RANK"]) > 0:
+        if not was_set_up and int(os.environ["RANK"]) > 0:
             warnings.simplefilter("ignore")  # the first one has the same
         yield Processes.of(None, torch.device(name)), name
-    dist.destroy_process_group()  # not after an error: it would wait for those that are gone
+    if not was_set_up:
+        dist.destroy_process_group()  # not after an error: it would wait for those that are gone
 
 
 @contextmanager
 def silent_but_one() -> Iterator[None]:
-    """Of processes that fail together one says why; of others, one whose own failure it is says which it is."""
+    """Let one process print why all have failed; a process that fails alone says which it is."""
     try:
         yield
-    except (Interrupted, DivergedError) as error:  # all of them are, or have
+    except (Interrupted, DivergedError) as error:  # that is so on all of them
         if not is_first_process():
             raise SaidElsewhere from error
         raise
@@ -82,13 +80,13 @@ def silent_but_one() -> Iterator[None]:
 
 
 def was_launched() -> bool:
-    """Whether this is one of several processes that were started to train together."""
+    """Return whether this is one of several processes that were started to train together."""
     told = all(os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     return told and os.environ["WORLD_SIZE"] != "1" and dist.is_available()
 
 
 def own_device(device: str) -> str:
-    """The GPU of this process, where there are any and nothing else is asked for."""
+    """Return the GPU of this process, if there are any and nothing else was asked for."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if device not in ("auto", "cuda"):
@@ -104,7 +102,7 @@ def own_device(device: str) -> str:
 
 
 def agreed(processes: Processes, work: Callable[[], T]) -> T:
-    """What work returns that all do; where it fails on several for the same reason, only the first of them says so."""
+    """Return the result of work that all do; if it fails on several for the same reason, only the first says so."""
     if processes.is_alone:
         return work()
     try:
@@ -132,7 +130,7 @@ def average_gradients_(model: nn.Module, samples: int, processes: Processes) -> 
 
 
 def mean_values(values: Mapping[str, float], samples: int, processes: Processes) -> dict[str, float]:
-    """What was seen in a step, averaged over all processes by their samples."""
+    """Return the values of a step, averaged over all processes by their samples."""
     if processes.is_alone:
         return dict(values)
     own = [samples, *(samples * value for value in values.values())]
@@ -141,28 +139,27 @@ def mean_values(values: Mapping[str, float], samples: int, processes: Processes)
 
 
 def by_the_first(processes: Processes, stop: threading.Event, work: Callable[[], bytes]) -> bytes:
-    """What the first process makes; the others wait for it, however long that takes, and get it, too."""
+    """Return what the first process makes; the others wait for it, however long that takes, and get it, too."""
     if processes.is_alone:
         return work()
     # On the CPU, whatever the device: while they wait, no collective of a GPU is under way that could time out.
     group = dist.new_group(backend="gloo", timeout=_AS_LONG_AS_IT_TAKES)
-    waiting = Processes(group, torch.device("cpu"))
-    if processes.is_first:
-        try:
-            made = work()
-        except BaseException:
-            _send_size(waiting, -1, stop)
-            raise
-        _send_size(waiting, len(made), stop)
-        return _sent(waiting, made, len(made))
-    size = _send_size(waiting, 0, stop)
+    waiting, made = Processes(group, torch.device("cpu")), b""
+    try:
+        made = work() if processes.is_first else b""
+    except BaseException:
+        _send_size(waiting, -1, stop)
+        raise
+    size = _send_size(waiting, len(made), stop)
     if size < 0:
         raise OtherProcessError(f"process 0 of {processes.count} failed")
-    return _sent(waiting, b"", size)
+    content = torch.frombuffer(bytearray(made or bytes(size)), dtype=torch.uint8)
+    waiting.send_([content], owner=0)
+    return content.numpy().tobytes()
 
 
 def from_the_first(processes: Processes, stop: threading.Event, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The same for what JSON holds; a process alone has it as it is."""
+    """Return a dict that the first process makes, as JSON gives it back; a process alone gets it as it is."""
     if processes.is_alone:
         return work()
     found: dict[str, Any] = json.loads(by_the_first(processes, stop, lambda: json.dumps(work()).encode()))
@@ -184,19 +181,11 @@ def _send_size(waiting: Processes, size: int, stop: threading.Event) -> int:
     return int(told)
 
 
-def _sent(waiting: Processes, content: bytes, size: int) -> bytes:
-    told = torch.zeros(size, dtype=torch.uint8)
-    if waiting.is_first:
-        told.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-    waiting.send_([told], owner=0)
-    return bytes(told.numpy().tobytes())
-
-
 @contextmanager
 def file_of_the_first(path: Path, processes: Processes) -> Iterator[Path]:
-    """A file that the first process can read: itself there, a copy on the others, which may be on another machine.
+    """Yield a file of the first process; the others, which may be on another machine, get a copy.
 
-    The path does not exist where the first one has no such file.
+    The path does not exist if the first process has no such file.
     """
     if processes.is_alone:
         yield path
@@ -210,13 +199,13 @@ def file_of_the_first(path: Path, processes: Processes) -> Iterator[Path]:
 
 
 def seed_own_(seed: int, processes: Processes) -> None:
-    """Have every process but the first draw numbers of its own: all have built the same network by now."""
+    """Let every process but the first draw numbers of its own, once all have built the same network."""
     if not processes.is_first:
         seed_everything(int(generator_for(seed, "process", processes.index).initial_seed()) % 2**31)
 
 
 def leave_process_group(network: nn.Module, processes: Processes) -> None:
-    """Have synchronised batch normalisation ask nobody from now on: the first process goes on alone."""
+    """Stop the synchronisation of batch normalisation: the first process goes on alone."""
     synchronised = [module for module in network.modules() if isinstance(module, nn.SyncBatchNorm)]
     if synchronised and not processes.is_alone:
         groups = [dist.new_group([rank]) for rank in range(processes.count)]

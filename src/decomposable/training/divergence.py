@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,14 @@ class WatchedLoss:
         self.networks: list[nn.Module] = []
 
     def __call__(self, network: nn.Module) -> Tensor:
-        """The loss of a network, which is remembered."""
+        """Return the loss of a network, and remember the network."""
         self.networks.append(network)
         return self.on(network)
 
     def on(self, network: nn.Module) -> Tensor:
-        """The loss of a network."""
-        kind = self.batch[0].device.type
-        low = self.precision == "bfloat16"
-        with torch.autocast(kind, dtype=torch.bfloat16) if low else nullcontext():
+        """Return the loss of a network."""
+        kind, is_low = self.batch[0].device.type, self.precision == "bfloat16"
+        with torch.autocast(kind, dtype=torch.bfloat16) if is_low else nullcontext():
             return self.loss(network, self.batch)
 
 
@@ -81,10 +80,8 @@ def naming_step(step: int, checkpoint: Path) -> Iterator[None]:
 
 def _way_out(checkpoint: Path) -> str:
     kept = f"the last good checkpoint is {checkpoint}" if checkpoint.exists() else "there is no checkpoint yet"
-    advice = (
-        "a smaller learning rate may help: a new run with --init of that checkpoint, --set fine_tune_learning_rate=…"
-    )
-    return f"{kept}; {advice}"
+    advice = "a new run with --init of that checkpoint, --set fine_tune_learning_rate=…"
+    return f"{kept}; a smaller learning rate may help: {advice}"
 
 
 @torch.no_grad()
@@ -101,11 +98,9 @@ def _first_non_finite_layer(network: nn.Module, watched: WatchedLoss) -> str:
         if not found and isinstance(output, Tensor) and not output.isfinite().all():
             found.append(name)
 
-    leaves = [(name, m) for name, m in network.named_modules() if not any(m.children())]
-    hooks = [module.register_forward_hook(partial(look, name)) for name, module in leaves]
-    try:
+    with ExitStack() as hooks:
+        for name, module in network.named_modules():
+            if not any(module.children()):
+                hooks.enter_context(module.register_forward_hook(partial(look, name)))
         watched.on(network)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return f"first in the output of layer '{found[0]}'" if found else "in the loss itself, no layer's output is"

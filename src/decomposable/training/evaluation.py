@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -42,12 +43,7 @@ class Row:
 
     @classmethod
     def of(
-        cls,
-        size: float,
-        plan: Any,
-        accuracy: float | None,
-        curve: str = "",
-        perplexity: float | None = None,
+        cls, size: float, plan: Any, accuracy: float | None, curve: str = "", perplexity: float | None = None
     ) -> Row:
         """Return the row of a plan, or of another size with the same four costs."""
         ranks = flat_ranks(plan.ranks) if isinstance(plan, RankPlan) else ()
@@ -56,7 +52,7 @@ class Row:
         return cls(size=size, **costs, ranks=extremes, accuracy=accuracy, curve=curve, perplexity=perplexity)
 
     def as_dict(self) -> dict[str, Any]:
-        """For a record; of images nobody asks for a perplexity."""
+        """Return it for a record; only a text has a perplexity."""
         return {name: value for name, value in asdict(self).items() if name != "perplexity" or value is not None}
 
 
@@ -64,21 +60,19 @@ class Judged(NamedTuple):
     """Percent of the labels that were right and, of a text, exp of the mean cross-entropy over all positions."""
 
     accuracy: float
-    perplexity: float | None
+    perplexity: float | None = None
 
 
-def accuracy(
-    net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0, processes: Processes = ALONE
-) -> float:
-    """Percent of the test images whose class has the highest output (top-1); processes that share a run share them."""
-    return judged(net, data, batch_size=batch_size, workers=workers, processes=processes).accuracy
+def accuracy(net: nn.Module, data: Data, **how: Any) -> float:
+    """Return the percentage of test images whose class has the highest output (top-1); `how` as in `judged`."""
+    return judged(net, data, **how).accuracy
 
 
 @torch.no_grad()
 def judged(
     net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0, processes: Processes = ALONE
 ) -> Judged:
-    """The same, and where a sample has a label at every position the perplexity, from one pass."""
+    """Test a network in one pass; processes that share a run share the test images."""
     if not are_labelled(data):
         raise WrongDataError(
             "data: the test images have no labels; allowed: labelled ones, or agreement in place of accuracy"
@@ -99,25 +93,24 @@ def judged(
 
 
 def are_labelled(data: Data) -> bool:
-    """Whether anybody knows the classes of the test images."""
+    """Return whether the classes of the test images are known."""
     return data.test_count == 0 or has_labels(data.test_batch(torch.arange(1)))
 
 
 @torch.no_grad()
-def answers(net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0) -> Tensor:
-    """What a network says of every test image: the class with the highest output."""
-    found = _outputs(net, data, batch_size=batch_size, workers=workers)
-    return torch.cat([outputs.argmax(dim=1) for outputs, _ in found])
+def answers(net: nn.Module, data: Data, **how: Any) -> Tensor:
+    """Return the class with the highest output for every test image."""
+    return torch.cat([outputs.argmax(dim=1) for outputs, _ in _outputs(net, data, **how)])
 
 
 def _outputs(
-    net: nn.Module, data: Data, *, batch_size: int, workers: int, place: tuple[int, int] = (0, 1)
+    net: nn.Module, data: Data, *, batch_size: int = 250, workers: int = 0, place: tuple[int, int] = (0, 1)
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of every batch of test images a row of outputs for every label, and the labels."""
+    """Yield the outputs for every batch of test images, a row for every label, and the labels."""
     was_training = net.training
     net.eval()
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
-    for x, y in TestBatches(data, batch_size=batch_size).loader(workers=workers, place=place):
+    for x, y in TestBatches(data, batch_size=batch_size).loader(*place, workers=workers):
         outputs = net(x.to(device))
         check_outputs(outputs, data.classes)
         yield outputs.cpu(), y.flatten()
@@ -143,46 +136,38 @@ def measure(
     *,
     curve: str,
     report: Report,
-    judge: Callable[[nn.Module], float] | None = None,
+    judge: Callable[[nn.Module], Judged] | None = None,
 ) -> list[Row]:
-    """The accuracy, or what else one judges by, at every size that the network has; it keeps the size it had."""
+    """Judge a network at every size that it has, by default by its accuracy; it keeps the size it had.
 
-    def judge_of(net: nn.Module) -> Judged:
-        if judge is not None:
-            return Judged(judge(net), None)
-        return judged(net, data, batch_size=settings.batch_size, workers=settings.workers)
-
-    before: Any = net.plan()
+    A decomposed network has the sizes of the settings, as far as it can be so small. Any other says which it has.
+    """
+    judge = judge or partial(judged, data=data, batch_size=settings.batch_size, workers=settings.workers)
+    wanted: list[tuple[float, Any]]
+    if isinstance(net, DecomposedNet):
+        selector, at = net.selector, net.extract  # a copy, which does not warn at every size
+        sizes = [size for size in settings.sizes if size >= selector.smallest_size]
+        wanted = [(size, net.plan(**{selector.measure: size})) for size in sizes]  # type: ignore[arg-type]
+    else:
+        before, at, wanted = net.plan(), partial(_resized, net), net.offered()
     rows = []
-    wanted = _offered(net, settings.sizes)
     tracker = Tracker(report, "measuring", total=len(wanted), unit="sizes")
     for i, (size, plan) in enumerate(wanted):
         tracker.update(i, f"now {size:.4g}")
-        found = judge_of(_at(net, plan))
+        found = judge(at(plan))
         rows.append(Row.of(size, plan, found.accuracy, curve, found.perplexity))
     if not isinstance(net, DecomposedNet):
         net.resize_(before)
     return rows
 
 
-def _at(net: DecomposedNet | HasOwnSizes, plan: Any) -> nn.Module:
-    """Return the network at one of its sizes; of a decomposed one a copy, which does not warn at every size."""
-    if isinstance(net, DecomposedNet):
-        return net.extract(plan)
+def _resized(net: HasOwnSizes, plan: Any) -> nn.Module:
     net.resize_(plan)
     return cast(nn.Module, net)
 
 
-def _offered(net: DecomposedNet | HasOwnSizes, sizes: Iterable[float]) -> list[tuple[float, Any]]:
-    """Return these sizes of a decomposed network, as far as it can be so small; of any other all that it has."""
-    if not isinstance(net, DecomposedNet):
-        return net.offered()
-    selector = net.selector
-    return [(size, net.plan(**{selector.measure: size})) for size in sizes if size >= selector.smallest_size]  # type: ignore[arg-type]
-
-
 def smallest_within(rows: Sequence[Row], drop: float) -> Row | None:
-    """The smallest measured size that loses at most `drop` points against the largest one measured."""
+    """Return the smallest measured size that loses at most `drop` points against the largest one measured."""
     measured = sorted((row for row in rows if row.accuracy is not None), key=lambda row: row.size)
     if not measured:
         return None

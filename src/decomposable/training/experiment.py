@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from decomposable import recipes
 from decomposable.core.processes import ALONE, Processes
-from decomposable.data.base import Data, TrainBatches, has_labels
+from decomposable.data.base import TrainBatches, has_labels
 from decomposable.progress import Report, quiet, shown
 from decomposable.recipes.settings import Settings
 from decomposable.training import finishing, methods, records
@@ -32,8 +33,8 @@ from decomposable.training.distributed import (
 from decomposable.training.evaluation import WrongDataError, accuracy, check_outputs
 from decomposable.training.loop import Say, Watchers
 from decomposable.training.methods.base import Looking
-from decomposable.training.metrics import MetricsLog, NoMetrics
-from decomposable.training.runs import Job, check_same_job, finished, prepare
+from decomposable.training.metrics import MetricsLog
+from decomposable.training.runs import Job, check_same_run, finished, prepare
 from decomposable.training.weights import load_weights_
 from decomposable_edge.interrupts import stop_signals
 from decomposable_edge.machine import keep_freed_memory, timestamp
@@ -53,7 +54,7 @@ def train(
     say: Say = quiet,
     **settings: Any,
 ) -> dict[str, Any]:
-    """`decomposable train` from Python: run a recipe, by name or a function of your own; the record comes back.
+    """Run a recipe, as `decomposable train` does, and return the record.
 
     Args:
         recipe: a built-in name, ``"package.module:function"``, or the function itself.
@@ -63,33 +64,22 @@ def train(
         resume: go on where a run in `out` was cut off, or start it.
         device: "auto", "cpu", "cuda" …
         checkpoint_seconds: from one checkpoint to the next.
-        progress: called with a `Progress`, which is text, about the step under way; by default it is shown on a
+        progress: called with a `Progress`, which is text, about the current step; by default it is shown on a
             terminal. `decomposable.progress.quiet` shows nothing.
         say: called with a line for every epoch.
         **settings: of the recipe, to be replaced, such as ``epochs=10``.
     """
+    how: dict[str, Any] = {"resume": resume, "checkpoint_seconds": checkpoint_seconds, "overrides": settings}
     with joined(device) as (processes, own_device), shown(progress if processes.is_first else quiet) as report:
-        job = agreed(
-            processes,
-            lambda: prepare(
-                recipe,
-                out=Path(out),
-                data=None if data is None else Path(data),
-                init=None if init is None else Path(init),
-                resume=resume,
-                device=own_device,
-                checkpoint_seconds=checkpoint_seconds,
-                overrides=settings,
-            ),
-        )
+        job = agreed(processes, lambda: prepare(recipe, out=out, data=data, init=init, device=own_device, **how))
         return run(job, progress=report, say=say if processes.is_first else quiet, processes=processes)
 
 
 def run(job: Job, *, progress: Report = quiet, say: Say = quiet, processes: Processes = ALONE) -> dict[str, Any]:
-    """Train where that is not done yet, then make the artifact and the record; the record comes back.
+    """Train if that is not done yet, then make the artifact and the record, and return the record.
 
-    A run that is complete is calibrated anew where the settings of that have changed. Of several processes the first
-    one has the folder, and the others get what comes out.
+    A complete run is calibrated anew if those settings have changed. Of several processes the first one has the
+    folder, and the others get the record.
     """
     record = agreed(processes, lambda: finished(job) if processes.is_first else None)
     if processes.anywhere([processes.is_first and record is None])[0]:
@@ -98,8 +88,8 @@ def run(job: Job, *, progress: Report = quiet, say: Say = quiet, processes: Proc
 
 
 def _complete(job: Job, record: dict[str, Any], progress: Report, say: Say) -> dict[str, Any]:
-    """The record of a run that was complete before."""
-    job.folder.checkpoint.unlink(missing_ok=True)  # where the run was killed in its very last moment
+    """Return the record of a run that was complete before."""
+    job.folder.checkpoint.unlink(missing_ok=True)  # it is there if the run was killed in its very last moment
     if changed := finishing.changed_calibration(job, record):
         return finishing.calibrate_anew(job, record, changed, progress=progress, say=say)
     say("this run is complete; nothing to do")
@@ -109,7 +99,6 @@ def _complete(job: Job, record: dict[str, Any], progress: Report, say: Say) -> d
 class _Ready(NamedTuple):
     """All that a run begins or goes on with; nothing is written yet."""
 
-    data: Data
     batches: TrainBatches
     identity: dict[str, Any]
     saved: dict[str, Any] | None
@@ -119,89 +108,89 @@ class _Ready(NamedTuple):
     step: methods.Step
 
 
-def _make_ready(job: Job, checkpoint: Path, place: tuple[int, int]) -> _Ready:
-    """First everything is read and compared, then built and tried."""
+def _make_ready(job: Job, checkpoint: Path, processes: Processes) -> _Ready:
+    """Read and compare everything, then build the network and try it."""
     settings = job.settings
-    data = job.task.load_data()
-    schedule = {"batch_size": settings.batch_size, "epochs": settings.epochs, "seed": settings.seed}
-    batches = TrainBatches(data, **schedule, place=place)
-    identity = {**job.identity, "data": finishing.counts(data)}
+    batches = _batches(job.task, settings, (processes.index, processes.count))
+    identity = {**job.identity, "data": finishing.counts(batches.data)}
     saved = read_checkpoint(checkpoint) if checkpoint.exists() else None
     if saved is not None:
-        check_same_job(job.folder.checkpoint, saved["run"], job, data=identity["data"])
+        check_same_run(job.folder.checkpoint, saved["run"], identity)
     steps_made = 0 if saved is None else position_in(saved, job.folder.checkpoint, batches).step
     require_labels(batches)
+    seed_everything(settings.seed)
+    model = job.task.build_model()
+    if job.init is not None:
+        load_weights_(model, job.init)
+    x = first_pass(model, batches, settings, job.device)
     method = methods.find(settings.method)
-    network = _build_network(job, method, batches)
-    return _Ready(data, batches, identity, saved, steps_made, method, network, method.step(network, settings))
+    network = method.network(model, x[:1], settings, is_trained=job.init is not None).to(job.device)
+    return _Ready(batches, identity, saved, steps_made, method, network, method.step(network, settings))
 
 
 def _trained(job: Job, progress: Report, say: Say, processes: Processes) -> dict[str, Any]:
-    """The record of a run that was not complete, and is now; the folder is touched when a run can really begin."""
+    """Complete a run and return its record; the folder is touched only when the run can really begin."""
     make_deterministic()
     keep_freed_memory()
     settings, started = job.settings, timestamp()
     code = records.commit()  # before the run: it may end after the next commit
+    rate = settings.learning_rate if job.init is None else settings.fine_tune_learning_rate
     checkpoints = Checkpoints(job.folder.checkpoint, every_seconds=job.checkpoint_seconds)
     with file_of_the_first(checkpoints.path, processes) as checkpoint:
-        ready = agreed(processes, lambda: _make_ready(job, checkpoint, (processes.index, processes.count)))
+        ready = agreed(processes, lambda: _make_ready(job, checkpoint, processes))
+    data, network = ready.batches.data, ready.network
     if isinstance(ready.step, Looking):
         seen = replace(settings, calibration_images=ready.step.images)
-        ready.step.look_at(finishing.calibration_data_for(ready.data, seen, job.task.loss, progress))
+        ready.step.look_at(finishing.calibration_data_for(data, seen, job.task.loss, progress))
     seed_own_(settings.seed, processes)
-    say(_opening(job, ready.batches, processes))
+    say(_opening(job, ready.batches, rate, processes))
     if ready.saved is not None:
         differences = _differences(ready.saved, job, processes)
         say(f"resuming at step {ready.steps_made:,} of {len(ready.batches):,}{differences}")
-    is_first = processes.is_first
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
-        agreed(processes, lambda: stack.enter_context(job.folder.locked()) if is_first else None)
-        log = MetricsLog(job.folder.metrics, after_step=ready.steps_made) if is_first else NoMetrics()
-        stack.enter_context(log)
+        agreed(processes, lambda: stack.enter_context(job.folder.locked()) if processes.is_first else None)
+        metrics = job.folder.metrics if processes.is_first else None
+        log = stack.enter_context(MetricsLog(metrics, after_step=ready.steps_made))
+        tested: dict[str, Any] = {
+            "batch_size": settings.batch_size,
+            "workers": settings.workers,
+            "processes": processes,
+        }
         position = training.train(
-            ready.network,
+            network,
             ready.batches,
             ready.step,
             settings,
             loss=job.task.loss,
-            evaluate=lambda net: accuracy(
-                net, ready.data, batch_size=settings.batch_size, workers=settings.workers, processes=processes
-            ),
+            evaluate=partial(accuracy, data=data, **tested),
             checkpoints=checkpoints,
             saved=ready.saved,
             watchers=Watchers(log=log, progress=progress, say=say),
             stop=stop,
             identity=ready.identity,
-            peak_learning_rate=_peak_learning_rate(job),
+            peak_learning_rate=rate,
             commit=code,
             processes=processes,
         )
-        leave_process_group(ready.network, processes)
+        leave_process_group(network, processes)
 
         def measured() -> dict[str, Any]:
-            report = finishing.stopping(progress, stop)
-            net, rows = finishing.at_its_sizes(job, ready.method, ready.network, ready.data, report)
+            net, rows = finishing.at_its_sizes(job, ready.method, network, data, finishing.stopping(progress, stop))
             finishing.warn_of_statistics(net, settings, say)
             record = finishing.record_of(job, position, rows)
             record |= {"commit": code, "started": started, "identity": ready.identity}
             record |= {} if processes.is_alone else {"processes": processes.count}
-            finishing.keep(net, record, job.folder, ready.data, log)
+            finishing.keep(net, record, job.folder, data, log)
             checkpoints.path.unlink(missing_ok=True)
             return record
 
         return from_the_first(processes, stop, measured)
 
 
-def _build_network(job: Job, method: methods.Method, batches: TrainBatches) -> nn.Module:
-    """What the method trains, where it computes; the model has shown that it can run the data."""
-    settings = job.settings
-    seed_everything(settings.seed)
-    model = job.task.build_model()
-    if job.init is not None:
-        load_weights_(model, job.init)
-    x = first_pass(model, batches, settings, job.device)
-    return method.network(model, x[:1], settings, is_trained=job.init is not None).to(job.device)
+def _batches(task: recipes.Task, settings: Settings, place: tuple[int, int] = (0, 1)) -> TrainBatches:
+    schedule = {"batch_size": settings.batch_size, "epochs": settings.epochs, "seed": settings.seed}
+    return TrainBatches(task.load_data(), **schedule, place=place)
 
 
 def require_labels(batches: TrainBatches) -> None:
@@ -211,14 +200,14 @@ def require_labels(batches: TrainBatches) -> None:
 
 
 def try_out(task: recipes.Task, settings: Settings, device: str) -> None:
-    """Load the data and run a batch through the model: what cannot be trained is seen before anything is written."""
-    batches = TrainBatches(task.load_data(), batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
+    """Load the data and run a batch through the model, to see what cannot be trained before anything is written."""
+    batches = _batches(task, settings)
     require_labels(batches)
     first_pass(task.build_model(), batches, settings, device)
 
 
 def first_pass(model: nn.Module, batches: TrainBatches, settings: Settings, device: str) -> Tensor:
-    """Have the model run a batch where it is going to compute; the inputs come back."""
+    """Run a batch through the model where it is going to compute, and return the inputs."""
     data = batches.data
     model.to(device)
     if settings.channels_last:
@@ -236,24 +225,18 @@ def first_pass(model: nn.Module, batches: TrainBatches, settings: Settings, devi
     return x
 
 
-def _peak_learning_rate(job: Job) -> float:
-    return job.settings.learning_rate if job.init is None else job.settings.fine_tune_learning_rate
-
-
-def _opening(job: Job, batches: TrainBatches, processes: Processes) -> str:
+def _opening(job: Job, batches: TrainBatches, rate: float, processes: Processes) -> str:
     start = f"from {job.init.name}" if job.init is not None else "from scratch"
     data = batches.data
     return (
         f"{job.recipe}: method {job.settings.method}, {start}; {data.train_count:,} training and "
         f"{data.test_count:,} test images; epochs: {batches.epochs}, of {batches.per_epoch:,} steps; "
-        f"learning rate {_peak_learning_rate(job):g}; on {job.device}"
-        + ("" if processes.is_alone else f", in {processes.count} processes")
+        f"learning rate {rate:g}; on {job.device}" + ("" if processes.is_alone else f", in {processes.count} processes")
     )
 
 
 def _differences(saved: Mapping[str, Any], job: Job, processes: Processes) -> str:
-    """What makes the last bits differ from those of a run that was not cut off."""
-    now = bits_depend_on(job.device, processes.count)
-    then = saved["bits_depend_on"]
+    """Return what makes the last bits differ from those of a run that was not cut off."""
+    now, then = bits_depend_on(job.device, processes.count), saved["bits_depend_on"]
     different = [f"{k} {one_line(then[k], 80)}, now {now[k]}" for k in now if k in then and then[k] != now[k]]
     return f" (begun with {', '.join(different)}: the last bits may differ)" if different else ""

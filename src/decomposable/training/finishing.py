@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from decomposable.data.base import Batch, Data, TrainBatches
+from decomposable.data.base import Data, TrainBatches
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.network.loading import load
 from decomposable.progress import InTurn, Progress, Report
@@ -37,7 +37,7 @@ from decomposable_edge.machine import timestamp
 def at_its_sizes(
     job: Job, method: methods.Method, network: nn.Module, data: Data, report: Report
 ) -> tuple[methods.Sized, list[Row]]:
-    """After training: the network at its sizes, and their accuracies; of several variants the first one is kept."""
+    """Return the network at its sizes, the first one if there are variants, and the accuracies of all of them."""
     first, rows = None, []
     variants = job.variants or {job.curve: {}}
     in_turn = InTurn(report, count=len(variants))
@@ -52,7 +52,7 @@ def at_its_sizes(
 
 
 def warn_of_statistics(net: methods.Sized, settings: Settings, say: Say) -> None:
-    """Say where a measured size is too far from those that were calibrated."""
+    """Say if a measured size is too far from those that were calibrated."""
     if not isinstance(net, DecomposedNet):
         return
     contents = net.artifact()
@@ -63,7 +63,7 @@ def warn_of_statistics(net: methods.Sized, settings: Settings, say: Say) -> None
 
 
 def stopping(progress: Report, stop: threading.Event) -> Report:
-    """Progress that stops where it was asked to: after training, all that is lost is measured again."""
+    """Return a report that stops when it was asked to: after training, all that is lost is measured again."""
 
     def report(line: Progress) -> None:
         if stop.is_set():
@@ -74,37 +74,25 @@ def stopping(progress: Report, stop: threading.Event) -> Report:
 
 
 def calibration_data_for(data: Data, settings: Settings, loss: Loss, progress: Report) -> methods.CalibrationData:
-    """What the sizes of a trained network are made with."""
+    """Return what the sizes of a trained network are made with.
+
+    Its batches are the first of an epoch, augmented, and whole: one of a few images would have other statistics.
+    """
     x, _ = data.test_batch(torch.arange(1))
-    count = min(settings.calibration_images, data.train_count)
-    images = TrainBatches(data, batch_size=min(125, count), epochs=1, seed=settings.seed + 2**31)
-    first = _FirstBatches(images, count)
+    images = min(settings.calibration_images, data.train_count)
+    size = min(125, images)
+    batches = TrainBatches(data, batch_size=size, epochs=1, seed=settings.seed + 2**31, most=-(-images // size))
     return methods.CalibrationData(
-        example_input=x, calibration=first, calibration_images=first.images, loss=loss, progress=progress
+        example_input=x,
+        calibration=batches,
+        calibration_images=len(batches) * size,
+        loss=loss,
+        progress=progress,
     )
 
 
-class _FirstBatches:
-    """The first so many images of an epoch, in whole batches, augmented as in training."""
-
-    def __init__(self, batches: TrainBatches, images: int) -> None:
-        self.batches = batches
-        self.count = min(len(batches), -(-images // batches.batch_size))
-
-    @property
-    def images(self) -> int:
-        """How many there are: all of a batch, because one of a few would have other statistics."""
-        return self.count * self.batches.batch_size
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (self.batches[number] for number in range(self.count))
-
-
 def record_of(job: Job, position: Position, rows: list[Row]) -> dict[str, Any]:
-    """What was run and what came out."""
+    """Return what was run and what came out."""
     epochs = [line for line in read_metrics(job.folder.metrics) if line.get("kind") == "epoch"]
     return {
         "command": records.command_without_folders(job.command),
@@ -122,39 +110,34 @@ def record_of(job: Job, position: Position, rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def _about(record: Mapping[str, Any], data: Data) -> dict[str, Any]:
-    """What the artifact says of itself: nothing of when and where, so that the same run gives the same bytes."""
-    kept = ("recipe", "settings", "seed", "init", "commit", "steps", "sizes")
-    last = record["epochs"][-1] if record["epochs"] else {}
-    return {
-        **{key: record[key] for key in kept},
-        "metrics": {key: value for key, value in last.items() if key != "seconds"},
-        **described(data),
-    }
-
-
 def described(data: Data) -> dict[str, Any]:
-    """What a file says of the data that its accuracies were measured with."""
+    """Return what a file says of the data that its accuracies were measured with."""
     x, _ = data.test_batch(torch.arange(1))
     return {"test_images": data.test_count, "classes": data.classes, "input_shape": list(x.shape[1:])}
 
 
 def keep(net: methods.Sized, record: Mapping[str, Any], folder: RunFolder, data: Data, log: MetricsLog) -> None:
-    """Write the network and, last, the record, with which the run is complete."""
+    """Write the network and, last, the record, with which the run is complete.
+
+    The network says nothing of when and where it was made, so that the same run gives the same bytes.
+    """
+    about = {key: record[key] for key in ("recipe", "settings", "seed", "init", "commit", "steps", "sizes")}
+    last = record["epochs"][-1] if record["epochs"] else {}
+    about["metrics"] = {key: value for key, value in last.items() if key != "seconds"}
     # Without a graph for devices, which takes seconds: `decomposable export --any-size` makes it when it is wanted.
     contents = net.artifact() if isinstance(net, DecomposedNet) else net
-    contents.save(folder.network, info=_about(record, data))
+    contents.save(folder.network, info=about | described(data))
     log.write("sizes", record["steps"], {"sizes": record["sizes"]})
     write_atomically(folder.record, (json.dumps(record, indent=1) + "\n").encode())
 
 
 def counts(data: Data) -> dict[str, int]:
-    """How much data there is: a run that goes on has to have as much."""
+    """Return how much data there is: a run that goes on has to have as much."""
     return {"train_images": data.train_count, "test_images": data.test_count, "classes": data.classes}
 
 
 def changed_calibration(job: Job, record: Mapping[str, Any]) -> list[str]:
-    """What of the calibration is other now than it was in a finished run, in words."""
+    """Return which settings of the calibration are others than in a finished run, in words."""
     settings = record.get("settings")
     before: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
     now = plain_settings(job.settings)
@@ -165,7 +148,7 @@ def changed_calibration(job: Job, record: Mapping[str, Any]) -> list[str]:
 def calibrate_anew(
     job: Job, record: Mapping[str, Any], changed: Sequence[str], *, progress: Report, say: Say
 ) -> dict[str, Any]:
-    """A finished run with other statistics: its network is calibrated and measured again, and trained no further."""
+    """Calibrate and measure the network of a finished run again, with no further training; return the new record."""
     make_deterministic()
     settings, started, code = job.settings, timestamp(), records.commit()
     if not methods.find(settings.method).decomposes or len(job.variants) > 1:

@@ -1,4 +1,4 @@
-"""What a run saw, as lines of JSON that are complete the moment they are written, and for TensorBoard."""
+"""The metrics of a run, as lines of JSON that are complete the moment they are written, and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from decomposable_edge.files import write_atomically
 
 
 class MetricsLog:
-    """`metrics.jsonl`: one object per line, each with its "kind" and the number of updates ("step") it follows.
+    """`metrics.jsonl`: one object a line, each with its "kind" and the number of updates ("step") it follows.
 
-    Where TensorBoard is installed, the numbers go into the folder `tensorboard` beside it as well.
+    If TensorBoard is installed, the numbers go into the folder `tensorboard` beside it as well. Without a path nothing
+    is written: only the first process of a run writes.
     """
 
-    def __init__(self, path: Path, *, after_step: int) -> None:
-        """Take what a run that is resumed at `after_step` had logged until then; the rest is dropped at the first line.
+    def __init__(self, path: Path | None, *, after_step: int) -> None:
+        """Keep what a run that is resumed at `after_step` had logged until then; the rest is dropped at the first line.
 
         Not before, because a run that cannot go on must change nothing.
         """
@@ -24,25 +25,26 @@ class MetricsLog:
         self._file: TextIO | None = None
         self._board: Any = None
 
-    def _open(self) -> TextIO:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [line for line in read_metrics(self.path) if line["step"] <= self.after_step]
+    def _open(self, path: Path) -> TextIO:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [line for line in read_metrics(path) if line["step"] <= self.after_step]
         kept = [line for line in lines if line.get("kind") != "sizes"]  # measured again, after training
-        if self.path.exists():
-            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        if path.exists():
+            write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             pass
         else:
             purged = self.after_step + 1 if self.after_step else None
-            self._board = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=purged)
-        return self.path.open("a", encoding="utf-8")
+            self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=purged)
+        return path.open("a", encoding="utf-8")
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Add a line."""
-        if self._file is None:
-            self._file = self._open()
+        if self.path is None:
+            return
+        self._file = self._file or self._open(self.path)
         self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         self._file.flush()
         if self._board is not None:
@@ -54,24 +56,13 @@ class MetricsLog:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-
-class NoMetrics(MetricsLog):
-    """Of a process that is not the first of its run: nothing is written."""
-
-    def __init__(self) -> None:
-        self._file = self._board = None
-
-    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """No line."""
+        for each in (self._file, self._board):
+            if each is not None:
+                each.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the last one may be cut off where a run was killed."""
+    """Return all whole lines; the last one may be cut off if a run was killed."""
     lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:

@@ -20,7 +20,7 @@ PACKAGE = THIS_FILE.parents[1]
 
 
 def commit() -> str | None:
-    """The commit of this package's code, with "+changes" where it differs; None where it is not a checkout of git."""
+    """Return the commit of this package's code, with "+changes" if it differs; None outside of a checkout of git."""
 
     def git(*arguments: str) -> str:
         return subprocess.check_output(["git", *arguments], cwd=PACKAGE, stderr=subprocess.DEVNULL, text=True).strip()
@@ -34,7 +34,7 @@ def commit() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers, and above all the times, may depend on."""
+    """Return what the numbers, and above all the times, may depend on."""
     here = Machine.here()
     return {
         "cpu": here.cpu,
@@ -48,16 +48,16 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of this package, Python and the packages named."""
+    """Return the versions of this package, Python and the packages named."""
     installed = {name: metadata.version(name) for name in packages}
     return {"decomposable": __version__, "python": platform.python_version(), **installed}
 
 
 def without_folders(argument: str) -> str:
-    """Where somebody keeps their files is not part of a record."""
+    """Return an argument of a command for a record, which does not say where somebody keeps their files."""
     return Path(argument).name if os.path.isabs(argument) else argument
 
 
 def command_without_folders(command: str) -> str:
-    """The same for all of a command."""
+    """Return a command for a record."""
     return shlex.join(map(without_folders, shlex.split(command)))

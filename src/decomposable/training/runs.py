@@ -1,5 +1,6 @@
-"""A run as it was asked for, with everything that can be checked before anything is written, and its folder: one run
-at a time in it, which is the one that was begun there.
+"""A run as it was asked for, checked as far as possible before anything is written, and its folder.
+
+A folder holds one run, and only one process runs in it.
 
 RUN/checkpoint.pt          to go on from; removed when all is done
 RUN/metrics.jsonl          a line per epoch, and per 50 steps
@@ -28,14 +29,14 @@ from decomposable_edge.files import sweep
 from decomposable_edge.locks import holding
 
 OF_THE_CALIBRATION = ("calibrated_sizes", "calibrated_alignments", "calibration_images", "calibration_passes")
-"""Settings of the statistics: where they have changed, a finished run is calibrated anew, and not trained."""
+"""Settings of the statistics: if they have changed, a finished run is calibrated anew, and not trained."""
 OF_THE_SIZES = ("sizes", *OF_THE_CALIBRATION)
 """Settings that change what is measured at the end, and nothing of the training."""
 WITHOUT_EFFECT = ("workers", "evaluate_every", *OF_THE_SIZES)
 """Settings that do not change the weights, so that a run may be resumed with others."""
 LOCK = ".lock"
-"""The file of a folder that whoever runs in it holds."""
-_OF_COMPARISONS = ("compare_", "tuning_")  # how settings begin that say which trainings there are, and nothing of one
+"""The file that a process holds while it runs in a folder."""
+_OF_COMPARISONS = ("compare_", "tuning_")  # settings with these prefixes say which trainings there are
 
 
 class RunError(DecomposableError):
@@ -76,12 +77,12 @@ class RunFolder:
         self._found = self._state
 
     def finished(self, *, needs_network: bool = True) -> dict[str, Any] | None:
-        """The record, if the run is complete; without its network where that is not needed any more."""
+        """Return the record if the run is complete, with its network unless that is no longer needed."""
         if not self.record.exists():
             return None
         try:
             record = json.loads(self.record.read_text())
-        except (ValueError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise RunError(
                 f"{self.record}: it is not JSON", "remove it to make it again, or choose another --out"
             ) from error
@@ -94,15 +95,15 @@ class RunFolder:
 
     @property
     def _state(self) -> tuple[Any, ...]:
-        """Something that changes when a run begins, goes on or ends here."""
+        """Return something that changes when a run begins, goes on or ends here."""
         files = [file.stat() if file.exists() else None for file in (self.checkpoint, self.network, self.record)]
         return tuple(None if file is None else (file.st_mtime_ns, file.st_ino) for file in files)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder and hold it: a second run in it would mix its files with the first one's.
+        """Make the folder and hold it, because a second run would mix its files with the first one's.
 
-        It was checked, and what was decided then must still be true.
+        Refuse it if it has changed since it was checked.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with held(self.path):
@@ -149,12 +150,12 @@ class Job:
     device: str = "cpu"
     checkpoint_seconds: float = 60.0
     command: str = ""
-    curve: str = ""  # the name of what comes out, where there is something to tell it from
+    curve: str = ""  # the name of the result, if there is something to tell it from
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # several ways to make sizes of it
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run that goes on must have in common with the one that was cut off."""
+        """Return what a run that goes on must have in common with the one that was cut off."""
         without_effect = {*WITHOUT_EFFECT, *of_other_methods(self.settings.method)}
         settings = {
             key: value
@@ -165,7 +166,7 @@ class Job:
 
 
 def plain_settings(settings: Settings) -> dict[str, Any]:
-    """The settings as JSON gives them back, so that those of a record and of a checkpoint are the same."""
+    """Return the settings as JSON gives them back, so that those of a record and of a checkpoint are the same."""
     try:
         return json.loads(json.dumps(flat(settings), default=str, allow_nan=False))
     except ValueError as error:
@@ -175,38 +176,32 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
 def prepare(
     recipe: str | recipes.Recipe,
     *,
-    out: Path,
-    data: Path | None = None,
+    out: Path | str,
+    data: Path | str | None = None,
     settings: Settings | None = None,
     overrides: Mapping[str, Any] | None = None,
-    init: Path | None = None,
+    init: Path | str | None = None,
     resume: bool = False,
     device: str = "auto",
-    checkpoint_seconds: float = 60.0,
-    command: str = "",
-    curve: str = "",
-    variants: Mapping[str, Mapping[str, Any]] | None = None,
+    **how: Any,
 ) -> Job:
-    """Check everything that can be checked before anything is written."""
+    """Check everything that can be checked before anything is written; `how` has other fields of the job."""
     function, name = recipes.resolved(recipe)
     chosen = with_overrides(settings or recipes.default_settings(function), overrides or {})
     methods.find(chosen.method).check(chosen, has_init=init is not None)
-    check_seconds(checkpoint_seconds)
-    folder = RunFolder(out)
+    check_seconds(how.get("checkpoint_seconds", 0.0))
+    folder, init = RunFolder(Path(out)), None if init is None else Path(init)
     folder.check(resume=resume)
     plain_settings(chosen)  # what cannot be stored is refused
     return Job(
         recipe=name,
         settings=chosen,
-        task=recipes.make_task(function, data, chosen),
+        task=recipes.make_task(function, None if data is None else Path(data), chosen),
         folder=folder,
         init=init,
         init_sha256=None if init is None else sha256(init),  # now: the file may be gone or another when the run ends
         device=choose_device(device),
-        checkpoint_seconds=checkpoint_seconds,
-        command=command,
-        curve=curve,
-        variants=dict(variants or {}),
+        **how,
     )
 
 
@@ -216,26 +211,9 @@ def check_seconds(checkpoint_seconds: float) -> None:
         raise InvalidArgumentError(f"--checkpoint-seconds {checkpoint_seconds:g}; allowed: a number of at least 0")
 
 
-def check_same_job(where: Path, theirs: Mapping[str, Any], job: Job, **more: Any) -> None:
-    """Refuse to go on with what another job has begun.
-
-    What was no setting then was as it is by default now, or as its method says; those of other methods, which older
-    records have, say nothing.
-    """
-    ours = {**job.identity, **more}
-    known = theirs.get("settings")
-    if isinstance(known, Mapping):
-        own = methods.find(job.settings.method).settings
-        default = plain_settings(type(job.settings)()) | dict(own.before if own is not None else {})
-        of_others = of_other_methods(job.settings.method)
-        added = {key: default[key] for key in ours["settings"].keys() - known.keys() if key in default}
-        theirs = {**theirs, "settings": {k: v for k, v in known.items() if k not in of_others} | added}
-    check_same_run(where, theirs, ours)
-
-
 def finished(job: Job, *, needs_network: bool = True) -> dict[str, Any] | None:
-    """The record, if the run is complete; refuse one of another run."""
+    """Return the record if the run is complete; refuse one of another run."""
     record = job.folder.finished(needs_network=needs_network)
     if record is not None:
-        check_same_job(job.folder.record, record["identity"], job, data=record["identity"].get("data"))
+        check_same_run(job.folder.record, record["identity"], {**job.identity, "data": record["identity"].get("data")})
     return record

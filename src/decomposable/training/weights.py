@@ -1,4 +1,4 @@
-"""Starting from weights that somebody else trained: a state dict in any of the files it comes in."""
+"""Start from weights that somebody else trained: a state dict in any of the files it comes in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from decomposable.network import artifact
-from decomposable.training.checkpoint import is_checkpoint, read_checkpoint
+from decomposable.training.checkpoint import read_checkpoint
+from decomposable.training.state_file import CHECKPOINT, holds
 from decomposable_edge.errors import DecomposableError
 from decomposable_edge.fields import Damaged
 from decomposable_edge.file.header import parse_header, read_header
@@ -36,26 +37,20 @@ def load_weights_(model: nn.Module, path: Path) -> None:
     The file is a `.safetensors` state dict, a network of ours (its full size), or what `torch.save` wrote, of
     which only tensors and plain values are read; keys may start with the ``module.`` of data parallelism.
     """
-    ours = model.state_dict()
-    state = _without_prefixes(read_weights(path), ours)
+    ours, state = model.state_dict(), read_weights(path)
+    while state and not ours.keys() & state.keys() and all(name.startswith(_PREFIXES) for name in state):
+        state = {name.partition(".")[2]: value for name, value in state.items()}
     _check(model, state, path)
     # Files from before PyTorch 0.4 do not count batches.
     model.load_state_dict({name: state.get(name, value) for name, value in ours.items()})
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file."""
+    """Read the state dict in a file."""
     _require_file(path)
     with path.open("rb") as file:
         is_safetensors = path.suffix == ".safetensors" or file.read(9)[8:] == b"{"  # a checkpoint of ours is one, too
     return _read_safetensors(path) if is_safetensors else _read_torch(path)
-
-
-def _without_prefixes(state: dict[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict without what data parallelism and compiling put before every name, unless the model has it too."""
-    while state and not ours.keys() & state.keys() and all(name.startswith(_PREFIXES) for name in state):
-        state = {name.partition(".")[2]: value for name, value in state.items()}
-    return state
 
 
 def _require_file(path: Path) -> None:
@@ -76,9 +71,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path}: {one_line(error)}") from error
     except SafetensorError as error:
         raise WeightsError(f"{path}: not a whole safetensors file ({one_line(error)})") from error
-    if is_checkpoint(path):
-        model = read_checkpoint(path)["model"]
-        return {name: value for name, value in model.items() if isinstance(value, Tensor)}
+    if holds(path, CHECKPOINT):
+        return {name: value for name, value in read_checkpoint(path)["model"].items() if isinstance(value, Tensor)}
     return dict(artifact.read(path).state)
 
 
@@ -93,12 +87,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         name = re.search(r"GLOBAL (\S+)", str(error))  # torch's own words go on to tell how to run it all the same
         reason = f"it names {name[1]:.100}" if name else f"it is damaged, or not of torch.save ({type(error).__name__})"
         raise WeightsError(f"{path} holds no weights: {reason}; allowed: tensors and plain values") from error
-    return _state_in(path, content)
-
-
-def _state_in(path: Path, content: Any) -> dict[str, Tensor]:
-    """Return the state dict among the things that people save."""
-    for wrapper in _WRAPPERS:
+    for wrapper in _WRAPPERS:  # among the things that people save
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
             break
@@ -109,8 +98,8 @@ def _state_in(path: Path, content: Any) -> dict[str, Tensor]:
     return dict(content)
 
 
-def _is_plain(value: object) -> bool:
-    """Whether it is a tensor with its numbers here, one for each entry."""
+def _is_plain(value: Any) -> bool:
+    """Return whether it is a tensor with its numbers here, one for each entry."""
     return isinstance(value, Tensor) and value.layout is torch.strided and value.is_cpu and not value.is_quantized
 
 
@@ -132,10 +121,10 @@ def _check(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file with weights."""
+    """Return the checksum of a file with weights."""
     _require_file(path)
-    digest = hashlib.sha256()
     with path.open("rb") as file:
+        digest = hashlib.sha256()
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

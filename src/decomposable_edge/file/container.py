@@ -1,10 +1,9 @@
 """The outer shape of the files: safetensors, with a description in JSON and checksums.
 
 The metadata have one entry, "decomposable", a JSON object that begins with "sha256" and "format". That checksum is the
-SHA-256 of the header, with its own 64 digits read as zeros; the header holds those of the tensors, in blocks of rows
-(`digests.py`). So a change of any bit that is read is found, be it in a tensor, a shape or the description, and some
-rows of a tensor can be had without reading the others, by plain reads (`header.py`). Tensors are stored with their axes
-in order; the strides of those that lie otherwise in memory, such as channels-last weights, are in the description.
+SHA-256 of the header, with its own 64 digits read as zeros. The header holds those of the tensors, one for each block
+of rows, that is of indices along the first axis. So a change of any bit that is read is found, and some rows of a
+tensor can be had without the others. Axes lie in order; the strides that a tensor had otherwise are in the description.
 
 What a tensor becomes in memory, one of torch or an array of numpy, is what `Memory` says. Nothing in a file is trusted:
 it is not executed, and no memory is taken for what it merely claims to hold.
@@ -19,6 +18,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
-from decomposable_edge.fields import MOST_VALUES, Damaged, parse_json, require, values_in
-from decomposable_edge.file.digests import Blocks, row_count
+from decomposable_edge.fields import MOST_VALUES, Corrupt, Damaged, are_counts, parse_json, require, values_in
 from decomposable_edge.file.header import CODES, MOST_BYTES, Entry, expect, itemsize, parse_header, read_at, read_header
 from decomposable_edge.files import replacing
 from decomposable_edge.text import one_line
@@ -42,7 +41,10 @@ A = TypeVar("A")
 
 _ENTRY = "decomposable"
 _OWN_FIELDS = ("sha256", "format", "strides", "blocks")
-_NO_DIGEST = "0" * 64
+_DIGITS = 64  # of one SHA-256
+_NO_DIGEST = "0" * _DIGITS
+_MOST_BLOCKS = 64  # of a tensor: the rest of a block is less than 2% of it
+_LEAST_BYTES = 4096  # of a block: a page is what a disk reads, and the checksums stay small beside the tensors
 
 
 class Memory(Protocol[A]):
@@ -77,6 +79,64 @@ class InNumpy:
         return array
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """The checksums of one tensor's blocks of `rows` rows, one after the other. The last block may be shorter."""
+
+    rows: int
+    sha256: str
+
+    @classmethod
+    def of(cls, shape: Sequence[int], content: memoryview) -> Blocks:
+        """Return those of a tensor of this shape, whose bytes are these.
+
+        >>> blocks = Blocks.of((100, 1024), memoryview(bytes(100 * 4096)))
+        >>> blocks.rows, len(blocks.sha256) // 64
+        (2, 50)
+        """
+        count = _row_count(shape)
+        row_bytes = content.nbytes // max(1, count)
+        rows = max(1, -(-count // _MOST_BLOCKS), -(-_LEAST_BYTES // max(1, row_bytes)))
+        rows = min(rows, max(1, count))
+        starts = range(0, content.nbytes, max(1, rows * row_bytes))
+        return cls(rows, "".join(hashlib.sha256(content[i : i + rows * row_bytes]).hexdigest() for i in starts))
+
+    @classmethod
+    def from_json(cls, name: str, value: Any, shape: Sequence[int]) -> Blocks:
+        """Return those that a file claims for a tensor of this shape."""
+        is_pair = isinstance(value, list) and len(value) == 2 and type(value[0]) is int and isinstance(value[1], str)
+        require(is_pair, f"tensor '{name}' has no checksums")
+        rows, sha256 = value
+        is_right = 1 <= rows <= max(1, _row_count(shape))
+        is_right = is_right and len(sha256) == _DIGITS * (-(-_row_count(shape) // rows) if 0 not in shape else 0)
+        require(is_right, f"tensor '{name}' has not a checksum for each of its blocks")
+        return cls(rows, sha256)
+
+    def around(self, start: int, stop: int) -> tuple[int, int]:
+        """Return which rows have to be read to verify these; the end may lie behind the last row."""
+        return start // self.rows * self.rows, -(-stop // self.rows) * self.rows
+
+    def verify(self, name: str, start: int, row_bytes: int, parts: Sequence[memoryview]) -> None:
+        """Raise unless these bytes, which lie one behind the other from the row `start` on, are what was written.
+
+        They begin where a block begins, and end where one ends.
+        """
+        block = self.rows * row_bytes
+        for i in range(-(-sum(part.nbytes for part in parts) // block)):
+            hasher, begin = hashlib.sha256(), i * block  # where the block begins in the part
+            for part in parts:
+                hasher.update(part[max(0, begin) : max(0, begin + block)])
+                begin -= part.nbytes
+            at = _DIGITS * (start // self.rows + i)
+            if hasher.hexdigest() != self.sha256[at : at + _DIGITS]:
+                raise Corrupt(f"the checksum of tensor '{name}' is wrong: it was damaged or changed")
+
+
+def _row_count(shape: Sequence[int]) -> int:
+    """Return the length of the first axis; a single number is one row."""
+    return shape[0] if len(shape) else 1
+
+
 class Stored(Generic[A]):
     """A tensor that lies in an open file: ``[i]``, ``[:n]``, ``[i:n]`` and ``[[i, j]]`` along its first axis are read,
     and verified, when they are taken. `strides` are those that it had where they are not the usual ones.
@@ -86,10 +146,15 @@ class Stored(Generic[A]):
         self, file: FileIO, name: str, entry: Entry, blocks: Blocks, strides: Any, path: Path, memory: Memory[A]
     ) -> None:
         self._file, self._entry, self._blocks, self._memory, self._path = file, entry, blocks, memory, path
-        self.name, self.shape, self.dtype, self.strides = name, entry.shape, entry.dtype, _checked(name, entry, strides)
+        self.name, self.shape, self.dtype = name, entry.shape, entry.dtype
+        is_right = strides is None or (
+            are_counts(strides) and len(strides) == len(self.shape) and is_dense(self.shape, strides)
+        )
+        require(is_right, f"tensor '{name}' of shape {self.shape} cannot have the strides {strides!r:.80}")
+        self.strides: tuple[int, ...] | None = None if strides is None else tuple(strides)
 
     def __len__(self) -> int:
-        return row_count(self.shape)
+        return _row_count(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -116,12 +181,10 @@ class Stored(Generic[A]):
         return self._read(start, stop, (stop - start, *self.shape[1:]), None)
 
     def _read(self, start: int, stop: int, shape: tuple[int, ...], strides: Sequence[int] | None) -> A:
-        try:
+        with naming(self._path):
             made = self._memory.empty(shape, self.dtype)
             if stop > start and self.nbytes:
                 self._fill(start, stop, self._memory.bytes_of(made))
-        except Damaged as error:
-            raise ArtifactError.of(self._path, one_line(error)) from error
         return self._memory.filled(made, self.dtype, strides)
 
     def _fill(self, start: int, stop: int, content: memoryview) -> None:
@@ -155,25 +218,27 @@ class Container(Generic[A]):
             raise ArtifactError.of(path, "not an ordinary file")
         self.path, self._file = Path(path), _OpenFile(path, "rb")
         try:
-            expect(self._file, "RANDOM")
-            header = read_header(self._file)
-            entries, metadata = parse_header(header, os.fstat(self._file.fileno()).st_size)
-            self.description = _checked_description(metadata)
-            stated = self.description["sha256"]
-            require(_digest_of(header, stated)[0] == stated, "its checksum is wrong: it was damaged or changed")
-            strides, blocks = self.description.get("strides"), self.description.get("blocks")
-            if not isinstance(strides, dict) or not isinstance(blocks, dict):
-                raise Damaged("its strides or checksums are not an object")
-            self.tensors: dict[str, Stored[A]] = {}
-            for name, entry in entries.items():
-                own = Blocks.from_json(name, blocks.get(name), entry.shape)
-                self.tensors[name] = Stored(self._file, name, entry, own, strides.get(name), self.path, memory)
-            require(len(blocks) <= len(entries), "it has checksums of tensors that are not there")
-        except BaseException as error:
+            with naming(self.path):
+                self._parse(memory)
+        except BaseException:
             self._file.close()
-            if isinstance(error, Damaged):
-                raise ArtifactError.of(path, _refusal(self.path, error)) from error
             raise
+
+    def _parse(self, memory: Memory[A]) -> None:
+        expect(self._file, "RANDOM")
+        header = read_header(self._file)
+        entries, metadata = parse_header(header, os.fstat(self._file.fileno()).st_size)
+        self.description = _checked_description(metadata)
+        stated = self.description["sha256"]
+        require(_digest_of(header, stated)[0] == stated, "its checksum is wrong: it was damaged or changed")
+        strides, blocks = self.description.get("strides"), self.description.get("blocks")
+        if not isinstance(strides, dict) or not isinstance(blocks, dict):
+            raise Damaged("its strides or checksums are not an object")
+        self.tensors: dict[str, Stored[A]] = {}
+        for name, entry in entries.items():
+            own = Blocks.from_json(name, blocks.get(name), entry.shape)
+            self.tensors[name] = Stored(self._file, name, entry, own, strides.get(name), self.path, memory)
+        require(len(blocks) <= len(entries), "it has checksums of tensors that are not there")
 
     def close(self) -> None:
         """Let go of the file: no tensor of it can be read any more."""
@@ -190,13 +255,21 @@ class Container(Generic[A]):
 
 
 @contextmanager
+def naming(path: FilePath) -> Iterator[None]:
+    """Turn what is found to be damaged into an `ArtifactError` with the name of the file."""
+    try:
+        yield
+    except (Damaged, RecursionError) as error:
+        raise ArtifactError.of(path, one_line(error)) from error
+
+
+@contextmanager
 def opened(path: FilePath, memory: Memory[A]) -> Iterator[Container[A]]:
     """Give the file, to be read from; whatever is found to be damaged meanwhile is an `ArtifactError` with its name."""
     container = Container(path, memory)
     try:
-        yield container
-    except Damaged as error:
-        raise ArtifactError.of(path, one_line(error)) from error
+        with naming(path):
+            yield container
     finally:
         container.close()
 
@@ -236,17 +309,11 @@ def write(
     header = len(header).to_bytes(8, "little") + header
     digest, place = _digest_of(header, _NO_DIGEST)
     with replacing(Path(path)) as unfinished, FileIO(unfinished, "wb") as file:
-        first = memoryview(header[:place] + digest.encode() + header[place + len(digest) :])
+        first = memoryview(header[:place] + digest.encode() + header[place + _DIGITS :])
         for rest in (first, *(tensors[name][2] for name in names)):
             while rest.nbytes:
                 rest = rest[file.write(rest) :]
     return len(header) + end
-
-
-def _refusal(path: Path, error: Damaged) -> str:
-    if path.suffix == ".onnx":
-        return "an ONNX file (any-size files of before are not read any more); allowed: a file of net.save()"
-    return one_line(error)
 
 
 def _checked_description(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -261,31 +328,17 @@ def _checked_description(metadata: Mapping[str, str]) -> dict[str, Any]:
         advice = "install a newer one" if version > FORMAT else "save the network again"
         raise Damaged(f"its format is version {version}, this package reads version {FORMAT}; {advice}")
     digest = description.get("sha256")
-    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-        raise Damaged("its description has no checksum")
+    is_digest = isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
+    require(is_digest, "its description has no checksum")
     return description
 
 
 def _digest_of(header: bytes, stated: str) -> tuple[str, int]:
     """Return the SHA-256 of the header with the first place that holds the `stated` digits read as zeros; and where."""
     place = header.find(stated.encode())
-    if place < 0:
-        raise Damaged("its description has no checksum")
+    require(place >= 0, "its description has no checksum")
     zeros = _NO_DIGEST.encode()
-    return hashlib.sha256(header[:place] + zeros + header[place + len(stated) :]).hexdigest(), place
-
-
-def _checked(name: str, entry: Entry, strides: object) -> tuple[int, ...] | None:
-    """Return the strides that a file claims for a tensor."""
-    if strides is None:
-        return None
-    is_list = isinstance(strides, list) and len(strides) == len(entry.shape)
-    are_counts = is_list and all(type(s) is int and 0 <= s < 1 << 48 for s in strides)  # type: ignore[attr-defined]
-    require(are_counts, f"tensor '{name}' has the strides {strides!r:.80}")
-    assert isinstance(strides, list)
-    is_right = is_dense(entry.shape, strides)
-    require(is_right, f"tensor '{name}' of shape {entry.shape} cannot have the strides {strides!r:.80}")
-    return tuple(strides)
+    return hashlib.sha256(header[:place] + zeros + header[place + _DIGITS :]).hexdigest(), place
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -1,7 +1,7 @@
-"""The header of a safetensors file, read and checked by plain reads: where each tensor lies, and what it is.
+"""The header of a safetensors file: where each tensor lies, and what it is.
 
-The file is not mapped into memory: a page of a mapping brings megabytes around it from the disk, and one that is cut
-short meanwhile ends the process. What is refused here is at least all that safetensors itself refuses.
+The file is read plainly, and not mapped into memory: a page of a mapping brings megabytes around it from the disk, and
+one that is cut short meanwhile ends the process. What safetensors itself refuses is refused here, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Any, Literal
 
-from decomposable_edge.fields import MOST, MOST_VALUES, Corrupt, Damaged, parse_json, require, values_in
+from decomposable_edge.fields import MOST, Corrupt, Damaged, are_counts, parse_json, require
 from decomposable_edge.locks import ForkLock
 
 DTYPES = {
@@ -72,9 +72,6 @@ def read_header(file: FileIO) -> bytes:
     return bytes(read_at(file, 0, bytearray(_LENGTH_BYTES + length)))
 
 
-_turns = ForkLock()  # only where the system cannot read at a place
-
-
 def read_at(file: FileIO, place: int, content: bytearray | memoryview) -> bytearray | memoryview:
     """Fill the content with the bytes from there on. Any number of threads may do so."""
     rest = memoryview(content)
@@ -86,6 +83,9 @@ def read_at(file: FileIO, place: int, content: bytearray | memoryview) -> bytear
     return content
 
 
+_turns = ForkLock()  # only where the system cannot read at a place
+
+
 def _read_some(file: FileIO, place: int, content: memoryview) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(file.fileno(), [content], place)
@@ -95,8 +95,13 @@ def _read_some(file: FileIO, place: int, content: memoryview) -> int:
 
 
 def parse_header(header: bytes, file_size: int) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The tensors by name, in the order of their names, and the metadata; raises `Damaged` where any of it is wrong."""
-    values = _object_in(header)
+    """Return the tensors by name, in order, and the metadata; raise `Damaged` where any of it is wrong."""
+    try:
+        text = header[_LENGTH_BYTES:].decode()
+    except UnicodeDecodeError as error:
+        raise Damaged(_not_whole("its header is not text")) from error
+    require(text.startswith("{"), _not_whole("its header is not JSON"))
+    values = parse_json(text, "its header")
     metadata = values.pop("__metadata__", {})
     is_text = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     require(is_text, _not_whole("its metadata are not text"))
@@ -109,39 +114,21 @@ def parse_header(header: bytes, file_size: int) -> tuple[dict[str, Entry], dict[
     return entries, metadata
 
 
-def _object_in(header: bytes) -> dict[str, Any]:
-    not_json = _not_whole("its header is not JSON")
-    try:
-        text = header[_LENGTH_BYTES:].decode()
-        is_small, is_object = values_in(text) <= MOST_VALUES, text.startswith("{")
-        values: dict[str, Any] = parse_json(text) if is_small and is_object else {}
-    except ValueError as error:  # of the bytes, or `Damaged`
-        raise Damaged(not_json) from error
-    require(is_small, f"its header has more than {MOST_VALUES:,} values")
-    require(is_object, not_json)
-    return values
-
-
-def _entry(name: str, value: object, data: int) -> Entry:
-    """A tensor; `data` is where the bytes of the first one begin."""
+def _entry(name: str, value: Any, data: int) -> Entry:
+    """Return a tensor; `data` is where the bytes of the first one begin."""
     is_entry = isinstance(value, dict) and value.keys() == {"dtype", "shape", "data_offsets"}
     require(is_entry, _not_whole(f"tensor '{name:.80}' is not described"))
-    assert isinstance(value, dict)
     shape, offsets, dtype = value["shape"], value["data_offsets"], value["dtype"]
     require(isinstance(dtype, str) and dtype in DTYPES, f"tensor '{name:.80}' has type {dtype!r:.40}")
-    require(_are_counts(shape) and len(shape) <= _MOST_AXES, f"tensor '{name:.80}' has the shape {shape!r:.80}")
+    require(are_counts(shape) and len(shape) <= _MOST_AXES, f"tensor '{name:.80}' has the shape {shape!r:.80}")
     claimed = 1
     for size in shape:
         claimed *= max(1, size)  # one that is empty may claim any other extent
         require(claimed < MOST, f"tensor '{name:.80}' has the shape {shape!r:.80}")
     nbytes = 0 if 0 in shape else claimed * itemsize(DTYPES[dtype])
-    is_right = _are_counts(offsets) and len(offsets) == 2 and offsets[1] - offsets[0] == nbytes
+    is_right = are_counts(offsets) and len(offsets) == 2 and offsets[1] - offsets[0] == nbytes
     require(is_right, _not_whole(f"tensor '{name:.80}' of shape {shape!r:.80} has the bytes {offsets!r:.80}"))
     return Entry(DTYPES[dtype], tuple(shape), data + offsets[0], data + offsets[1])
-
-
-def _are_counts(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < MOST for value in values)
 
 
 def _not_whole(reason: str) -> str:

@@ -3,15 +3,11 @@
     x ── stage 0 ──┆── stage 1 ──┆── … ──┆── stage n ── y          channels  I → r₁ → r₂ → … → rₙ → O
                   r₁            r₂      rₙ
 
-Every axis of the layer's kernel belongs to one stage, which has the axis' size, stride, padding and dilation; along all
-other axes a stage is 1 wide. This is all that is known of a layer here: shapes, costs, ranks and slices follow from it.
-numpy only: a device without torch uses the same code.
+Every axis of the layer's kernel belongs to one stage, which has the axis' size, stride, padding and dilation. Along all
+other axes a stage is 1 wide. Shapes, costs, ranks and slices follow from this alone. numpy only, for devices.
 
-In the chain of a transposed convolution those stages are transposed convolutions that have an axis. Weights are spoken
-of as (outputs, inputs, kernel) all the same; a transposed convolution *holds* them as (inputs, outputs, kernel).
-
-Ranks are one number for each cut. Where they are shown to users, those of a layer with a single cut are an int, and
-those of a layer with several a tuple: a `Rank`.
+In the chain of a transposed convolution, the stages that have an axis are transposed convolutions. Weights are always
+given as (outputs, inputs, kernel); a transposed convolution *holds* its weight as (inputs, outputs, kernel).
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from decomposable_edge.checks import is_integer
 from decomposable_edge.fields import require
@@ -28,25 +24,22 @@ from decomposable_edge.fields import require
 Axes = tuple[bool, ...]
 """Which axes of the kernel a stage has."""
 
-Rank = int | tuple[int, ...]
 Ranks = tuple[int, ...]
+"""One number for each cut of a layer."""
+
+Rank = int | Ranks
+"""The same as users see it: an int for a layer with a single cut, a tuple for one with several."""
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 """What the stages of a chain are called in files, in order; no chain is longer."""
 
-
-class _Swappable(Protocol):
-    def swapaxes(self, one: int, other: int, /) -> Any: ...
-
-
-Weight = TypeVar("Weight", bound=_Swappable)
-"""A tensor, or an array."""
+Weight = TypeVar("Weight", bound=Any)  # a tensor of torch, or an array of numpy
 
 _WORDS = ("two", "three", "four", "five", "six", "seven", "eight")
 
 
 def ranks_of(rank: Rank) -> Ranks:
-    """One number for each cut.
+    """Return one number for each cut.
 
     >>> ranks_of(3), ranks_of((3, 4))
     ((3,), (3, 4))
@@ -55,37 +48,17 @@ def ranks_of(rank: Rank) -> Ranks:
 
 
 def rank_of(ranks: Sequence[int]) -> Rank:
-    """As users see it: an int for a single cut, a tuple for several."""
+    """Return the ranks of a layer as users see them."""
     return ranks[0] if len(ranks) == 1 else tuple(ranks)
 
 
 def flat_ranks(ranks: Mapping[str, Rank]) -> Ranks:
-    """Those of all layers, cut by cut, in order."""
+    """Return the ranks of all layers, cut by cut, in order."""
     return tuple(each for rank in ranks.values() for each in ranks_of(rank))
 
 
-def given_ranks(rank: object) -> Sequence[Any]:
-    """What was given for a layer, as a sequence."""
-    return rank if isinstance(rank, tuple | list) else [rank]
-
-
-def is_within(rank: object, most: Rank) -> bool:
-    """Whether these are ranks of a layer that has at most so many bases: an int, or for several cuts a tuple."""
-    if not isinstance(most, tuple):
-        return is_integer(rank) and 1 <= rank <= most
-    is_kind = isinstance(rank, tuple | list) and len(rank) == len(most)
-    return is_kind and all(is_integer(r) and 1 <= r <= limit for r, limit in zip(given_ranks(rank), most, strict=True))
-
-
-def allowed_ranks(most: Rank) -> str:
-    """What may be given for a layer that has at most so many bases, in words."""
-    if isinstance(most, tuple):
-        return f"a tuple of {len(most)} ints, {' and '.join(f'1 to {limit}' for limit in most)}"
-    return f"an int, 1 to {most}"
-
-
 def like_ranks(ranks: Mapping[str, Rank], flat: Iterable[int]) -> dict[str, Rank]:
-    """The other way round: numbers for all cuts in order, by the layers that these ranks are of.
+    """Return numbers for all cuts by layer: the other way round, for the layers of `ranks`.
 
     >>> like_ranks({"a": 1, "b": (1, 2)}, [3, 4, 5])
     {'a': 3, 'b': (4, 5)}
@@ -94,8 +67,20 @@ def like_ranks(ranks: Mapping[str, Rank], flat: Iterable[int]) -> dict[str, Rank
     return {name: rank_of([next(numbers) for _ in ranks_of(rank)]) for name, rank in ranks.items()}
 
 
+def is_rank(rank: object, full: Rank) -> bool:
+    """Return whether something can be the rank of a layer with this full rank: an int, or for several cuts a list.
+
+    >>> is_rank(3, 4), is_rank([3, 9], (4, 8))
+    (True, False)
+    """
+    if isinstance(full, int):
+        return is_integer(rank) and 1 <= rank <= full
+    is_list = isinstance(rank, tuple | list) and len(rank) == len(full)
+    return is_list and all(map(is_rank, rank, full))  # type: ignore[call-overload]
+
+
 def in_words(rank: Rank) -> str:
-    """What a layer with these ranks consists of.
+    """Return what a layer with these ranks consists of.
 
     >>> in_words(3), in_words((3, 4))
     ('two factors', 'three factors')
@@ -104,7 +89,7 @@ def in_words(rank: Rank) -> str:
 
 
 def stages_named(form: str, axes: int) -> tuple[Axes, ...] | None:
-    """The stages of the forms that files tell by their name alone; None for others, of which a file has the stages.
+    """Return the stages of a form that files give by name alone; None for other forms, whose stages files list.
 
     >>> stages_named("spatial", 2), stages_named("channel", 1)
     (((False, True), (True, False)), ((True,), (False,)))
@@ -115,9 +100,9 @@ def stages_named(form: str, axes: int) -> tuple[Axes, ...] | None:
 
 
 def price(per_stage: Sequence[int], ranks: Sequence[int]) -> int:
-    """What all stages cost together, where `per_stage` is what each costs per unit of the ranks before and behind it.
+    """Return what all stages cost together; `per_stage` is the cost per unit of the ranks before and behind each.
 
-    Never falls as a rank grows. With arrays of ranks it is an array, of all of them.
+    It never falls as a rank grows. With arrays of ranks it is an array.
 
     >>> price((10, 1), (3,)), price((10, 1, 100), (2, 3))
     (33, 326)
@@ -154,7 +139,7 @@ class Chain:
 
     @cached_property
     def full_ranks(self) -> Ranks:
-        """The most bases that each cut can have: at most the entries of either side of it."""
+        """The most bases that each cut can have: the entries of its smaller side."""
         areas = [math.prod(kernel) for kernel in self.kernels]
         outputs, inputs = self.shape[:2]
         return tuple(
@@ -163,14 +148,13 @@ class Chain:
 
     @property
     def full_rank(self) -> Rank:
-        """The same as users see it."""
+        """The full ranks as users see them."""
         return rank_of(self.full_ranks)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Weights of every stage per unit of the ranks before and behind it."""
-        shapes = self.shapes((1,) * len(self.full_ranks))
-        return tuple(math.prod(shape) for shape in shapes)
+        return tuple(math.prod(shape) for shape in self.shapes((1,) * len(self.full_ranks)))
 
     @property
     def dense_size(self) -> int:
@@ -178,16 +162,16 @@ class Chain:
         return math.prod(self.shape)
 
     def shapes(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """The shapes of all stages' weights at these ranks."""
+        """Return the shapes of all stages' weights at these ranks."""
         ends = (self.shape[1], *ranks, self.shape[0])
         return tuple((ends[i + 1], ends[i], *kernel) for i, kernel in enumerate(self.kernels))
 
     def held(self, weights: Sequence[Weight]) -> tuple[Weight, ...]:
-        """The weights of all stages as the layers hold them; and of such weights, the other way round."""
+        """Return the stages' weights as the layers hold them; or held weights the other way round."""
         return tuple(w.swapaxes(0, 1) if s else w for w, s in zip(weights, self.swapped, strict=True))
 
     def held_dense(self, weight: Weight) -> Weight:
-        """The same of the dense weight."""
+        """Return the dense weight as its layer holds it, or the other way round."""
         return weight.swapaxes(0, 1) if self.transposed else weight
 
     @property
@@ -197,8 +181,9 @@ class Chain:
         return (inputs, outputs, *kernel) if self.transposed else self.shape
 
     def applied(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[int, ...]:
-        """At how many positions the weight of every stage is applied: at those of the map behind it, and that of a
-        transposed convolution at those of the map before it.
+        """Return at how many positions the weight of every stage is applied: those of the map behind it.
+
+        A transposed convolution's weight is applied at the positions of the map before it.
 
         >>> Chain((8, 4, 2, 2), ((False, False), (True, True)), transposed=True).applied((5, 6), (10, 12))
         (30, 30)
@@ -207,8 +192,9 @@ class Chain:
         return (math.prod(inputs), *behind[:-1]) if self.transposed else behind
 
     def positions(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[int, ...]:
-        """How many positions the map behind every stage has, from the extents of the layer's input and output: along an
-        axis those of the output, once a stage has had it.
+        """Return how many positions the map behind every stage has, from the extents of the layer's input and output.
+
+        Once a stage has had an axis, the extent along it is that of the output.
 
         >>> Chain((8, 4, 3, 5), ((False, True), (True, False))).positions((10, 20), (5, 6))
         (60, 30)

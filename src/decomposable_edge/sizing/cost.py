@@ -1,14 +1,13 @@
 """Multiply-accumulates (MACs) and parameters of a layer by formula, and where dense is cheaper than a chain.
 
-The convention is the paper's: a weight counts once for every output position it is applied to, per sample (that of a
-transposed convolution for every input position, each of which it spreads over the output); biases, normalisation,
-activations and pooling count nothing. Products of two activations, as those inside attention, have no weight; they
-count as what they are, at every size the same (`core/products.py` sees them). A stage of a chain runs before the
-strides of those behind it: its positions are `Chain.applied`.
+The convention is the paper's: a weight counts once for every output position it is applied to, per sample (in a
+transposed convolution for every input position). Biases, normalisation, activations and pooling count nothing. Products
+of two activations, as inside attention, have no weight and cost the same at every size (`core/products.py` finds them).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,16 +20,13 @@ TRAFFIC = 64  # multiply-accumulates that a machine does in the time it moves on
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """A decomposed weight without its values: its name, its form, its shape as a dense layer, and its stages.
-
-    The form is a name and no more, but for those that tell the stages: see `stages_named`.
-    """
+    """A decomposed weight without its values: its name, form, stages, and its shape (outputs, inputs, kernel)."""
 
     name: str
-    form: str
+    form: str  # tells the stages only where `stages_named` says so
     shape: tuple[int, ...]
     stages: tuple[Axes, ...] = ()
-    transposed: bool = False  # a transposed convolution; `shape` is (outputs, inputs, kernel) all the same
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         stages = self.stages or stages_named(self.form, len(self.shape) - 2)
@@ -52,8 +48,8 @@ class LayerShape:
 class LayerCost:
     """What one decomposed layer costs: dense, or as a chain at some ranks.
 
-    What it costs per rank is one number where there is one cut. Where there are several, it is one for every stage, per
-    unit of the ranks before and behind it, because the price of a basis depends on the rank of the next cut.
+    With one cut, the cost per rank is one number. With several cuts it is one number for every stage, per unit of the
+    ranks before and behind it, because the price of a basis depends on the rank of the next cut.
     """
 
     name: str
@@ -65,7 +61,7 @@ class LayerCost:
 
     @classmethod
     def of(cls, layer: LayerShape, *, dense_macs: int, macs_per_rank: int | tuple[int, ...]) -> LayerCost:
-        """That of a layer; its parameters follow from its shape."""
+        """Return the cost of a layer; its parameters follow from its shape."""
         chain = layer.chain
         return cls(
             name=layer.name,
@@ -82,25 +78,25 @@ class LayerCost:
         return ranks_of(self.full_rank)
 
     def dense(self, measure: str) -> int:
-        """What the dense layer costs by a measure, "macs" or "params"."""
+        """Return what the dense layer costs by a measure, "macs" or "params"."""
         return self.dense_params if measure == "params" else self.dense_macs
 
     def chain(self, measure: str, ranks: Sequence[int]) -> int:
-        """What the chain costs at these ranks; with arrays of ranks an array."""
+        """Return what the chain costs at these ranks; with arrays of ranks an array."""
         each = self.params_per_rank if measure == "params" else self.macs_per_rank
         return price(each, ranks) if isinstance(each, tuple) else each * ranks[0]
 
     def macs(self, rank: Rank, dense: bool) -> int:
-        """MACs for one sample, run as one dense layer or as a chain."""
+        """Return the MACs for one sample, run as one dense layer or as a chain."""
         return self.dense_macs if dense else self.chain("macs", ranks_of(rank))
 
     def params(self, rank: Rank, dense: bool) -> int:
-        """Parameters of the weight, biases not included."""
+        """Return the parameters of the weight, without biases."""
         return self.dense_params if dense else self.chain("params", ranks_of(rank))
 
 
 def per_rank(per_stage: Sequence[int]) -> int | tuple[int, ...]:
-    """What stages cost per rank, as `LayerCost` has it: with one cut all of them together.
+    """Return what stages cost per rank, as `LayerCost` has it: with one cut all of them together.
 
     >>> per_rank((10, 1)), per_rank((10, 1, 100))
     (11, (10, 1, 100))
@@ -118,10 +114,10 @@ class LeftAlone:
 
 
 def chain_is_faster(chain: Chain, ranks: Sequence[int], *, inputs: int, maps: Sequence[int], samples: int) -> bool:
-    """Whether a training pass is faster through a chain than through a dense W̃ made from its stages.
+    """Return whether a training pass is faster through a chain than through a dense W̃ made from its stages.
 
-    With two factors, a count of MACs alone says so up to a rank of MN/(M+N), but a chain also writes and reads a map of
-    as many channels as each cut has bases, which on narrow layers costs more than the multiplications saved:
+    A chain needs fewer MACs, but also writes and reads a map with as many channels as each cut has bases. On narrow
+    layers that costs more than the multiplications saved:
 
         time ∝ MACs · (CHAIN_LOSS for the chain) + TRAFFIC · activations moved.
 
@@ -134,17 +130,10 @@ def chain_is_faster(chain: Chain, ranks: Sequence[int], *, inputs: int, maps: Se
     between = sum(rank * positions for rank, positions in zip(ranks, maps, strict=False))
     as_chain = samples * (CHAIN_LOSS * macs + TRAFFIC * (moved + 2 * between))
     at = inputs if chain.transposed else maps[-1]
-    dense = samples * (chain.dense_size * at + TRAFFIC * moved) + _making(chain, ranks)
-    return as_chain < dense
+    return as_chain < samples * (chain.dense_size * at + TRAFFIC * moved) + _macs_of_product(chain, ranks)
 
 
-def _making(chain: Chain, ranks: Sequence[int]) -> int:
-    """MACs of W̃ from its stages, one after the other."""
-    area, total = 1, 0
-    for i, kernel in enumerate(chain.kernels):
-        for size in kernel:
-            area *= size
-        if i > 0:
-            outputs = ranks[i] if i < len(ranks) else chain.shape[0]
-            total += outputs * ranks[i - 1] * chain.shape[1] * area
-    return total
+def _macs_of_product(chain: Chain, ranks: Sequence[int]) -> int:
+    """Return the MACs of making W̃ from its stages, one after the other."""
+    areas, ends = [math.prod(kernel) for kernel in chain.kernels], (*ranks, chain.shape[0])
+    return sum(ends[i] * ends[i - 1] * chain.shape[1] * math.prod(areas[: i + 1]) for i in range(1, len(areas)))

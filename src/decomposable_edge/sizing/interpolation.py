@@ -1,13 +1,12 @@
 """Between which known sizes a size lies, and where. numpy only: a device without torch uses the same code.
 
-Known are the statistics of calibrated sizes, and the vectors of tuned ones.
+Known are the statistics of calibrated sizes, and the vectors of tuned ones. The two neighbours of a size are the
+nearest by their ranks among the smaller and among the larger sizes. Where all sizes are prefixes of one list, those are
+the next ones by size; sizes with rounded ranks have neighbours of their own kind. Statistics of a size too far from its
+neighbours are not interpolated without a word: see `is_near` and `stepped_down`.
 
-The two neighbours are the nearest by their ranks among the smaller and among the larger sizes. Where all sizes are
-prefixes of one list, those are the next ones by size; sizes with rounded ranks have neighbours of their own kind.
-Statistics of one that lies too far from them are not interpolated without a word: see `is_near` and `stepped_down`.
-
-What matters most for a normalisation layer is the rank of the layer that feeds it, so its place between the two
-neighbours is that of this rank, and only where both neighbours have the same rank is it that of the network as a whole.
+What matters most for a normalisation layer is the rank of the layer that feeds it. So its place between the two
+neighbours is that of this rank; only where both neighbours have the same rank is it that of the whole network.
 (Interpolating all layers alike loses up to 12 points where some layer becomes dense between the neighbours.)
 """
 
@@ -21,10 +20,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decomposable_edge.sizing.chain import ranks_of
+from decomposable_edge.sizing.chain import flat_ranks, ranks_of
 from decomposable_edge.sizing.plans import RankPlan, SizeRequest, absolute_budget
 from decomposable_edge.sizing.ranks import Measure, RankSelector
-from decomposable_edge.sizing.rounding import AUTO_PERCENT, AUTO_WIDE, calibrated_as
+from decomposable_edge.sizing.rounding import AUTO_PERCENT, AUTO_WIDE, Ints, calibrated_as
 
 _ROUNDING = 1e-9  # distances that are closer to each other than this may be the same
 
@@ -54,44 +53,48 @@ class Between(NamedTuple):
 class KnownSizes:
     """Sizes that numbers are known of, smallest first, and what these numbers belong to.
 
-    They lie end to end, in arrays of whatever library computes with them: `at` of those that know it says what they are
-    at any size.
+    The numbers of a size lie end to end in a row of each table, an array of whatever library computes with them.
+
+    Attributes:
+        tables: the names of the fields that are tables.
+        names: what the numbers belong to.
+        channels: how many numbers each of these has.
+        layer_before_norm: for each the decomposed layer whose rank says where it lies, if there is one.
+        positions: of the sizes, ascending: their part of the original's MACs (or parameters).
+        original: the row of the original network in each table, the end of every interpolation.
     """
 
-    tables: ClassVar[tuple[str, ...]]  # the fields that are arrays with a row for every size
+    tables: ClassVar[tuple[str, ...]]
 
     names: tuple[str, ...]
-    channels: tuple[int, ...]  # how many numbers each of these has
-    layer_before_norm: tuple[str | None, ...]  # the decomposed layer whose rank says where it lies, if there is one
-    positions: tuple[float, ...]  # of the sizes, ascending: their part of the original's MACs (or parameters)
+    channels: tuple[int, ...]
+    layer_before_norm: tuple[str | None, ...]
+    positions: tuple[float, ...]
     plans: tuple[RankPlan, ...]
     full_plan: RankPlan
-    original: tuple[Any, ...]  # the row of the original network in each table, the end of every interpolation
+    original: tuple[Any, ...]
 
     @cached_property
-    def _ranks(self) -> NDArray[np.int64]:
+    def _ranks(self) -> Ints:
         """A row for every size, and the original's behind them."""
-        return np.array([plan.flat_ranks for plan in (*self.plans, self.full_plan)], dtype=np.int64)
+        return np.stack([_flat(plan) for plan in (*self.plans, self.full_plan)])
 
     def prepare(self) -> None:
         """Make now what the first look-up would: another thread may be copying this by then."""
         self._ranks  # noqa: B018
 
-    def _ranks_of(self, plan: RankPlan) -> NDArray[np.int64]:
-        return np.array(plan.flat_ranks, dtype=np.int64)
-
     def _row(self, index: int) -> tuple[Any, ...]:
-        """What each table has of a size; behind the last one comes the original."""
+        """Return what each table has of a size; behind the last one comes the original."""
         is_original = index == len(self.plans)
         return self.original if is_original else tuple(getattr(self, table)[index] for table in self.tables)
 
     def between(self, plan: RankPlan) -> Between | None:
-        """Where a size lies; None for a full size that keeps what the original has."""
+        """Return where a size lies; None for a full size that keeps what the original has."""
         return None if plan.is_full else self._neighbours(plan)
 
     def _neighbours(self, plan: RankPlan) -> Between:
         nowhere = np.zeros(sum(self.channels))
-        ranks = self._ranks_of(plan)
+        ranks = _flat(plan)
         same = np.flatnonzero((self._ranks[:-1] == ranks).all(axis=1))
         if same.size:
             return Between(int(same[0]), int(same[0]), nowhere)
@@ -118,12 +121,12 @@ class KnownSizes:
         raise NotImplementedError
 
     def rows_within(self, plan: RankPlan, largest: float) -> list[int]:
-        """The rows that `between` can choose for this plan or any size within it, which has no rank above the plan's.
+        """Return the rows that `between` can choose for any size within this plan, which has no rank above the plan's.
 
         `largest` is the largest position of all these sizes. Without the other rows, `between` finds the same for them.
         """
         first = int(np.searchsorted(self.positions, largest))  # from here on, rows are only ever the larger neighbour
-        most, full = self._ranks_of(plan), self._ranks[-1]
+        most, full = _flat(plan), self._ranks[-1]
         nearest_first = np.argsort((np.abs(self._ranks[first:-1] - most) / full).sum(axis=1), kind="stable")
         kept = [len(self.plans)]  # the original is always there
         for row in (first + nearest_first).tolist():
@@ -143,18 +146,22 @@ class TunedSizes(KnownSizes):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CalibratedSizes(KnownSizes):
-    """The sizes that normalisation layers were calibrated for: mean and variance of all their channels."""
+    """The sizes that normalisation layers were calibrated for: mean and variance of all their channels.
+
+    `alignments` are what their ranks were rounded to, where 1 stands for "auto" as well. Of those in `grids`, the sizes
+    are a grid as dense as the network needs.
+    """
 
     tables = ("mean_SC", "var_SC")
 
     has_explicit_full: bool
     mean_SC: Any
     var_SC: Any
-    alignments: tuple[int, ...] = (1,)  # what the ranks of the sizes were rounded to; 1 stands for "auto" as well
-    grids: tuple[int, ...] = ()  # of these alignments the sizes are a grid, as dense as the network needs
+    alignments: tuple[int, ...] = (1,)
+    grids: tuple[int, ...] = ()
 
     def between(self, plan: RankPlan) -> Between | None:
-        """Where a size lies; None for a full size that keeps the original's statistics."""
+        """Return where a size lies; None for a full size that keeps the original's statistics."""
         return self._neighbours(plan) if plan.is_full and self.has_explicit_full else super().between(plan)
 
     def is_made_for(self, plan: RankPlan) -> bool:
@@ -162,7 +169,7 @@ class CalibratedSizes(KnownSizes):
         return calibrated_as(plan.align) in self.alignments or self._has(plan)
 
     def is_near(self, plan: RankPlan) -> bool:
-        """Whether statistics of this size can be interpolated: it lies in a grid, or near enough to calibrated ones."""
+        """Return whether statistics can be interpolated: the size lies in a grid, or near enough to calibrated ones."""
         if calibrated_as(plan.align) in self.grids or self._has(plan):
             return True
         found = self.between(plan)
@@ -174,15 +181,15 @@ class CalibratedSizes(KnownSizes):
         return is_beside or below < above <= (1 + CLOSE_NEIGHBOURS) * below
 
     def _has(self, plan: RankPlan) -> bool:
-        """Whether this very size was calibrated; of "auto", one of which it rounds the ranks of wide layers."""
-        moved = np.abs(self._ranks - self._ranks_of(plan))
+        """Return whether this very size was calibrated; of "auto", one of which it rounds the ranks of wide layers."""
+        moved = np.abs(self._ranks - _flat(plan))
         is_same = moved == 0
         if plan.align == "auto":
             is_same |= (self._ranks[-1] >= AUTO_WIDE) & (100 * moved <= AUTO_PERCENT * self._ranks)
         return bool(is_same.all(axis=1).any())
 
     def stepped_down(self, plan: RankPlan, selector: RankSelector, measure: Measure, budget: int) -> RankPlan:
-        """Of a plan that is not near, the nearest calibrated one below, where that keeps most of the budget."""
+        """Return, of a plan that is not near, the nearest calibrated one below, where that keeps most of the budget."""
         unrounded = selector.of_size(budget, measure, align=1) if plan.align == "auto" else plan
         if self.is_near(plan) or self.is_near(unrounded):
             return plan
@@ -197,7 +204,7 @@ class CalibratedSizes(KnownSizes):
         return plan
 
     def calibration_warning(self, plan: RankPlan) -> str | None:
-        """What to say where the statistics of this size may be far from its own; None where they are not."""
+        """Return what to say where the statistics of this size may be far from its own; None where they are not."""
         is_made_for, align = self.is_made_for(plan), calibrated_as(plan.align)
         if plan.is_full or (is_made_for and self.is_near(plan)):
             return None
@@ -218,10 +225,12 @@ class CalibratedSizes(KnownSizes):
         )
 
 
-def _is_never_nearest(
-    row: NDArray[np.int64], others: NDArray[np.int64], most: NDArray[np.int64], full: NDArray[np.int64]
-) -> bool:
-    """Whether one of the others is nearer than this row to all ranks from 1 to `most`.
+def _flat(plan: RankPlan) -> Ints:
+    return np.array(flat_ranks(plan.ranks), dtype=np.int64)
+
+
+def _is_never_nearest(row: Ints, others: Ints, most: Ints, full: Ints) -> bool:
+    """Return whether one of the others is nearer than this row to all ranks from 1 to `most`.
 
     How much farther away the row is than another one falls in a layer's rank where the row has more of it, and rises
     where it has less; so over all these ranks it is least at the largest rank or at rank 1.
@@ -231,7 +240,7 @@ def _is_never_nearest(
 
 
 def _place(plan: RankPlan, below: RankPlan, above: RankPlan, feeder: str | None) -> float:
-    """How far from one known size to the next a layer of this plan is, from 0 to 1."""
+    """Return how far from one known size to the next a layer of this plan is, from 0 to 1."""
     if feeder is not None:
         here, low, high = (sum(ranks_of(each.ranks[feeder])) for each in (plan, below, above))
         if low != high:
@@ -241,12 +250,12 @@ def _place(plan: RankPlan, below: RankPlan, above: RankPlan, feeder: str | None)
 
 
 def position(plan: RankPlan) -> float:
-    """Where a size lies between nothing and the original."""
+    """Return where a size lies between nothing and the original."""
     return plan.params_fraction if plan.macs_fraction is None else plan.macs_fraction
 
 
 def choose_calibrated(selector: RankSelector, calibrated: CalibratedSizes | None, request: SizeRequest) -> RankPlan:
-    """The plan for a request, or the nearest calibrated one below where its statistics would be a guess.
+    """Return the plan for a request, or the nearest calibrated one below where its statistics would be a guess.
 
     A ratio and given ranks are no budgets, and are taken literally.
     """

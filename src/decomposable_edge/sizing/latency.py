@@ -1,8 +1,7 @@
 """How long each size of a network takes on a machine, measured; and the largest size that holds a time.
 
-A profile lies beside the file of its network, as ``<file>.latency.json``. It has an entry for every way in which the
-network was run: the runtime, the batch and the number of threads. The file keeps those of several machines, as
-`profiles` describes it. numpy only: a device without torch uses this too.
+A profile lies beside the file of its network, as ``<file>.latency.json``, which `profiles` describes. It has an entry
+for every way in which the network was run: the runtime, the batch and the number of threads. numpy only, for devices.
 """
 
 from __future__ import annotations
@@ -59,21 +58,20 @@ class LatencyProfile:
 
     @classmethod
     def of(cls, selector: RankSelector, entries: Sequence[Entry]) -> LatencyProfile:
-        """What was measured on this machine."""
+        """Return what was measured on this machine."""
         return cls(network=fingerprint(selector), machine=Machine.here(), entries=tuple(entries))
 
     def size_for(
         self, milliseconds: float, *, runtime: str, batch: int | None = None, threads: int | None = None
     ) -> float:
-        """The largest part of the original's MACs (or parameters) that takes at most so long on this machine.
+        """Return the largest part of the original's MACs (or parameters) that takes at most so long on this machine.
 
-        `batch` and `threads` need not be given where one entry of the runtime fits. The size is one for ranks rounded
-        as the entry says: ``profile.entry(...).align``.
+        It is a size for ranks rounded as the entry says: ``profile.entry(...).align``.
         """
         return self.entry(runtime=runtime, batch=batch, threads=threads).size_for(milliseconds)
 
     def alignment(self, *, runtime: str, batch: int | None = None, threads: int | None = None) -> Align:
-        """What ranks are best rounded to on this machine, where that was measured."""
+        """Return what ranks are best rounded to on this machine, where that was measured."""
         entry = self.entry(runtime=runtime, batch=batch, threads=threads)
         if not entry.trials:
             raise DecomposableError(
@@ -82,7 +80,7 @@ class LatencyProfile:
         return entry.align
 
     def entry(self, *, runtime: str, batch: int | None = None, threads: int | None = None) -> Entry:
-        """The one entry of this runtime, batch and number of threads; what is None may be anything."""
+        """Return the one entry of this runtime, batch and number of threads; what is None may be anything."""
         here = Machine.here()
         if self.machine != here:
             raise DecomposableError(
@@ -90,7 +88,7 @@ class LatencyProfile:
                 f"{_MEASURE}, or use it all the same with profile.as_if_here()"
             )
         if runtime not in RUNTIMES:
-            raise InvalidArgumentError(f"runtime={runtime!r}; allowed: {', '.join(RUNTIMES)}")
+            raise InvalidArgumentError.about("runtime", runtime, ", ".join(RUNTIMES))
         fits = [e for e in self.entries if e.runtime == runtime and batch in (None, e.batch)]
         fits = [e for e in fits if threads in (None, e.threads)]
         if len(fits) == 1:
@@ -106,7 +104,7 @@ class LatencyProfile:
         )
 
     def as_if_here(self) -> LatencyProfile:
-        """The same figures, taken for this machine's: where two machines differ in name only."""
+        """Return the same figures, taken for this machine's: where two machines differ in name only."""
         return replace(self, machine=Machine.here())
 
     def check_network(self, selector: RankSelector) -> None:
@@ -116,26 +114,19 @@ class LatencyProfile:
 
     @staticmethod
     def path_beside(path: str | os.PathLike[str]) -> Path:
-        """Where the profile of a network's file lies.
-
-        >>> LatencyProfile.path_beside("net.safetensors").name
-        'net.safetensors.latency.json'
-        """
+        """Return where the profile of a network's file lies."""
         file = Path(path)
         return file.with_name(f"{file.name}{ENDING}")
 
     @classmethod
     def load_beside(cls, path: str | os.PathLike[str]) -> LatencyProfile | None:
-        """The profile that lies beside a network's file, if one does."""
+        """Return the profile that lies beside a network's file, if one does."""
         beside = cls.path_beside(path)
         return cls.load(beside) if beside.exists() else None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LatencyProfile:
-        """Read what a file of `save` has of this machine, or else of the one that was measured last.
-
-        What is wrong in it is an `ArtifactError`.
-        """
+        """Return what a file of `save` has of this machine, or else of the one that was measured last."""
         try:
             stored = Stored.read(Path(path))
         except Damaged as error:
@@ -176,7 +167,7 @@ class LatencyProfile:
 
 
 def _found(file: Path) -> tuple[Stored | None, Damaged | None]:
-    """What a file holds that a profile is to be written to, or what is wrong with it; refuse one not to be replaced."""
+    """Return what a file holds that a profile is to be written to, or its damage; refuse one not to be replaced."""
     try:
         return Stored.read(file), None
     except FileNotFoundError:
@@ -191,7 +182,7 @@ def _found(file: Path) -> tuple[Stored | None, Damaged | None]:
 
 
 def _may_replace(file: Path, error: Damaged) -> bool:
-    """Whether a file that cannot be read was a profile, by its name; one of a later version is not damaged."""
+    """Return whether a file that cannot be read was a profile, by its name; one of a later version is not damaged."""
     return file.name.endswith(ENDING) and file.is_file() and not isinstance(error, Newer)
 
 
@@ -207,13 +198,12 @@ def choose_timed(
     runtime: str,
     threads: int,
 ) -> RankPlan:
-    """The plan for a request, which may be one for a time, and whose `align` may be "measured".
+    """Return the plan for a request, which may be one for a time, and whose `align` may be "measured".
 
     Where it is too far from all sizes that were `calibrated`, the nearest of those below may take its place. Ranks for
-    a time are rounded as they were when it was measured, which "auto" agrees to, and another number does not.
-
-    `profile` is called where it is needed. Only entries of the runtime with so many threads count, and of several
-    batches the smallest, unless the request names one.
+    a time are rounded as they were when it was measured; only "auto" agrees to that. `profile` is called where it is
+    needed. Only entries of the runtime with so many threads count, and of several batches the smallest, unless the
+    request names one.
     """
     latency_ms, align = request.latency_ms, request.align
     if latency_ms is None and align != "measured":
@@ -241,7 +231,7 @@ def choose_timed(
 
 
 def fingerprint(selector: RankSelector) -> str:
-    """What tells one network's sizes from another's: what its layers cost, and the order of all its bases."""
+    """Return what tells one network's sizes from another's: what its layers cost, and the order of all its bases."""
     fixed = (selector.fixed_macs, selector.fixed_params)
     described = json.dumps([fixed, [asdict(cost) for cost in selector.costs]])
     return hashlib.sha256(described.encode() + selector.order.astype("<i8").tobytes()).hexdigest()

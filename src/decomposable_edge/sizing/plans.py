@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, NoReturn, TypedDict, TypeVar
+from typing import Any, Literal, NoReturn, TypedDict, TypeVar
 
 from decomposable_edge.checks import is_integer, is_number
 from decomposable_edge.errors import InvalidArgumentError, UnknownOptionError
-from decomposable_edge.sizing.chain import Rank, Ranks, flat_ranks, in_words, ranks_of
+from decomposable_edge.sizing.chain import Rank, in_words, ranks_of
 from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align, described
 from decomposable_edge.text import printable
 
@@ -22,16 +22,12 @@ _BUDGETS = ("macs", "params", "ratio", "ranks")
 
 
 class SizeKeywords(TypedDict, total=False):
-    """The keywords that a size is asked for with, wherever one is. None is as good as not given.
-
-    Exactly one of the first five is given:
+    """The keywords that a size is asked for with. None is as good as not given. Exactly one of the first five is given.
 
     macs, params: a budget for the whole network: a float is a fraction of the original's, an int above 1 a count.
     ratio: the part Z of all bases to keep; taken literally, not rounded unless `align` is a number.
     ranks: a rank by layer name, for a layer with several cuts a tuple; others stay full. Never rounded.
     latency_ms: the time that a pass may take on this machine, where it was measured.
-
-    The other two say how it is met:
 
     align: what ranks are rounded to within the budget: "auto" (the default) rounds those of wide layers to 16, 8 or 4
         where that moves them by a few percent at most; a number rounds all to its multiples; 1 rounds none; "measured"
@@ -66,7 +62,7 @@ class SizeRequest:
 
     @classmethod
     def of(cls, asker: str, keywords: SizeKeywords, *others: str) -> SizeRequest:
-        """Return the request of a function's keywords; refuse one that it does not have.
+        """Return the request of a function's keywords; refuse unknown ones.
 
         `others` are the keywords that the function has besides, to be named in the message.
 
@@ -83,26 +79,24 @@ class SizeRequest:
         return cls(**keywords)
 
     def given(self) -> dict[str, Any]:
-        """Return what was asked for, by the name of the argument; nothing where it was not given, or is the default."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        """Return what was asked for, by the name of the argument, without defaults."""
         usual = {"align": DEFAULT_ALIGN}
-        return {name: value for name, value in values.items() if value is not None and value != usual.get(name)}
+        return {name: value for name, value in vars(self).items() if value is not None and value != usual.get(name)}
 
     def way(self) -> tuple[str, Any]:
-        """By which argument the size is given, and its value; refused where that is not exactly one."""
+        """Return the argument by which the size is given, and its value; refuse none and several."""
         names = _BUDGETS if self.latency_ms is None else (*_BUDGETS, "latency_ms")
         ways = {name: value for name, value in self.given().items() if name in names}
         if len(ways) == 1:
             return next(iter(ways.items()))
-        got = ", ".join(name for name in ways if name in _BUDGETS) or "none"
-        time = "" if self.latency_ms is None else " and latency_ms"
-        either = f"{', '.join(names[:-1])} or {names[-1]}"
-        text = f"a size is given by exactly one of {either}; got {got}{time}"
-        raise InvalidArgumentError.about("size", f"{got}{time}", f"exactly one of {either}", text)
+        came = ", ".join(name for name in ways if name in _BUDGETS) or "none"
+        came += "" if self.latency_ms is None else " and latency_ms"
+        allowed = f"exactly one of {', '.join(names[:-1])} or {names[-1]}"
+        raise InvalidArgumentError.about("size", came, allowed, f"a size is given by {allowed}; got {came}")
 
 
 def absolute_budget(option: str, value: float, total: int) -> int:
-    """A budget as a count: a float in (0, 1] is a fraction of `total`, 1 is 1.0, a larger int is the count itself.
+    """Return a budget as a count: a float in (0, 1] is a fraction of `total`, 1 is 1.0, a larger int is the count.
 
     >>> absolute_budget("macs", 0.25, 1000), absolute_budget("macs", 1, 1000), absolute_budget("macs", 300, 1000)
     (250, 1000, 300)
@@ -117,12 +111,10 @@ def absolute_budget(option: str, value: float, total: int) -> int:
 
 
 class FrozenDict(dict[str, Value]):
-    """A dict that cannot be changed, so that the plan, or whatever has it, stays what it was."""
-
-    refusal: ClassVar[str] = "a plan's ranks cannot be changed; make a new plan with resize_(ranks=...)"
+    """A dict that cannot be changed, so that the plan stays what it was."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(self.refusal)
+        raise TypeError("a plan's ranks cannot be changed; make a new plan with resize_(ranks=...)")
 
     __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _refuse
 
@@ -137,12 +129,15 @@ class FrozenDict(dict[str, Value]):
 class RankPlan:
     """One size of a network: how many bases every decomposed layer keeps. Prints as a table.
 
-    `ranks` has an int for every layer with one cut, and a tuple for one with several (`form="tucker"`).
-    `macs` and `params` count the whole network, layers left alone included; `macs` is None where the network was
-    decomposed without an example input. `dense` names the layers that run as one dense layer. `align` is what the ranks
-    were rounded to, and `instead_of` the part of the original that it would have been where the nearest calibrated size
-    below took its place. `warning` says in one line where batch normalisation has no statistics of this size, and None
-    where it has. Plans with the same ranks are equal, however they came about.
+    Plans with the same ranks are equal, however they came about.
+
+    Attributes:
+        ranks: an int for every layer with one cut, a tuple for one with several (`form="tucker"`).
+        dense: the layers that run as one dense layer.
+        macs, params: of the whole network; `macs` is None for a network decomposed without an example input.
+        align: what the ranks were rounded to.
+        instead_of: the part of the original asked for, where the nearest calibrated size below took its place.
+        warning: in one line, where batch normalisation has no statistics of this size.
     """
 
     ranks: Mapping[str, Rank]
@@ -158,20 +153,12 @@ class RankPlan:
     warning: str | None = field(default=None, compare=False)
 
     @property
-    def flat_ranks(self) -> Ranks:
-        """The ranks of all layers, cut by cut, in order; put together once."""
-        # Not a `cached_property`: before Python 3.12 all plans share its lock, and a fork while another thread resizes
-        # would leave that locked in the child.
-        kept: dict[str, Ranks] = self.__dict__
-        return kept["_flat_ranks"] if "_flat_ranks" in kept else kept.setdefault("_flat_ranks", flat_ranks(self.ranks))
-
-    @property
     def is_full(self) -> bool:
         """Whether nothing is dropped: the original network."""
         return dict(self.ranks) == dict(self.full_ranks)
 
     def runs_as(self, name: str) -> RunsAs:
-        """What a layer is at this size: the original layer, one dense layer that holds W̃, or its factors."""
+        """Return what a layer is: the original layer, one dense layer that holds W̃, or its factors."""
         if self.ranks[name] == self.full_ranks[name]:
             return "full"
         return "dense" if name in self.dense else "factors"

@@ -7,8 +7,7 @@ The file is JSON, with one entry for every runtime, batch and number of threads 
          "sizes": [{"macs": 10, "macs_fraction": 0.1, "params": 10, "params_fraction": 0.1,
                     "median_ms": 2.0, "low_ms": 1.9, "high_ms": 2.2, "repetitions": 99}, ...]}, ...]}, ...]}
 
-Sizes stand in order, the smallest first; `macs` and `macs_fraction` are null where MACs are not known. An
-alignment is a number or "auto".
+Sizes stand in order, the smallest first; `macs` and `macs_fraction` are null where MACs are not known.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 
 from decomposable_edge.checks import is_number
 from decomposable_edge.errors import BudgetError, InvalidArgumentError
-from decomposable_edge.fields import Damaged, Fields, require
+from decomposable_edge.fields import Damaged, Fields, parse_json, require
 from decomposable_edge.machine import Machine, timestamp
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.rounding import Align, described
@@ -78,7 +77,7 @@ class TimedSize:
 
     @classmethod
     def of(cls, plan: RankPlan, sample: Sample) -> TimedSize:
-        """A plan and the times of its network."""
+        """Return a plan with the times of its network."""
         low, median, high = sample.quartiles_ms
         costs = {name: getattr(plan, name) for name in ("macs", "macs_fraction", "params", "params_fraction")}
         return cls(**costs, median_ms=median, low_ms=low, high_ms=high, repetitions=sample.repetitions)
@@ -91,15 +90,22 @@ class TimedSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What was measured with one runtime, batch and number of threads."""
+    """What was measured with one runtime, batch and number of threads.
+
+    Attributes:
+        sizes: smallest first; the last one is the original network where that was measured.
+        align: what the ranks of these sizes were rounded to.
+        trials: alignments and their times relative to no rounding, where several were tried.
+        measured: when.
+    """
 
     runtime: str
     batch: int
     threads: int
-    sizes: tuple[TimedSize, ...]  # smallest first; the last one is the original network where that was measured
-    align: Align = 1  # what the ranks of these sizes were rounded to, or "auto"; 1 is no rounding
-    trials: tuple[tuple[Align, float], ...] = ()  # alignments and their times relative to no rounding, where tried
-    measured: str = ""  # when
+    sizes: tuple[TimedSize, ...]
+    align: Align = 1
+    trials: tuple[tuple[Align, float], ...] = ()
+    measured: str = ""
 
     @property
     def setting(self) -> tuple[str, int, int]:
@@ -107,14 +113,14 @@ class Entry:
         return self.runtime, self.batch, self.threads
 
     def size_for(self, milliseconds: float) -> float:
-        """The largest part of the original that takes at most so long, to be given to ``resize_(macs=...)``.
+        """Return the largest part of the original that takes at most so long, to be given to ``resize_(macs=...)``.
 
         It is the largest measured size whose median is within the time and, from there, as far towards the next larger
-        one as a straight line between the two says. Towards the original it goes not at all: that one is dense, and
-        just below it two factors are often slower, so that no line leads there.
+        one as a straight line between the two says. No line leads to the original: that one is dense, and just below
+        it two factors are often slower.
         """
         if not is_number(milliseconds) or not 0 < milliseconds < float("inf"):
-            raise InvalidArgumentError(f"latency_ms={milliseconds!r}; allowed: milliseconds above 0")
+            raise InvalidArgumentError.about("latency_ms", milliseconds, "milliseconds above 0")
         held = [i for i, timed in enumerate(self.sizes) if timed.median_ms <= milliseconds]
         if not held:
             fastest = min(self.sizes, key=lambda timed: timed.median_ms)
@@ -122,8 +128,7 @@ class Entry:
                 f"latency_ms={milliseconds!r} is too small: the smallest that was measured is "
                 f"{fastest.median_ms:.3f} ms, at {fastest.size:.4f} of the original ({self})"
             )
-        below = self.sizes[held[-1]]
-        above = self.sizes[min(held[-1] + 1, len(self.sizes) - 1)]
+        below, above = (self.sizes[min(held[-1] + step, len(self.sizes) - 1)] for step in (0, 1))
         if above.size >= 1 or above is below:
             return below.size
         place = (milliseconds - below.median_ms) / (above.median_ms - below.median_ms)
@@ -140,7 +145,7 @@ class Entry:
 
 
 def timed_now(*, sizes: Sequence[TimedSize], trials: Sequence[tuple[Align, float]] = (), **setting: Any) -> Entry:
-    """The entry of a measurement that has just ended; of sizes that are the same one, the first is kept."""
+    """Return the entry of a measurement that has just ended; of sizes that are the same one, the first is kept."""
     by_size = {timed.size: timed for timed in reversed(sizes)}
     ordered = tuple(by_size[size] for size in sorted(by_size))
     return Entry(**setting, sizes=ordered, trials=tuple(trials), measured=timestamp())
@@ -162,51 +167,38 @@ class Stored:
         return max(self.machines, key=lambda machine: max((e.measured for e in self.machines[machine]), default=""))
 
     def with_newer(self, network: str, machine: Machine, entries: tuple[Entry, ...]) -> Stored:
-        """With newer entries; of another network nothing is kept, of the same setting only the newer one."""
+        """Return it with newer entries; what is of another network goes, and so does the older one of a setting."""
         if network != self.network:
             return Stored(network, {machine: entries})
         by_setting = {entry.setting: entry for entry in (*self.machines.get(machine, ()), *entries)}
         return Stored(network, {**self.machines, machine: tuple(by_setting[each] for each in sorted(by_setting))})
 
     def to_json(self) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
         machines = [{**asdict(m), "entries": [asdict(e) for e in entries]} for m, entries in self.machines.items()]
         content = {"format": FORMAT, "network": self.network, "machines": machines}
         return (json.dumps(content, indent=1) + "\n").encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> Stored:
-        """What a file says, every claim checked; what is wrong is `Damaged`."""
+        """Return what a file says, every claim checked; what is wrong is `Damaged`."""
         require(len(content) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
-        try:
-            value = json.loads(content, parse_constant=_refuse)
-        except Damaged:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise Damaged("it is not JSON") from error
-        fields = Fields(value, "it")
+        fields = Fields(parse_json(content.decode(errors="replace")), "it")
         version = fields.integer("format", least=1, most=MOST)
         if version != FORMAT:
             raise Newer(f"its format is version {version}, this package reads {FORMAT}")
         records = fields.record_list("machines")
-        machines = {
-            Machine(cpu=record.text("cpu"), cores=record.integer("cores", 1, MOST)): _entries(record)
-            for record in records
-        }
+        machines = {Machine(cpu=each.text("cpu"), cores=_count(each, "cores")): _entries(each) for each in records}
         require(len(machines) > 0, "'machines' of it is empty")
         require(len(machines) == len(records), "a machine is there twice")
         return cls(fields.text("network"), machines)
 
     @classmethod
     def read(cls, path: Path) -> Stored:
-        """What the file at a path says."""
+        """Return what the file at a path says."""
         require(stat.S_ISREG(os.stat(path).st_mode), "not an ordinary file")  # a pipe would be waited for
         with path.open("rb") as file:
             return cls.from_json(file.read(MOST_BYTES + 1))
-
-
-def _refuse(constant: str) -> None:
-    raise Damaged(f"{constant} is not a number")
 
 
 def _entries(machine: Fields) -> tuple[Entry, ...]:
@@ -231,8 +223,8 @@ def _entry(fields: Fields) -> Entry:
     require(places == sorted(set(places)) and places[-1] <= 1, f"'sizes' of {where} are not in order")
     return Entry(
         runtime=runtime,
-        batch=fields.integer("batch", 1, MOST),
-        threads=fields.integer("threads", 1, MOST),
+        batch=_count(fields, "batch"),
+        threads=_count(fields, "threads"),
         sizes=sizes,
         align=align,
         trials=tuple((align, float(time)) for align, time in trials),
@@ -244,17 +236,21 @@ def _timed(fields: Fields) -> TimedSize:
     has_macs = fields.get("macs") is not None
     require(has_macs == (fields.get("macs_fraction") is not None), f"MACs of {fields.where} are only half there")
     timed = TimedSize(
-        macs=fields.integer("macs", 1, MOST) if has_macs else None,
+        macs=_count(fields, "macs") if has_macs else None,
         macs_fraction=_number(fields, "macs_fraction") if has_macs else None,
-        params=fields.integer("params", 1, MOST),
+        params=_count(fields, "params"),
         params_fraction=_number(fields, "params_fraction"),
         median_ms=_number(fields, "median_ms"),
         low_ms=_number(fields, "low_ms"),
         high_ms=_number(fields, "high_ms"),
-        repetitions=fields.integer("repetitions", 1, MOST),
+        repetitions=_count(fields, "repetitions"),
     )
     require(timed.low_ms <= timed.median_ms <= timed.high_ms, f"times of {fields.where} are not in order")
     return timed
+
+
+def _count(fields: Fields, key: str) -> int:
+    return fields.integer(key, least=1, most=MOST)
 
 
 def _number(fields: Fields, key: str) -> float:

@@ -1,9 +1,9 @@
-"""`RankPlan`, and choosing one for a budget. numpy only: a device without torch uses the same code.
+"""Choosing a `RankPlan` for a budget. numpy only: a device without torch uses the same code.
 
 All bases of the network stand in one list, best score first. A size is a prefix of that list: the first k bases are
-kept. Every size is therefore contained in every larger one, and the largest k that fits a budget is one binary search.
-With `align`, every cut's number of bases is rounded to what the hardware likes, by a rule of `rounding`, which never
-falls as the number grows: all of the above still holds for the rounded sizes.
+kept. So every size is contained in every larger one, and the largest k that fits a budget is one binary search. With
+`align`, every cut's number of bases is rounded by a rule of `rounding`, which never falls as the number grows: all this
+holds for the rounded sizes as well.
 
 Scores, limits and ranks in arrays are those of all cuts of all layers, in order. What a basis costs may depend on the
 rank of its layer's other cut; but a prefix has one rank for each of them, and its cost never falls as it grows.
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from decomposable_edge.checks import check_ratio
 from decomposable_edge.errors import BudgetError, InvalidArgumentError
-from decomposable_edge.sizing.chain import Rank, Ranks, allowed_ranks, given_ranks, is_within, rank_of, ranks_of
+from decomposable_edge.sizing.chain import Rank, Ranks, is_rank, rank_of, ranks_of
 from decomposable_edge.sizing.cost import LayerCost, LeftAlone
-from decomposable_edge.sizing.order import best_first, path
+from decomposable_edge.sizing.order import Numbers, best_first, path
 from decomposable_edge.sizing.plans import FrozenDict, RankPlan, SizeRequest, absolute_budget
 from decomposable_edge.sizing.rounding import DEFAULT_ALIGN, Align, Ints, any_is_wide, check_align, rounded_ranks
 
@@ -45,26 +45,45 @@ class _Table(NamedTuple):
 class RankSelector:
     """Everything that a choice of size depends on; `plan_for` makes the plan.
 
-    `scores` holds, for each cut of each layer of `costs`, its bases' scores in descending order; `params_scores`
-    others, where parameter budgets have an order of their own. `fixed_macs` and `fixed_params` are what the network
-    costs besides these layers; `fixed_macs` is None where MACs are not known. `left_alone` says what the largest parts
-    of that are. `stored` says how many bases of each cut there are, where some are gone.
+    Attributes:
+        costs: what every decomposed layer costs.
+        scores: for each cut of each layer, its bases' scores in descending order.
+        params_scores: others, where budgets of parameters have an order of their own.
+        fixed_macs, fixed_params: what the network costs besides these layers; None where MACs are not known.
+        lower, upper: the limits of the rank of every cut.
+        left_alone: the largest parts of what is fixed.
+        stored: how many bases of each cut there are, where some are gone.
     """
 
     costs: tuple[LayerCost, ...]
-    scores: tuple[NDArray[np.float64], ...]
+    scores: tuple[Numbers, ...]
     fixed_macs: int | None
     fixed_params: int
     lower: Ints
     upper: Ints
     left_alone: tuple[LeftAlone, ...] = ()
     stored: Ints | None = None
-    params_scores: tuple[NDArray[np.float64], ...] | None = None
+    params_scores: tuple[Numbers, ...] | None = None
+
+    # Its layers and their cuts
 
     @cached_property
     def full_ranks(self) -> Ints:
         """The full rank of every cut."""
         return np.array([rank for cost in self.costs for rank in cost.full_ranks], dtype=np.int64)
+
+    @property
+    def most_ranks(self) -> Ints:
+        """How many bases of every cut there are."""
+        return self.full_ranks if self.stored is None else self.stored
+
+    @cached_property
+    def _full(self) -> FrozenDict[Rank]:
+        return self.as_ranks(self.full_ranks)
+
+    @cached_property
+    def _most(self) -> FrozenDict[Rank]:
+        return self.as_ranks(self.most_ranks)
 
     @cached_property
     def _places(self) -> tuple[slice, ...]:
@@ -72,44 +91,31 @@ class RankSelector:
         ends = np.cumsum([0, *(len(cost.full_ranks) for cost in self.costs)]).tolist()
         return tuple(slice(begin, end) for begin, end in pairwise(ends))
 
-    @cached_property
-    def _full(self) -> FrozenDict[Rank]:
-        """The full rank of every layer."""
-        return self.as_ranks(self.full_ranks)
-
-    @cached_property
-    def _most(self) -> FrozenDict[Rank]:
-        """How many bases of every layer there are."""
-        return self.as_ranks(self.most_ranks)
-
-    @property
-    def scores_by_layer(self) -> dict[str, tuple[NDArray[np.float64], ...]]:
-        """What every basis is worth, by layer, for every cut of its chain."""
-        pairs = zip(self.costs, self._places, strict=True)
-        return {cost.name: tuple(each.copy() for each in self.scores[place]) for cost, place in pairs}
-
     @property
     def first_cuts(self) -> list[int]:
         """The place of every layer's first cut among all."""
         return [place.start for place in self._places]
 
+    @property
+    def scores_by_layer(self) -> dict[str, tuple[Numbers, ...]]:
+        """What every basis is worth, by layer, for every cut of its chain."""
+        pairs = zip(self.costs, self._places, strict=True)
+        return {cost.name: tuple(each.copy() for each in self.scores[place]) for cost, place in pairs}
+
     def by_layer(self, values: Ints) -> Iterator[tuple[LayerCost, Ranks]]:
-        """Every layer with its part of numbers that there are one of for every cut."""
+        """Yield every layer with its part of numbers for all cuts."""
         plain = values.tolist()
         return ((cost, tuple(plain[place])) for cost, place in zip(self.costs, self._places, strict=True))
 
     def as_ranks(self, values: Ints) -> FrozenDict[Rank]:
-        """Numbers that there are one of for every cut, as users see them: by layer."""
+        """Return numbers for all cuts as users see them: by layer."""
         return FrozenDict({cost.name: rank_of(ranks) for cost, ranks in self.by_layer(values)})
 
     def as_array(self, ranks: Mapping[str, Rank]) -> Ints:
-        """The other way round."""
+        """Return ranks by layer as numbers for all cuts."""
         return np.array([rank for cost in self.costs for rank in ranks_of(ranks[cost.name])], dtype=np.int64)
 
-    @property
-    def most_ranks(self) -> Ints:
-        """How many bases of every cut there are."""
-        return self.full_ranks if self.stored is None else self.stored
+    # The list of all bases, and what its prefixes cost
 
     @cached_property
     def order(self) -> Ints:
@@ -132,11 +138,10 @@ class RankSelector:
 
     @cached_property
     def _tables(self) -> dict[Align, _Table]:
-        """By alignment, as they are asked for."""
         return {}
 
     def _table(self, align: Align) -> _Table:
-        """What every prefix of the list comes to with this alignment; alignments above all ranks are one."""
+        """Return what every prefix of the list comes to with this alignment."""
         align = self.effective_align(align)
         if align == "auto" and not any_is_wide(self.full_ranks):  # it rounds nothing
             align = 1
@@ -146,23 +151,23 @@ class RankSelector:
             table = _Table(ranks, {by: self._cumulative(by, ranks) for by in ("macs", "params")})
             # A new dict, and the old one as it was: a thread may be copying that.
             self.__dict__["_tables"] = {**self._tables, align: table}
-            return table
         return self._tables[align]
 
     def effective_align(self, align: object) -> Align:
-        """The smallest alignment that rounds all ranks as this one does: above all ranks, all are the same."""
+        """Return the smallest alignment that rounds all ranks as this one does: all above the ranks are the same."""
         checked = check_align(align)
         return checked if checked == "auto" else min(checked, int(self.full_ranks.max(initial=0)) + 1)
 
     def _cumulative(self, measure: str, ranks: Sequence[Ints]) -> Ints:
-        """The network's cost after the first 0, 1, 2, … bases of the list; never decreasing."""
+        """Return the network's cost after the first 0, 1, 2, … bases of the list; never decreasing."""
         start, steps = self._fixed(measure), [np.zeros(0, np.int64)]
         scores = self.scores if self.params_scores is None or measure == "macs" else self.params_scores
         for layer, place in zip(self.costs, self._places, strict=True):
             order, kept = path(scores[place])
             taken = [ranks[place.start + cut][count] for cut, count in enumerate(kept)]
             cost = np.minimum(layer.dense(measure), layer.chain(measure, taken))
-            cost[_all_equal(taken, layer.full_ranks)] = layer.dense(measure)
+            is_full = np.all([each == full for each, full in zip(taken, layer.full_ranks, strict=True)], axis=0)
+            cost[is_full] = layer.dense(measure)
             step = np.empty(len(order), np.int64)
             step[order] = np.diff(cost)
             steps.append(step)
@@ -174,6 +179,8 @@ class RankSelector:
         self._table(DEFAULT_ALIGN)
         self._cuts_of, self._full, self._most  # noqa: B018
 
+    # What sizes there are
+
     def _fixed(self, measure: str) -> int:
         return self.fixed_params if measure == "params" else (self.fixed_macs or 0)
 
@@ -183,26 +190,35 @@ class RankSelector:
         return "macs" if self.fixed_macs is not None and self.full_cost("macs") else "params"
 
     @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The measures whose budgets have an order of bases each: one, or where there are two orders, both."""
+        return (self.measure,) if self.params_scores is None or self.measure == "params" else ("macs", "params")
+
+    def full_cost(self, measure: Measure) -> int:
+        """Return the original network's MACs or parameters."""
+        return self._fixed(measure) + sum(cost.dense(measure) for cost in self.costs)
+
+    def smallest_cost(self, measure: Measure, align: Align = DEFAULT_ALIGN) -> int:
+        """Return the cost of the smallest size: every layer at its smallest rank."""
+        return int(self._table(align).costs[measure][0])
+
+    @property
     def smallest_size(self) -> float:
         """The smallest part of the original that there can be."""
         return self.smallest_cost(self.measure) / self.full_cost(self.measure)
 
-    def full_cost(self, measure: Measure) -> int:
-        """The original network's MACs or parameters."""
-        return self._fixed(measure) + sum(cost.dense(measure) for cost in self.costs)
-
-    def smallest_cost(self, measure: Measure, align: Align = DEFAULT_ALIGN) -> int:
-        """The cost of the smallest size: every layer at its smallest rank."""
-        return int(self._table(align).costs[measure][0])
-
     def all_costs(self, align: Align = DEFAULT_ALIGN, measure: Measure | None = None) -> Ints:
-        """What every size that there is costs by a measure, from the smallest to the largest."""
+        """Return what every size that there is costs by a measure, from the smallest to the largest."""
         return np.unique(self._table(align).costs[measure or self.measure])
 
-    @property
-    def measures(self) -> tuple[Measure, ...]:
-        """The measures whose budgets have an order of bases each: one, or where there are two orders, both."""
-        return (self.measure,) if self.params_scores is None or self.measure == "params" else ("macs", "params")
+    def largest_left_alone(self, measure: Measure) -> str:
+        """Return the largest parts that no size makes smaller, with their share of the whole; "" if there are none."""
+        total = self.full_cost(measure)
+        parts = [(getattr(part, measure), part.name) for part in self.left_alone]
+        largest = sorted(parts, key=lambda part: -part[0])[:_MOST_BLOCKING]
+        return ", ".join(f"'{name}' {cost / total:.1%}" for cost, name in largest if cost >= 0.001 * total)
+
+    # Plans
 
     def plan_for(self, request: SizeRequest) -> RankPlan:
         """Return the plan for a request that is not one for a time, nor for what was measured.
@@ -224,25 +240,40 @@ class RankSelector:
 
     def of_size(self, size: float, measure: Measure | None = None, align: Align | None = None) -> RankPlan:
         """Return the plan for a budget by a measure, by default the one that is known."""
-        if (measure or self.measure) == "macs":
-            return self.plan_for(SizeRequest(macs=size, align=align))
-        return self.plan_for(SizeRequest(params=size, align=align))
+        budget = {measure or self.measure: size}
+        return self.plan_for(SizeRequest(**budget, align=align))  # type: ignore[arg-type]
 
     def full_plan(self) -> RankPlan:
-        """The largest size that there is: the original network, unless bases are gone."""
+        """Return the largest size that there is: the original network, unless bases are gone."""
         return self._literal(self.most_ranks)
 
     def smallest_plan(self) -> RankPlan:
-        """Every layer at its smallest rank."""
+        """Return the plan with every layer at its smallest rank."""
         return self._literal(self.lower)
 
+    def plan_of(self, ranks: Ints, dense: NDArray[np.bool_]) -> RankPlan:
+        """Return the plan with these ranks, and these layers dense."""
+        taken = self.as_ranks(ranks)
+        rows = list(zip(self.costs, taken.values(), dense.tolist(), strict=True))
+        known = self.fixed_macs is not None
+        return RankPlan(
+            ranks=taken,
+            dense=frozenset(cost.name for cost, _, is_dense in rows if is_dense),
+            macs=(self.fixed_macs or 0) + sum(c.macs(r, d) for c, r, d in rows) if known else None,
+            params=self.fixed_params + sum(c.params(r, d) for c, r, d in rows),
+            ratio=float(ranks.sum() / max(1, self.full_ranks.sum())),
+            full_ranks=self._full,
+            full_macs=self.full_cost("macs") if known else None,
+            full_params=self.full_cost("params"),
+        )
+
     def _prefix(self, length: int, align: Align, measure: Measure = "macs") -> Ints:
-        """The ranks that the first so many bases of the list come to."""
+        """Return the ranks that the first so many bases of the list come to."""
         kept = np.bincount(self._cuts_of[measure][:length], minlength=len(self.full_ranks))
         return np.array([ranks[k] for ranks, k in zip(self._table(align).ranks, kept, strict=True)], dtype=np.int64)
 
     def _within(self, measure: Measure, value: float, align: Align) -> RankPlan:
-        """The longest prefix of the list whose cost is within the budget."""
+        """Return the longest prefix of the list whose cost is within the budget."""
         if measure == "macs" and self.fixed_macs is None:
             text = "macs= needs the sizes of the feature maps: decompose with example_input=..."
             raise InvalidArgumentError.about("macs", value, "params, ratio, ranks", text)
@@ -256,7 +287,8 @@ class RankSelector:
         ranks = self._prefix(length, align, measure)
         dense = self._is_dense(measure, ranks)
         # A dense layer costs the same at any rank, so it takes the largest that it may have.
-        return self.plan_of(np.where(self._per_cut(dense), self.upper, ranks), dense)
+        cuts_are_dense = np.repeat(dense, [place.stop - place.start for place in self._places])
+        return self.plan_of(np.where(cuts_are_dense, self.upper, ranks), dense)
 
     def _too_small(self, measure: Measure, value: float, align: Align) -> BudgetError:
         total, unit = self.full_cost(measure), "MACs" if measure == "macs" else "parameters"
@@ -277,31 +309,20 @@ class RankSelector:
         error.smallest = smallest / total
         return error
 
-    def largest_left_alone(self, measure: Measure) -> str:
-        """The largest parts that no size makes smaller, with their share of the whole; empty where there are none."""
-        total = self.full_cost(measure)
-        parts = [(getattr(part, measure), part.name) for part in self.left_alone]
-        largest = sorted(parts, key=lambda part: -part[0])[:_MOST_BLOCKING]
-        return ", ".join(f"'{name}' {cost / total:.1%}" for cost, name in largest if cost >= 0.001 * total)
-
     def _literal(self, ranks: Ints) -> RankPlan:
-        """Exactly these ranks; a layer whose chain would cost more than dense holds its truncated W̃ densely."""
+        """Return exactly these ranks; a layer whose chain would cost more than dense holds its truncated W̃ densely."""
         return self.plan_of(ranks, self._is_dense("params" if self.fixed_macs is None else "macs", ranks))
 
     def _is_dense(self, measure: Measure, ranks: Ints) -> NDArray[np.bool_]:
-        """Of every layer, whether its chain costs more than it does as one, or would be all of it."""
+        """Return of every layer whether its chain costs more than it does as one, or would be all of it."""
         found = (
             kept == cost.full_ranks or cost.chain(measure, kept) > cost.dense(measure)
             for cost, kept in self.by_layer(ranks)
         )
         return np.fromiter(found, dtype=bool, count=len(self.costs))
 
-    def _per_cut(self, values: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Flags of layers as flags of their cuts."""
-        return np.repeat(values, [place.stop - place.start for place in self._places])
-
     def _check_ranks(self, ranks: object) -> Ints:
-        """Given ranks; layers not named stay as large as they can be."""
+        """Return given ranks; layers not named stay as large as they can be."""
         most = self._most
         if not isinstance(ranks, Mapping):
             allowed = f"ranks by layer name, such as {{'{next(iter(most))}': 1}}"
@@ -310,11 +331,10 @@ class RankSelector:
             if name not in most:
                 text = f"ranks: '{name}' is not a decomposed layer; allowed: {_some(most)}"
                 raise InvalidArgumentError.about("ranks", name, _some(most), text)
-            if not is_within(rank, most[name]):
-                text = f"ranks: layer '{name}' got {rank!r}; allowed: {allowed_ranks(most[name])}"
-                raise InvalidArgumentError.about("ranks", rank, allowed_ranks(most[name]), text)
-        given = {name: ranks.get(name, limit) for name, limit in most.items()}
-        return self.as_array({name: rank_of([int(r) for r in given_ranks(rank)]) for name, rank in given.items()})
+            if not is_rank(rank, most[name]):
+                text = f"ranks: layer '{name}' got {rank!r}; allowed: {_allowed(most[name])}"
+                raise InvalidArgumentError.about("ranks", rank, _allowed(most[name]), text)
+        return np.hstack([ranks.get(name, limit) for name, limit in most.items()]).astype(np.int64)
 
     def check_plan(self, plan: RankPlan) -> None:
         """Refuse a plan of another network, or one that needs bases which are not there."""
@@ -324,29 +344,16 @@ class RankSelector:
             text = f"plan: it is not of this network; allowed: {allowed}"
             raise InvalidArgumentError.about("plan", type(plan).__name__, allowed, text)
         for name, most in self._most.items():
-            if not is_within(plan.ranks[name], most):
+            if not is_rank(plan.ranks[name], most):
                 text = f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}"
                 raise InvalidArgumentError.about("plan", plan.ranks[name], f"1 to {most}", text)
 
-    def plan_of(self, ranks: Ints, dense: NDArray[np.bool_]) -> RankPlan:
-        """The plan with these ranks, and these layers dense."""
-        taken = self.as_ranks(ranks)
-        rows = list(zip(self.costs, taken.values(), dense.tolist(), strict=True))
-        known = self.fixed_macs is not None
-        return RankPlan(
-            ranks=taken,
-            dense=frozenset(cost.name for cost, _, is_dense in rows if is_dense),
-            macs=(self.fixed_macs or 0) + sum(c.macs(r, d) for c, r, d in rows) if known else None,
-            params=self.fixed_params + sum(c.params(r, d) for c, r, d in rows),
-            ratio=float(ranks.sum() / max(1, self.full_ranks.sum())),
-            full_ranks=self._full,
-            full_macs=self.full_cost("macs") if known else None,
-            full_params=self.full_cost("params"),
-        )
 
-
-def _all_equal(ranks: Sequence[Ints], full: Ranks) -> NDArray[np.bool_]:
-    return np.logical_and.reduce([each == most for each, most in zip(ranks, full, strict=True)])
+def _allowed(most: Rank) -> str:
+    """Return what may be given for a layer that has at most so many bases, in words."""
+    if isinstance(most, tuple):
+        return f"a tuple of {len(most)} ints, {' and '.join(f'1 to {limit}' for limit in most)}"
+    return f"an int, 1 to {most}"
 
 
 def _some(names: Mapping[str, Rank], most: int = 5) -> str:

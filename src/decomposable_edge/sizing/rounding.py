@@ -1,16 +1,16 @@
-"""What hardware likes: ranks rounded to multiples. numpy only: a device without torch uses the same code.
+"""Ranks rounded to what hardware likes. numpy only: a device without torch uses the same code.
 
 A rule gives, for every number of bases that a layer keeps, the rank that it takes instead. No rule ever falls as that
 number grows: `ranks` builds on this.
 
-One multiple for the whole network (`aligned_ranks`) makes every layer fast and costs a narrow one much: with 16, rank
+One multiple for the whole network (`aligned_ranks`) makes every layer fast, but costs a narrow one much: with 16, rank
 23 becomes 16. `auto_ranks` takes for each rank of a wide layer the largest of 16, 8 and 4 that moves it by a few
-percent at most, so that wide layers are fast; narrow ones keep their ranks.
+percent at most, and leaves narrow layers alone.
 
-That it never falls: say that k < k' went to m > m'. What a coarser multiple allows, a finer one allows too. If m lies
-beyond k', it is a smaller move from there, so k' has m's multiple or a coarser one; if m' lies below k, then k has that
-of m' or a coarser one. With both, the two have the same multiple, and the nearest rank does not fall. With one of them
-or none, the coarser of m and m' lies between the other one and the number that went there, and would have been nearer.
+Proof that `auto_ranks` never falls: say k < k' went to m > m'. A finer multiple allows all that a coarser one does. If
+m lies beyond k', then m is a smaller move from k', so k' has m's multiple or a coarser one. If m' lies below k, then k
+has that of m' or a coarser one. With both, the multiples are equal, and the nearest rank does not fall. Otherwise the
+coarser of m and m' lies between the other one and the number that went there, and would have been nearer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from decomposable_edge.checks import is_integer
 from decomposable_edge.errors import InvalidArgumentError
 
 Align = int | Literal["auto"]
-"""What ranks are rounded to: multiples of a number, of which 1 is no rounding; or of what suits each rank."""
+"""What ranks are rounded to: multiples of a number (1 is no rounding), or of what suits each rank."""
 
 DEFAULT_ALIGN: Align = "auto"
 """What ranks are rounded to wherever nothing else is asked for; docs/sizes.md describes it."""
@@ -53,16 +53,13 @@ def check_align(align: object) -> Align:
 def calibrated_as(align: Align) -> int:
     """Return the rounding whose batch normalisation statistics serve for this one.
 
-    "auto" moves ranks by so little that it and unrounded ranks share theirs.
-
-    >>> calibrated_as("auto"), calibrated_as(1), calibrated_as(8)
-    (1, 1, 8)
+    "auto" moves ranks by so little that it shares those of unrounded ranks.
     """
     return 1 if align == "auto" else align
 
 
 def aligned_ranks(lower: int, upper: int, full: int, align: int) -> Ints:
-    """The rank that a layer takes for 0, 1, … `full` kept bases: the nearest multiple of `align` within its limits.
+    """Return the rank for 0, 1, … `full` kept bases: the nearest multiple of `align` within the limits.
 
     The full rank is allowed as well, because nothing is factored there. Halfway, the larger one is taken. Where no
     multiple lies within the limits, ranks stay as they are.
@@ -80,13 +77,11 @@ def aligned_ranks(lower: int, upper: int, full: int, align: int) -> Ints:
 
 
 def auto_ranks(lower: int, upper: int, full: int, percent: int = AUTO_PERCENT) -> Ints:
-    """The rank that a layer takes for 0, 1, … `full` kept bases, moved by at most so many percent.
+    """Return the rank for 0, 1, … `full` kept bases, moved by at most so many percent.
 
-    It is the nearest multiple of 16, or of 8, or of 4: the first of these that is near enough. The smallest rank and
-    the full one are allowed as well. A narrow layer keeps its ranks.
-
-    The largest rank within the limits stays what it is, but none is rounded to it. So a network that holds only the
-    sizes up to this one has the same ranks at each of them as the whole network.
+    It is the nearest multiple of 16, or of 8, or of 4: the first that is near enough. The smallest rank and the full
+    one are allowed as well. The largest rank within the limits stays, but none is rounded to it: so a network that
+    holds only the sizes up to this one has the same ranks at each of them as the whole network.
 
     >>> auto_ranks(1, 300, 300)[[9, 23, 39, 78, 101, 103, 150, 178, 299]].tolist()
     [9, 24, 40, 80, 96, 104, 144, 176, 300]
@@ -106,14 +101,14 @@ def any_is_wide(full_ranks: Ints) -> bool:
 
 @lru_cache(maxsize=4096)  # a training that draws budgets asks for the same ones at every step
 def rounded_ranks(lower: int, upper: int, full: int, align: Align) -> Ints:
-    """The rank that a layer takes for 0, 1, … `full` kept bases, by whichever rule."""
+    """Return the rank for 0, 1, … `full` kept bases, by whichever rule."""
     ranks = auto_ranks(lower, upper, full) if align == "auto" else aligned_ranks(lower, upper, full, align)
     ranks.flags.writeable = False  # shared by all who ask
     return ranks
 
 
 def described(align: Align) -> str:
-    """What it does to ranks, in words.
+    """Return what an alignment does to ranks, in words.
 
     >>> described(1), described(8)
     ('ranks not rounded', 'ranks rounded to multiples of 8')

@@ -47,7 +47,7 @@ def sweep(
     check_count("batch", batch)
     check_threads(threads)
     if runtime not in RUNTIMES:
-        raise InvalidArgumentError(f"runtime={runtime!r}; allowed: {', '.join(RUNTIMES)}")
+        raise InvalidArgumentError.about("runtime", runtime, ", ".join(RUNTIMES))
     trials: list[tuple[Align, float]] = []
     if align == "measured":
         seconds /= 2  # a half for each
@@ -55,9 +55,10 @@ def sweep(
         align = fastest(trials)
     chosen = selector.effective_align(align)
     plans = {"the original": selector.full_plan()}
-    plans |= {str(size): selector.of_size(size, align=chosen) for size in _possible(selector, sizes, chosen, SIZES)}
-    names = {plan.ranks: name for name, plan in reversed(plans.items())}  # several budgets may come to one size
-    plans = {name: plan for name, plan in plans.items() if names[plan.ranks] == name}
+    for size in _possible(selector, sizes, chosen, SIZES):
+        plan = selector.of_size(size, align=chosen)
+        if plan not in plans.values():  # several budgets may come to one size
+            plans[str(size)] = plan
     samples = _times(making, plans, seconds)
     timed = [TimedSize.of(plan, samples[name]) for name, plan in plans.items()]
     return timed_now(runtime=runtime, batch=batch, threads=threads, sizes=timed, align=chosen, trials=trials)
@@ -71,11 +72,9 @@ def _times(making: Making, plans: Mapping[str, RankPlan], seconds: float) -> dic
 def _possible(
     selector: RankSelector, sizes: Sequence[float] | None, align: Align, usual: Sequence[float]
 ) -> Sequence[float]:
-    """The sizes asked for, which have to be possible; or those of the usual ones that are."""
-    if sizes is not None:
-        return sizes
+    """Return the sizes asked for, which have to be possible; or those of the usual ones that are."""
     smallest = selector.smallest_cost(selector.measure, align) / selector.full_cost(selector.measure)
-    return [size for size in usual if size >= smallest]
+    return [size for size in usual if size >= smallest] if sizes is None else sizes
 
 
 def try_alignments(
@@ -83,10 +82,10 @@ def try_alignments(
     sizes: Sequence[float] | None,
     times: Callable[[Mapping[str, RankPlan]], Mapping[str, Sample]],
 ) -> list[tuple[Align, float]]:
-    """Alignments, and their times relative to no rounding: the geometric mean over two sizes.
+    """Return alignments, and their times relative to no rounding: the geometric mean over two sizes.
 
-    An alignment counts only where all the sizes are possible with it. Within one budget a coarser one may leave more
-    unused, so what counts is the time for what is used: else it would seem faster merely for being smaller.
+    An alignment counts only where all the sizes are possible with it. What counts is the time for what is used: a
+    coarser alignment may leave more of a budget unused, and would else seem faster merely for being smaller.
     """
     wanted = {selector.of_size(size, align=1).ranks: size for size in _possible(selector, sizes, 1, TRIALS)}
     wanted.pop(selector.full_plan().ranks, None)  # where nothing is factored, nothing is rounded
@@ -110,7 +109,7 @@ def try_alignments(
 
 
 def _aligned(selector: RankSelector, sizes: Sequence[float], align: Align) -> dict[float, RankPlan] | None:
-    """The plans of all the sizes with this alignment, if all are possible."""
+    """Return the plans of all the sizes with this alignment, if all are possible."""
     try:
         return {size: selector.of_size(size, align=align) for size in sizes}
     except BudgetError:
@@ -118,7 +117,7 @@ def _aligned(selector: RankSelector, sizes: Sequence[float], align: Align) -> di
 
 
 def fastest(trials: Sequence[tuple[Align, float]]) -> Align:
-    """The alignment with the smallest time; of those that are as good as equal, the first.
+    """Return the alignment with the smallest time; of those that are as good as equal, the first.
 
     >>> fastest([(1, 1.0), (4, 0.9), (8, 0.805), (16, 0.8), (32, 1.2)])
     8

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from decomposable.core.forms import matrix_shape, second_weight, to_matrix
+from decomposable.core.forms import matrix_form, matrix_shape, to_matrix
 from decomposable.core.layers import Convolution, FilterFn, Layer
 from decomposable.core.moments import input_patches, padded_extents
 from decomposable.core.svd import SVD, svd
@@ -170,8 +170,8 @@ class _ByRank:
             maps_KHW[:, t * conv.dilation[0] :][:, : (out_rows - 1) * conv.stride[0] + 1 : conv.stride[0]]
             for t in range(height)
         ]
-        v_OKT = second_weight(self.bases.v.mT, self.layer.shape, self.layer.form).squeeze(-1)
-        return _errors(v_OKT, torch.stack(taps, dim=1))
+        _, v_OKT11 = matrix_form(self.layer.form).stages_of(self.bases.u, self.bases.v.mT, self.layer.shape)
+        return _errors(v_OKT11.squeeze(-1), torch.stack(taps, dim=1))
 
     def result(self) -> RankErrors:
         if not self.energy:

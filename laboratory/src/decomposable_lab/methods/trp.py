@@ -28,7 +28,7 @@ from decomposable.core.criteria import Scores
 from decomposable.core.criteria import energy as missing_energy
 from decomposable.core.forms import MATRIX_FORMS, check_matrix_form, short_form, to_matrix, to_weight
 from decomposable.core.layers import FilterFn, Layer, find_layers, require_layers, without_transposed
-from decomposable.core.svd import SVD, svd
+from decomposable.core.svd import SVD, numerical_rank, svd
 from decomposable.core.tree import deep_copy, plain_name, rewire, unwrap
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.recipes.settings import Settings
@@ -227,7 +227,7 @@ def _truncate_(layers: Sequence[Layer], energy: float) -> dict[str, SVD]:
         kept = {}
         for layer, sigma in zip(layers, sigmas, strict=True):
             decomposition = decompositions[layer.name]
-            most = max(1, decomposition.numerical_rank)
+            most = max(1, numerical_rank(decomposition.s))
             rank = min(_rank_for(sigma, energy), most)
             if rank < most:
                 w_MN = _low_rank(matrices[layer.name], decomposition, rank)

@@ -13,7 +13,7 @@ from decomposable.core.unpacking.parts import WHOLE, Opened, PackedWeight, Param
 
 
 class OpenedAttention(Opened):
-    """softmax(q kᵀ/√D + mask) v of every head, between the layers q_proj, k_proj, v_proj and out_proj."""
+    """Compute softmax(q kᵀ/√D + mask) v of every head, between the layers q_proj, k_proj, v_proj and out_proj."""
 
     embed_dim: int
     num_heads: int
@@ -22,26 +22,16 @@ class OpenedAttention(Opened):
     batch_first: bool
 
     @classmethod
-    def why_not(cls, module: nn.Module) -> str | None:
-        """Of a plain attention nothing is in the way but options that hardly anybody uses."""
-        assert isinstance(module, nn.MultiheadAttention)
-        if type(module) is not nn.MultiheadAttention or "forward" in vars(module):
-            return f"{type(module).__name__} has a forward of its own"
-        if module.bias_k is not None or module.add_zero_attn:
-            return "packed attention weights with add_bias_kv or add_zero_attn"
-        return None
-
-    @classmethod
     def parts(cls, module: nn.Module) -> dict[str, PackedWeight]:
-        """Three projections of the input, packed in one weight where query, key and value are equally wide."""
+        """Return the projections; those of the input are one weight where query, key and value are equally wide."""
         assert isinstance(module, nn.MultiheadAttention)
         is_packed, width = module._qkv_same_embed_dim, module.embed_dim
         bias = None if module.in_proj_bias is None else "in_proj_bias"
         parts = {}
         for i, name in enumerate(("q_proj", "k_proj", "v_proj")):
-            rows = (i * width, (i + 1) * width)
-            weight, cut = ("in_proj_weight", ParameterSlice(rows=rows)) if is_packed else (f"{name}_weight", WHOLE)
-            parts[name] = PackedWeight(owner=module, weight=weight, bias=bias, cut=cut, rows=rows)
+            rows = ParameterSlice(rows=(i * width, (i + 1) * width))
+            weight, cut = ("in_proj_weight", rows) if is_packed else (f"{name}_weight", WHOLE)
+            parts[name] = PackedWeight(owner=module, weight=weight, bias=bias, cut=cut, bias_cut=rows)
         out_bias = None if module.out_proj.bias is None else "bias"
         return {**parts, "out_proj": PackedWeight(owner=module.out_proj, weight="weight", bias=out_bias)}
 
@@ -56,7 +46,7 @@ class OpenedAttention(Opened):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention` does it."""
+        """Compute what `nn.MultiheadAttention` does."""
         if is_causal and attn_mask is None:
             raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
         is_batched = query.dim() == 3
@@ -66,10 +56,10 @@ class OpenedAttention(Opened):
         elif self.batch_first:
             query, key, value = (each.transpose(0, 1) for each in (query, key, value))
         q_BHQD, k_BHKD, v_BHKD = (
-            self._heads(self._modules[name](each))  # type: ignore[misc]
+            self._modules[name](each).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)  # type: ignore[misc]
             for name, each in (("q_proj", query), ("k_proj", key), ("v_proj", value))
         )
-        mask = self._mask(q_BHQD, k_BHKD, key_padding_mask, attn_mask)
+        mask = self._mask(q_BHQD, key_padding_mask, attn_mask)
         dropout = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
@@ -86,23 +76,18 @@ class OpenedAttention(Opened):
             return output_QBE.squeeze(1), None if weights is None else weights.squeeze(0)
         return output_QBE.transpose(0, 1) if self.batch_first else output_QBE, weights
 
-    def _heads(self, x_PBE: Tensor) -> Tensor:
-        return x_PBE.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
+    def _mask(self, q_BHQD: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
+        """Return what is added to the scores: of a mask and of keys that are padding, minus infinity where True."""
 
-    def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
-        """What is added to the scores: of a mask and of keys that are padding, minus infinity where they say True."""
-        added = None
-        if mask is not None:
-            added = _as_added(mask, q)
-            if added.dim() == 3:  # one for every sample and head
-                added = added.unflatten(0, (-1, self.num_heads)) if len(added) > 1 else added.unsqueeze(0)
-        if padding is not None:
-            there = _as_added(padding, q)[:, None, None, :].expand(-1, -1, q.shape[-2], -1)
-            added = there if added is None else added + there
-        return added
+        def added(mask: Tensor) -> Tensor:
+            if mask.dtype == torch.bool:
+                return torch.zeros_like(mask, dtype=q_BHQD.dtype).masked_fill_(mask, -torch.inf)
+            return mask.to(q_BHQD.dtype)
 
-
-def _as_added(mask: Tensor, like: Tensor) -> Tensor:
-    if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
-    return mask.to(like.dtype)
+        found = None if mask is None else added(mask)
+        if found is not None and found.dim() == 3:  # one for every sample and head
+            found = found.unflatten(0, (-1, self.num_heads)) if len(found) > 1 else found.unsqueeze(0)
+        if padding is None:
+            return found
+        there = added(padding)[:, None, None, :].expand(-1, -1, q_BHQD.shape[-2], -1)
+        return there if found is None else found + there

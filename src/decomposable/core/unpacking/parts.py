@@ -2,8 +2,8 @@
 
     in_proj_weight (3E × E) of an attention ── rows 0 … E ──▶ q_proj     weight of a Conv1D ── transposed ──▶ Linear
 
-A view is for training: the parameter stays the user's own, by its own name, and gradients go to it. A copy is for the
-network that is decomposed, which has no tie to the model.
+Training takes views: the parameter stays the user's own, by its own name, and gradients go to it. A network that is
+decomposed takes copies, and has no tie to the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-_OWN = frozenset(vars(nn.Module()))  # hooks, parameters, flags: every module has its own
+from decomposable.core.tree import hollow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +34,13 @@ WHOLE = ParameterSlice()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedWeight:
-    """Say where a `Linear` inside a module has its weight and its bias from, by the names of the module's parameters.
-
-    `rows` are those of the bias.
-    """
+    """Say where a `Linear` inside a module has its weight and bias from, by the names of the module's parameters."""
 
     owner: nn.Module
     weight: str
     bias: str | None
     cut: ParameterSlice = WHOLE
-    rows: tuple[int, int] | None = None
+    bias_cut: ParameterSlice = WHOLE
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -54,12 +51,8 @@ class PackedWeight:
 
     @property
     def bias_parameter(self) -> nn.Parameter | None:
-        """Return the same of the bias."""
+        """Return the parameter that the bias is a part of."""
         return None if self.bias is None else self.owner._parameters[self.bias]
-
-    def of_bias(self, bias: Tensor) -> Tensor:
-        """Return the part of a bias."""
-        return bias if self.rows is None else bias[slice(*self.rows)]
 
 
 class ViewLinear(nn.Linear):
@@ -86,7 +79,7 @@ class ViewLinear(nn.Linear):
     def bias(self) -> Tensor | None:  # type: ignore[override]
         """Return the same of the bias."""
         bias = self.part.bias_parameter
-        return None if bias is None else self.part.of_bias(bias)
+        return None if bias is None else self.part.bias_cut.of(bias)
 
 
 Make = Callable[[PackedWeight], nn.Linear]
@@ -102,15 +95,15 @@ class Copies:
     def __call__(self, part: PackedWeight) -> nn.Linear:
         """Return the layer of a part."""
         linear = nn.Linear(1, 1, bias=False, device="meta")
-        linear.weight = self._copied(part.parameter, part.cut, part.cut.of)
+        linear.weight = self._copied(part.parameter, part.cut)
         linear.out_features, linear.in_features = linear.weight.shape
         if (bias := part.bias_parameter) is not None:
-            linear.bias = self._copied(bias, ParameterSlice(rows=part.rows), part.of_bias)
+            linear.bias = self._copied(bias, part.bias_cut)
         return linear.train(part.owner.training)
 
-    def _copied(self, parameter: nn.Parameter, cut: ParameterSlice, view: Callable[[Tensor], Tensor]) -> nn.Parameter:
+    def _copied(self, parameter: nn.Parameter, cut: ParameterSlice) -> nn.Parameter:
         if (parameter, cut) not in self._made:
-            values = view(parameter.detach()).clone().contiguous()
+            values = cut.of(parameter.detach()).clone().contiguous()
             self._made[parameter, cut] = nn.Parameter(values, requires_grad=parameter.requires_grad)
         return self._made[parameter, cut]
 
@@ -118,19 +111,16 @@ class Copies:
 class Opened(nn.Module):
     """Stand in for a module: its weights are those of `Linear` layers inside, its outputs are the same.
 
-    The options of the module that it stands for are there, by their names. Of its parameters those that have become
-    layers are None here, unless it was opened for training: then they are the user's own, by their own names.
+    The module's options are there, by their names. Its parameters are None here, unless it was opened for training:
+    then they are the user's own, by their own names.
     """
 
     @classmethod
     def of(cls, module: nn.Module, make: Make) -> Opened:
         """Return that of a module, with layers that `make` makes."""
-        opened = cls()
-        opened.__dict__.update({name: value for name, value in vars(module).items() if name not in _OWN})
-        opened.training = module.training
+        opened = hollow(cls, module)
         opened._parameters.update(dict.fromkeys(module._parameters))
-        for name, part in cls.parts(module).items():
-            opened._modules[name] = make(part)
+        opened._modules.update({name: make(part) for name, part in cls.parts(module).items()})
         return opened
 
     @classmethod
@@ -138,16 +128,9 @@ class Opened(nn.Module):
         """Return the weights of a module, by the names that their layers get."""
         raise NotImplementedError
 
-    @classmethod
-    def why_not(cls, module: nn.Module) -> str | None:
-        """Return the reason to leave a module as it is, or None."""
-        raise NotImplementedError
-
     def with_layers(self, module: nn.Module, layers: Mapping[nn.Module, nn.Module]) -> Opened:
         """Return the same around other layers, in the module's mode, with the module's own parameters."""
-        twin = type(self)()
-        twin.__dict__.update({name: value for name, value in vars(self).items() if name not in _OWN})
-        twin.training = module.training
+        twin = hollow(type(self), module)
         twin._parameters.update(module._parameters)
         twin._modules.update({name: layers.get(layer, layer) for name, layer in self._modules.items() if layer})
         return twin

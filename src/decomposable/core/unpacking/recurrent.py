@@ -1,15 +1,12 @@
 """`nn.LSTM`, `nn.GRU` and `nn.RNN` with the weights of their gates as layers.
 
-What the input gives is computed for all steps at once; only what the state gives has to wait for the step before. One
-layer in one direction runs over all steps of time in whichever way is right and fast:
+What the input gives is computed for all steps at once; only what the state gives has to wait. One layer in one
+direction runs over all steps of time in whichever way is right and fast. All have the same result and gradients:
 
-    somebody watches a layer, or it is no plain one ──▶ called step by step, by `OpenedRecurrent`
-    torch.export records ─────────────────────────────▶ scanned: one node for all steps, of any number
-    an exporter has its own form of it ───────────────▶ its `RECORDER`
-    on a CPU, where there are many steps ─────────────▶ fused: PyTorch's own kernel, with W̃ of the state's weights
-    all else ─────────────────────────────────────────▶ looped
-
-All of them compute the same to rounding, and have the same gradients.
+    torch.export records ────────────────────────▶ scanned: one node for all steps, of any number
+    an exporter has its own form of it ──────────▶ its `RECORDER`
+    on a CPU, where there are many steps ────────▶ fused: PyTorch's own kernel, with W̃ of the state's weights
+    all else ────────────────────────────────────▶ looped; its layers are called where somebody watches them
 
 Shape suffixes: T steps, B samples (of a packed batch those that are not over), H the state, P what is put out (H, or
 less where an LSTM has projections), I the input, G = gates · H.
@@ -20,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,25 +69,19 @@ class CellWeights:
             return None
         return cls(ih=stages[0], hh=stages[1], hr=stages[2], biases=biases if is_pair else None)  # type: ignore[arg-type]
 
-    @property
-    def all(self) -> tuple[Tensor, ...]:
-        """Return all of them."""
-        return (*self.ih, *self.hh, *self.hr, *(self.biases or ()))
-
 
 def _stages(layer: nn.Module) -> tuple[Tensor, ...] | None:
     """Return the weights of a `Linear` or of a chain of them, if its forward is nothing else."""
-    if type(layer) is StandIn:
-        parts = list(layer._modules.values())
-        is_plain = _is_unwatched(layer) and all(type(part) is nn.Linear and _is_unwatched(part) for part in parts)
-        has_bias = not is_plain or any(part.bias is not None for part in parts[:-1])
-        return None if has_bias else tuple(part.weight for part in parts)  # type: ignore[misc]
-    is_plain = type(layer) in (nn.Linear, ViewLinear) and _is_unwatched(layer)
-    return (layer.weight,) if is_plain else None  # type: ignore[return-value]
+    is_chain = type(layer) is StandIn
+    parts: list[Any] = list(layer._modules.values()) if is_chain else [layer]
+    is_kind = all(type(part) in (nn.Linear, ViewLinear) for part in parts)
+    if not is_kind or any(map(_is_watched, [layer, *parts])) or any(part.bias is not None for part in parts[:-1]):
+        return None
+    return tuple(part.weight for part in parts)
 
 
-def _is_unwatched(module: nn.Module) -> bool:
-    return "forward" not in vars(module) and not any(getattr(module, name) for name in _HOOKS)
+def _is_watched(module: nn.Module) -> bool:
+    return "forward" in vars(module) or any(getattr(module, name) for name in _HOOKS)
 
 
 def chained(x: Tensor, stages: Sequence[Tensor]) -> Tensor:
@@ -99,47 +91,44 @@ def chained(x: Tensor, stages: Sequence[Tensor]) -> Tensor:
     return x
 
 
-def from_input(x: Tensor, weights: CellWeights, mode: str) -> Tensor:
+def _from_input(x: Tensor, weights: CellWeights, mode: str) -> Tensor:
     """Return what the input gives to the gates, at all steps at once, with the biases that can be added there.
 
     The state's bias of a GRU is multiplied by a gate, and has to wait.
     """
-    *before, last = weights.ih
     biases = weights.biases
     bias = None if biases is None else biases[0] if mode == "GRU" else biases[0] + biases[1]
-    return F.linear(chained(x, before), last, bias)
+    return F.linear(chained(x, weights.ih[:-1]), weights.ih[-1], bias)
 
 
-def step_of(weights: CellWeights, mode: str) -> Callable[[Tensor, State], State]:
-    """Return one step of time, from what `from_input` gives for it and the state before, to the state behind it."""
-    *before, last = (each.t() for each in weights.hh)
-    bias = weights.biases[1] if weights.biases is not None and mode == "GRU" else None
-    hr = weights.hr
+Step = Callable[[Tensor, State], State]
+"""From what the input gives to the gates, and the state before, to the state behind."""
 
-    def added(gates_BG: Tensor, h: Tensor) -> Tensor:
-        for each in before:
-            h = h @ each
-        return torch.addmm(gates_BG, h, last)
+
+def _step_of(weights: CellWeights, mode: str) -> Step:
+    *before, last = weights.hh
+    bias = None if weights.biases is None else weights.biases[1]
+    hr, transposed = partial(chained, stages=weights.hr) if weights.hr else None, last.t()
 
     def step(gates_BG: Tensor, state: State) -> State:
-        h = state[0]
+        h = chained(state[0], before)
         if mode == "GRU":
-            from_state = chained(h, weights.hh)
-            return gru(gates_BG, from_state if bias is None else from_state + bias, h)
-        state = lstm(added(gates_BG, h), state[1]) if mode == "LSTM" else plain(added(gates_BG, h), mode)
-        return (chained(state[0], hr), *state[1:]) if hr else state
+            return _gru(gates_BG, F.linear(h, last, bias), state[0])
+        return _next(mode, torch.addmm(gates_BG, h, transposed), state, hr)
 
     return step
 
 
-def lstm(total_BG: Tensor, c: Tensor) -> State:
-    """Return h and c, in the letters of PyTorch's documentation."""
-    i, f, g, o = total_BG.chunk(4, dim=-1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
+def _calling_step(hh: nn.Module, hr: nn.Module | None, mode: str) -> Step:
+    def step(gates_BG: Tensor, state: State) -> State:
+        if mode == "GRU":
+            return _gru(gates_BG, hh(state[0]), state[0])
+        return _next(mode, gates_BG + hh(state[0]), state, hr)
+
+    return step
 
 
-def gru(from_input_BG: Tensor, from_state_BG: Tensor, h: Tensor) -> State:
+def _gru(from_input_BG: Tensor, from_state_BG: Tensor, h: Tensor) -> State:
     """Return h, with the reset gate behind the product with the state."""
     (r_x, z_x, n_x), (r_h, z_h, n_h) = (each.chunk(3, dim=-1) for each in (from_input_BG, from_state_BG))
     n = (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
@@ -147,48 +136,34 @@ def gru(from_input_BG: Tensor, from_state_BG: Tensor, h: Tensor) -> State:
     return (n + z * (h - n),)  # not lerp: under autocast the first state is of another type
 
 
-def plain(total_BG: Tensor, mode: str) -> State:
-    """Return h of a layer without gates."""
-    return (total_BG.relu() if mode == "RNN_RELU" else total_BG.tanh(),)
+def _next(mode: str, total_BG: Tensor, state: State, hr: Callable[[Tensor], Tensor] | None) -> State:
+    """Return h and c of an LSTM, in the letters of PyTorch's documentation, or h of a layer without gates."""
+    if mode != "LSTM":
+        return (total_BG.relu() if mode == "RNN_RELU" else total_BG.tanh(),)
+    i, f, g, o = total_BG.chunk(4, dim=-1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return (h if hr is None else hr(h)), c
 
 
-def run(mode: str, x_TBI: Tensor, start: State, weights: CellWeights, backwards: bool) -> tuple[Tensor, State]:
-    """Return all outputs, by time, and the last state."""
-    if is_recorded():
-        recorder = RECORDER.get()
-        if recorder is None:
-            return _scanned(mode, x_TBI, start, weights, backwards)
-        y_TBP, last = recorder(mode, x_TBI, start, weights, backwards)
-        return y_TBP, (y_TBP[0 if backwards else -1], last) if mode == "LSTM" else (last,)
-    way = _fused if _can_be_fused(x_TBI, start, weights) else _looped
-    return way(mode, x_TBI, start, weights, backwards)
-
-
-def is_recorded() -> bool:
+def _is_recorded() -> bool:
     """Return whether `torch.export` records what is computed."""
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
-def _looped(mode: str, x_TBI: Tensor, start: State, weights: CellWeights, backwards: bool) -> tuple[Tensor, State]:
-    step, state = step_of(weights, mode), start
-    gates = from_input(x_TBI, weights, mode).unbind(0)
-    outputs = []
-    for gates_BG in reversed(gates) if backwards else gates:
-        state = step(gates_BG, state)
-        outputs.append(state[0])
-    return torch.stack(outputs[::-1] if backwards else outputs), state
-
-
-def _scanned(mode: str, x_TBI: Tensor, start: State, weights: CellWeights, backwards: bool) -> tuple[Tensor, State]:
+def _recorded(mode: str, x_TBI: Tensor, start: State, weights: CellWeights, backwards: bool) -> tuple[Tensor, State]:
+    recorder = RECORDER.get()
+    if recorder is not None:
+        y_TBP, last = recorder(mode, x_TBI, start, weights, backwards)
+        return y_TBP, (y_TBP[0 if backwards else -1], last) if mode == "LSTM" else (last,)
     from torch._higher_order_ops.scan import scan  # it loads the compiler
 
     def step(state: State, gates_BG: Tensor) -> tuple[State, Tensor]:
-        state = step_of(weights, mode)(gates_BG, state)
+        state = _step_of(weights, mode)(gates_BG, state)
         return state, state[0].clone()  # what is put out may not be the state itself
 
-    gates_TBG = from_input(x_TBI, weights, mode)
     first = tuple(each.clone() for each in start)  # nor may two inputs be parts of one tensor
-    state, y_TBP = scan(step, first, gates_TBG, reverse=backwards)
+    state, y_TBP = scan(step, first, _from_input(x_TBI, weights, mode), reverse=backwards)
     return y_TBP, tuple(state)
 
 
@@ -209,23 +184,7 @@ def _fused(mode: str, x_TBI: Tensor, start: State, weights: CellWeights, backwar
 
 def _can_be_fused(x_TBI: Tensor, start: State, weights: CellWeights) -> bool:
     """Return whether PyTorch's kernel can take it, hides nothing that a loop would show, and is faster."""
-    if _is_watched():
-        return False
-    tensors = (x_TBI, *start, *weights.all)
-    is_usual = all(type(each) in (Tensor, torch.nn.Parameter) and each.device.type == "cpu" for each in tensors)
-    is_one_kind = {each.dtype for each in tensors} in ({torch.float32}, {torch.float64})
-    if not is_usual or not is_one_kind or not x_TBI.numel():
-        return False
-    return sum(map(_product_macs, (weights.hh, weights.hr))) <= len(x_TBI) * _STEP
-
-
-def _product_macs(stages: tuple[Tensor, ...]) -> int:
-    return sum(before.shape[0] * before.shape[1] * stages[-1].shape[0] for before in stages[:-1])
-
-
-def _is_watched() -> bool:
-    """Return whether somebody records, transforms or counts what is computed, or computes it in another type."""
-    return (
+    is_followed = (  # somebody records, transforms or counts what is computed, or computes it in another type
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
         or torch.is_autocast_enabled("cpu")
@@ -233,6 +192,35 @@ def _is_watched() -> bool:
         or forward_ad._current_level >= 0
         or _get_current_dispatch_mode() is not None
     )
+    tensors = (x_TBI, *start, *weights.ih, *weights.hh, *weights.hr, *(weights.biases or ()))
+    is_usual = all(type(each) in (Tensor, nn.Parameter) and each.device.type == "cpu" for each in tensors)
+    is_one_kind = {each.dtype for each in tensors} in ({torch.float32}, {torch.float64})
+    if is_followed or not is_usual or not is_one_kind or not x_TBI.numel():
+        return False
+    to_multiply = sum(each.numel() * chain[-1].shape[0] for chain in (weights.hh, weights.hr) for each in chain[:-1])
+    return to_multiply <= len(x_TBI) * _STEP
+
+
+def _looped(step: Step, gates: Tensor, start: State, sizes: list[int] | None, backwards: bool) -> tuple[Tensor, State]:
+    """Run one step after the other; of a packed batch, whose shortest samples are last, `sizes` are those of each."""
+    state = start if sizes is None else tuple(each[: sizes[-1 if backwards else 0]] for each in start)
+    over: list[State] = []  # of samples that have ended
+    outputs = []
+    each_step = gates.unbind(0) if sizes is None else gates.split(sizes)
+    for gates_BG in reversed(each_step) if backwards else each_step:
+        if sizes is not None:
+            before, size = len(state[0]), len(gates_BG)
+            if size < before:
+                over.append(tuple(each[size:] for each in state))
+                state = tuple(each[:size] for each in state)
+            elif size > before:  # samples that begin here, where time runs backwards
+                state = tuple(torch.cat([each, new[before:size]]) for each, new in zip(state, start, strict=True))
+        state = step(gates_BG, state)
+        outputs.append(state[0])
+    for ended in reversed(over):
+        state = tuple(torch.cat(pair) for pair in zip(state, ended, strict=True))
+    joined = torch.stack if sizes is None else torch.cat
+    return joined(outputs[::-1] if backwards else outputs), state
 
 
 class OpenedRecurrent(Opened):
@@ -247,58 +235,50 @@ class OpenedRecurrent(Opened):
     dropout: float
 
     @classmethod
-    def why_not(cls, module: nn.Module) -> str | None:
-        """Return the reason to leave a module as it is, or None for the plain kinds."""
-        if type(module) not in (nn.LSTM, nn.GRU, nn.RNN) or "forward" in vars(module):
-            return f"{type(module).__name__} has a forward of its own"
-        return None
-
-    @classmethod
     def parts(cls, module: nn.Module) -> dict[str, PackedWeight]:
         """Return two or three weights for every layer and direction."""
-        assert isinstance(module, nn.RNNBase)
-        parts = {}
-        for name in module._parameters:
-            if name.startswith("weight_"):
-                bias = name.replace("weight", "bias")
-                bias_name = bias if bias in module._parameters else None
-                parts[name.removeprefix("weight_")] = PackedWeight(owner=module, weight=name, bias=bias_name)
-        return parts
+        names = [name.removeprefix("weight_") for name in module._parameters if name.startswith("weight_")]
+        biases = {name: f"bias_{name}" if f"bias_{name}" in module._parameters else None for name in names}
+        return {name: PackedWeight(owner=module, weight=f"weight_{name}", bias=biases[name]) for name in names}
 
     def flatten_parameters(self) -> None:
         """Do nothing: a model may ask for it."""
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Compute what the recurrent layers of PyTorch do."""
+        sizes: list[int] | None = None
         if isinstance(input, PackedSequence):
-            if is_recorded():
+            if _is_recorded():
                 raise InvalidArgumentError(
                     f"{self.mode}: got a PackedSequence, whose steps are as wide as its values say; allowed in an "
                     "export: a tensor, padded to one length"
                 )
-            x, order, is_batched = input.data, input.sorted_indices, True
-            sizes: list[int] | None = input.batch_sizes.tolist()
-            batch = int(input.batch_sizes[0])
-        else:
-            sizes, order, is_batched = None, None, input.dim() == 3
-            whole = input if is_batched else input.unsqueeze(1)
-            x = whole.transpose(0, 1) if self.batch_first and is_batched else whole
-            batch = x.shape[1]
-        states = self._states(hx, x, batch, is_batched, order)
-        return self._result(input, *self._run(x, states, sizes), is_batched)
+            sizes, order, unorder = input.batch_sizes.tolist(), input.sorted_indices, input.unsorted_indices
+            final, outputs = self._run(input.data, self._states(hx, input.data, sizes[0], order), sizes)
+            made: Any = PackedSequence(outputs, input.batch_sizes, order, unorder)
+            final = final if unorder is None else tuple(each.index_select(1, unorder) for each in final)
+        elif input.dim() == 3:
+            x = input.transpose(0, 1) if self.batch_first else input
+            final, outputs = self._run(x, self._states(hx, x, x.shape[1]), None)
+            made = outputs.transpose(0, 1) if self.batch_first else outputs
+        else:  # one sample
+            x, given = input.unsqueeze(1), hx if self.mode == "LSTM" else (hx,)
+            states = self._states(None, x, 1) if hx is None else tuple(each.unsqueeze(1) for each in given)
+            final, outputs = self._run(x, states, None)
+            made, final = outputs.squeeze(1), tuple(each.squeeze(1) for each in final)
+        return made, final if self.mode == "LSTM" else final[0]
 
-    def _states(self, hx: Any, like: Tensor, batch: int, is_batched: bool, order: Tensor | None) -> State:
+    def _states(self, hx: Any, like: Tensor, batch: int, order: Tensor | None = None) -> State:
         """Return the first state of every layer and direction: those given, or zeros."""
         if hx is None:
             widths = (self.proj_size or self.hidden_size, self.hidden_size)
             count = self.num_layers * (2 if self.bidirectional else 1)
             return tuple(like.new_zeros(count, batch, w) for w in widths[: 2 if self.mode == "LSTM" else 1])
         states = tuple(hx) if self.mode == "LSTM" else (hx,)
-        states = states if is_batched else tuple(each.unsqueeze(1) for each in states)
         return states if order is None else tuple(each.index_select(1, order) for each in states)
 
-    def _run(self, x: Tensor, states: State, sizes: list[int] | None) -> tuple[Tensor, State]:
-        """Run layer after layer; outputs are those of the last.
+    def _run(self, x: Tensor, states: State, sizes: list[int] | None) -> tuple[State, Tensor]:
+        """Run layer after layer; return their last states, and the outputs of the last one.
 
         Of a packed batch, all samples of all steps lie along the first axis; `sizes` are the samples at every step.
         """
@@ -314,7 +294,7 @@ class OpenedRecurrent(Opened):
             x = ways[0] if len(ways) == 1 else torch.cat(ways, dim=-1)
             if self.dropout and self.training and number + 1 < self.num_layers:
                 x = F.dropout(x, self.dropout)
-        return x, tuple(torch.stack(each) for each in zip(*finals, strict=True))
+        return tuple(torch.stack(each) for each in zip(*finals, strict=True)), x
 
     def _direction(
         self, x: Tensor, start: State, name: str, sizes: list[int] | None, *, backwards: bool
@@ -323,55 +303,11 @@ class OpenedRecurrent(Opened):
         ih, hh, hr = (self._modules.get(f"{kind}_{name}") for kind in ("ih", "hh", "hr"))
         assert ih is not None
         assert hh is not None
-        weights = CellWeights.of(ih, hh, hr) if sizes is None else None
-        if weights is not None:
-            return run(self.mode, x, start, weights, backwards)
-        gates = ih(x).unbind(0) if sizes is None else ih(x).split(sizes)
-        state = start if sizes is None else tuple(each[: sizes[-1 if backwards else 0]] for each in start)
-        over: list[State] = []
-        outputs: list[Tensor] = [gates[0]] * len(gates)
-        for at in reversed(range(len(gates))) if backwards else range(len(gates)):
-            if sizes is not None:
-                state = _going_on(state, start, sizes[at], over)
-            state = self._step(gates[at], state, hh, hr)
-            outputs[at] = state[0]
-        for each in reversed(over):
-            state = tuple(torch.cat(pair) for pair in zip(state, each, strict=True))
-        return torch.stack(outputs) if sizes is None else torch.cat(outputs), state
-
-    def _step(self, from_input_BG: Tensor, state: State, hh: nn.Module, hr: nn.Module | None) -> State:
-        """Run one step of time, in which the layers are called."""
-        from_state_BG = hh(state[0])
-        if self.mode == "GRU":
-            return gru(from_input_BG, from_state_BG, state[0])
-        total_BG = from_input_BG + from_state_BG
-        if self.mode != "LSTM":
-            return plain(total_BG, self.mode)
-        h, c = lstm(total_BG, state[1])
-        return (h if hr is None else hr(h)), c
-
-    def _result(self, input: Any, outputs: Tensor, final: State, is_batched: bool) -> Any:
-        """Return outputs and last states in the form that the input has."""
-        if isinstance(input, PackedSequence):
-            made: Any = PackedSequence(outputs, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
-            if input.unsorted_indices is not None:
-                final = tuple(each.index_select(1, input.unsorted_indices) for each in final)
-        else:
-            made = outputs.transpose(0, 1) if self.batch_first and is_batched else outputs
-            if not is_batched:
-                made, final = made.squeeze(1), tuple(each.squeeze(1) for each in final)
-        return made, final if self.mode == "LSTM" else final[0]
-
-
-def _going_on(state: State, start: State, size: int, over: list[State]) -> State:
-    """Return the state of those samples of a packed batch that have this step: the shortest are last.
-
-    Those that end here go to `over`; those that begin here, where the loop runs backwards, have their first state.
-    """
-    before = len(state[0])
-    if size < before:
-        over.append(tuple(each[size:] for each in state))
-        return tuple(each[:size] for each in state)
-    if size > before:
-        return tuple(torch.cat([each, new[before:size]]) for each, new in zip(state, start, strict=True))
-    return state
+        weights = CellWeights.of(ih, hh, hr)
+        if weights is None:
+            return _looped(_calling_step(hh, hr, self.mode), ih(x), start, sizes, backwards)
+        if sizes is None and _is_recorded():
+            return _recorded(self.mode, x, start, weights, backwards)
+        if sizes is None and _can_be_fused(x, start, weights):
+            return _fused(self.mode, x, start, weights, backwards)
+        return _looped(_step_of(weights, self.mode), _from_input(x, weights, self.mode), start, sizes, backwards)

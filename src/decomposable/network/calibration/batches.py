@@ -16,13 +16,14 @@ MOST_KEPT = 1 << 29
 """Bytes of batches that are kept, beyond the first one: 512 MiB."""
 
 _FEWEST = 32  # samples that statistics are still worth something of
+_BEGINS_ANEW = "one that begins anew, such as a DataLoader or a list"
 
 
 class Kept:
     """The batches of a loader, which is gone through once; as many of the first ones as memory allows are kept.
 
-    `inputs_of(batch)` is what the network sees of a batch, which must hold no NaN; `first_entry` says that it takes no
-    more than that.
+    `inputs_of(batch)` is what the network sees of a batch, which must hold no NaN. Where it is `first_entry`, the
+    network sees no more than that, so that a part of a batch can be taken.
     """
 
     def __init__(self, loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str = "calibrate_") -> None:
@@ -44,13 +45,16 @@ class Kept:
 
     @property
     def expected(self) -> int:
-        """How many there will be in all, as far as one can know."""
-        return max(self.count, length_of(self._loader))
+        """How many there will be in all, as far as one can know; 0 where nobody knows."""
+        try:
+            return max(self.count, len(self._loader))  # type: ignore[arg-type]
+        except TypeError:  # a generator, or a `DataLoader` of an `IterableDataset`
+            return self.count
 
     def part(self, share: float) -> tuple[list[Any], float]:
-        """The first batches, at least such a share of all or as many as there was memory for; and how many they are.
+        """Return the first batches, at least such a share of all or as many as are kept; and how many they are.
 
-        Of large ones, a part of the first one will do where it is known what the network sees of it.
+        Of a large batch a part is taken, where that can be done.
         """
         wanted = share * self.count
         if wanted < 1:
@@ -60,7 +64,7 @@ class Kept:
         return found, float(len(found))
 
     def head(self, samples: int) -> tuple[Any, float]:
-        """So many samples of the first batch where they can be told apart, else all; and which part of it they are."""
+        """Return so many samples of the first batch, and which part of it they are; all where they are not to part."""
         if self._inputs_of is not first_entry or not 0 < samples < self._samples:
             return self._first[0], 1.0
         return first_entry(self._first[0])[:samples], samples / self._samples
@@ -71,41 +75,47 @@ class Kept:
         inputs = self._inputs_of(self._first[0])
         return len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 0
 
-    def again_from_start(self) -> Kept:
-        """All of them once more; of a loader that is over for good, those that there was memory for."""
-        is_all = len(self._first) == self.count or iter(self._loader) is self._loader
-        return Kept(self._first if is_all else self._loader, self._inputs_of, self._asker)
-
-    def again(self, asker: str) -> Iterable[Any]:
-        """All of them, to be gone through many times; `asker` is who wants that."""
-        for _ in self:
-            pass
+    @property
+    def _renewed(self) -> Iterable[Any] | None:
+        """All batches, to be gone through many times; None where the loader is over, and not all are kept."""
         if len(self._first) == self.count:
             return self._first
-        if iter(self._loader) is not self._loader:
-            return self._loader
-        raise InvalidArgumentError(
-            f"{asker}: the loader can be gone through only once, and its batches take more than the "
-            f"{MOST_KEPT >> 20} MiB that are kept; allowed: fewer images, or a loader that begins anew, such as a "
-            "DataLoader or a list"
-        )
+        return None if iter(self._loader) is self._loader else self._loader
+
+    def again_from_start(self) -> Kept:
+        """Return all of them once more; of a loader that is over, those that are kept."""
+        renewed = self._renewed
+        return Kept(self._first if renewed is None else renewed, self._inputs_of, self._asker)
+
+    def again(self, asker: str) -> Iterable[Any]:
+        """Return all of them, to be gone through many times; `asker` is who wants that."""
+        for _ in self:
+            pass
+        renewed = self._renewed
+        if renewed is None:
+            raise InvalidArgumentError(
+                f"{asker}: the loader can be gone through only once, and its batches take more than the "
+                f"{MOST_KEPT >> 20} MiB that are kept; allowed: fewer images, or {_BEGINS_ANEW}"
+            )
+        return renewed
 
 
 def renewable(loader: Iterable[Any], forward: Forward, asker: str) -> Iterable[Any]:
-    """The loader where it begins anew each time; of one that ends for good, its batches, where memory allows."""
+    """Return a loader that begins anew each time as it is; of one that is over after once, the batches."""
     if not isinstance(loader, Iterable):
         raise InvalidArgumentError(f"{asker}: the loader is a {type(loader).__name__}; allowed: what yields batches")
     return Kept(loader, seen_by(forward), asker).again(asker) if isinstance(loader, Iterator) else loader
 
 
 def seen_by(forward: Forward) -> Callable[[Any], Any]:
-    """What a network sees of a batch: of other ways to run it nobody knows what they use."""
+    """Return what tells what a network sees of a batch: all of it where the network is run in a way of its own."""
     return first_entry if forward is call_with_first else lambda batch: batch
 
 
 def endless(loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str) -> Iterator[Any]:
-    """The batches of a loader, which is gone through again and again; the first one of it comes once only, unless
-    there is no other: of a loader in a fixed order, what is learnt from the others can be judged by it.
+    """Yield the batches of a loader again and again, its first batch only the first time, to be judged by.
+
+    Where there is no other batch, the first one comes each time.
     """
     count = in_a_pass = 0
     while True:
@@ -118,9 +128,7 @@ def endless(loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str) 
         in_a_pass = count - before
         if count == before:
             came = f"yielded no more than {count}" if count else "yielded no batch"
-            raise InvalidArgumentError(
-                f"{asker}: the loader {came}; allowed: one that begins anew, such as a DataLoader or a list"
-            )
+            raise InvalidArgumentError(f"{asker}: the loader {came}; allowed: {_BEGINS_ANEW}")
 
 
 def _refuse_nan(asker: str, number: int, inputs: Any) -> None:
@@ -130,7 +138,7 @@ def _refuse_nan(asker: str, number: int, inputs: Any) -> None:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in a batch, or in what a network returns.
+    """Yield all tensors in a batch, or in what a network returns.
 
     >>> [t.item() for t in tensors_in({"a": torch.tensor(1), "b": [torch.tensor(2), "x"]})]
     [1, 2]
@@ -140,11 +148,3 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Mapping | tuple | list):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(part)
-
-
-def length_of(loader: Iterable[Any]) -> int:
-    """How many batches there will be; 0 where nobody knows."""
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except TypeError:  # a generator, or a `DataLoader` of an `IterableDataset`
-        return 0

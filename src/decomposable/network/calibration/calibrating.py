@@ -36,7 +36,7 @@ FEWEST_PASSES = 3
 def checked_plans(
     selector: RankSelector, sizes: Sequence[float] | None, *, align: Align, passes: float, exact: bool
 ) -> list[RankPlan] | None:
-    """The sizes that were asked for, each of them once; None for a grid. What cannot be asked for is refused."""
+    """Return the sizes that were asked for, each of them once; None for a grid. Refuse what cannot be asked for."""
     if not (is_number(passes) and FEWEST_PASSES <= passes < math.inf):
         raise InvalidArgumentError(f"calibrate_: passes={passes!r}; allowed: a number of at least 3")
     if sizes is None:
@@ -62,7 +62,7 @@ def calibrated(
     exact: bool,
     report: Report,
 ) -> tuple[Statistics, CalibrationReport]:
-    """The statistics of these sizes, or of a grid, and what they cost."""
+    """Return the statistics of these sizes, or of a grid, and what they cost."""
     start = time.perf_counter()
     forward = subject.forward
     batches = Kept(loader, seen_by(forward))
@@ -70,13 +70,12 @@ def calibrated(
     spent, is_settled = None, True
     if plans is None:
         statistics, spent, is_settled = _grids(subject, selector, batches, align, float(passes), report)
+    elif exact:
+        rows = measured_exactly(subject, plans, batches.again("calibrate_(exact=True)"), report)
+        statistics = as_statistics(subject, plans, rows)
     else:
-        if exact:
-            statistics = measured_exactly(subject, plans, batches.again("calibrate_(exact=True)"), report)
-        else:
-            spent = sum(map(position, plans))
-            statistics = measured(subject, plans, batches, _counter(batches, spent, report))
-        statistics = replace(statistics, has_explicit_full=any(plan.is_full for plan in plans))
+        spent = sum(map(position, plans))
+        statistics = as_statistics(subject, plans, measured(subject, plans, batches, _counter(batches, spent, report)))
     return statistics, CalibrationReport(
         sizes=len(statistics.plans),
         batches=batches.count,
@@ -90,20 +89,21 @@ def calibrated(
 def _grids(
     subject: CalibrationTarget, selector: RankSelector, batches: Kept, align: Align, passes: float, report: Report
 ) -> tuple[Statistics, float, bool]:
-    """A grid of the sizes that there are or, where budgets of parameters have an order of their own, one of each order:
-    what lies on one is not near what lies on the other.
+    """Return a grid of the sizes that there are, or of each order where budgets of parameters have their own.
+
+    What lies on one of the two grids is not near what lies on the other.
     """
     parts: list[tuple[Statistics, float, bool]] = []
     in_turn = InTurn(report, count=len(selector.measures))
+    share = max(FEWEST_PASSES, passes / len(selector.measures))
     for measure in selector.measures:
-        share = max(FEWEST_PASSES, passes / len(selector.measures))
-        seen = batches if not parts else batches.again_from_start()
+        seen = batches.again_from_start() if parts else batches
         parts.append(
             calibrated_grid(subject, selector, seen, measure=measure, align=align, passes=share, report=in_turn)
         )
         in_turn.next()
-    statistics = reduce(Statistics.merged, (each for each, _, _ in parts))
-    return statistics, sum(spent for _, spent, _ in parts), all(is_settled for _, _, is_settled in parts)
+    grids, spent, are_settled = zip(*parts, strict=True)
+    return reduce(Statistics.merged, grids), sum(spent), all(are_settled)
 
 
 def recalibrated(
@@ -115,15 +115,15 @@ def recalibrated(
     passes: float,
     report: Report,
 ) -> tuple[Statistics, CalibrationReport]:
-    """Statistics anew, after the network has changed at all sizes but the largest, which keeps its own: the full one,
-    or of a part of a network the largest in it.
+    """Return statistics anew, after the network has changed at all sizes but the largest that it has.
 
-    What was a grid becomes one, and so does what was not calibrated, its largest size included; chosen sizes are
+    The largest keeps its own. What was a grid becomes one, and so does what was not calibrated; chosen sizes are
     measured as they were chosen. The loader is gone through for each of these.
     """
-    grids = older.grids if older else (1,)
-    ways: list[tuple[Align, list[RankPlan] | None]] = [(_of_grid(align), None) for align in grids]
     full: list[int] = []
+    ways: list[tuple[Align, list[RankPlan] | None]] = [
+        (_of_grid(align), None) for align in (older.grids if older else ())
+    ]
     if older is not None:
         most = selector.most_ranks
         there = [i for i, plan in enumerate(older.plans) if (selector.as_array(plan.ranks) <= most).all()]
@@ -131,10 +131,9 @@ def recalibrated(
         chosen = [older.plans[i] for i in there if i not in full and not _is_on_a_grid(older.plans[i], selector, older)]
         if chosen and set(older.alignments) != set(older.grids):
             ways.append((DEFAULT_ALIGN, chosen))
-        ways = ways or [(DEFAULT_ALIGN, None)]
     made = [
         calibrated(subject, selector, plans, loader, align=align, passes=passes, exact=False, report=report)
-        for align, plans in ways
+        for align, plans in ways or [(DEFAULT_ALIGN, None)]
     ]
     statistics = reduce(Statistics.merged, (each for each, _ in made))
     if older is not None:
@@ -155,7 +154,7 @@ def recalibrated(
 
 
 def _is_on_a_grid(plan: RankPlan, selector: RankSelector, older: Statistics) -> bool:
-    """Whether a size is one of those that a grid is made of, which is made anew as a whole."""
+    """Return whether a size is one of those that a grid is made of, which is made anew as a whole."""
     aligns = dict.fromkeys(each for align in older.grids for each in (align, _of_grid(align)))
     for measure, align in itertools.product(selector.measures, aligns):
         cost = plan.macs if measure == "macs" else plan.params
@@ -172,7 +171,7 @@ def _of_grid(align: int) -> Align:
 
 
 def _counter(batches: Kept, passes: float, report: Report) -> Callable[[RankPlan], None]:
-    """Tells how far one pass over the loader is, where the loader says how many batches there will be."""
+    """Return what tells how far one pass over the loader is, where the loader says how many batches there will be."""
     total = batches.expected
     tracker = Tracker(report, "calibrating", total=total, unit="batches")
     ran = 0.0

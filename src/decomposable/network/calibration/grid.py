@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,9 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from decomposable.network.calibration.batches import Kept, tensors_in
-from decomposable.network.calibration.effort import Effort, Runs, sizes_between
-from decomposable.network.calibration.statistics import CalibrationTarget, Row, Statistics, measured
-from decomposable.progress import Report
+from decomposable.network.calibration.statistics import CalibrationTarget, Row, Statistics, as_statistics, measured
+from decomposable.progress import Report, Tracker
 from decomposable_edge.sizing.interpolation import position
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.ranks import Ints, Measure, RankSelector
@@ -40,7 +40,12 @@ PASSES = 60.0
 _COARSE = (1.5, 2.0, 4.0, math.inf)  # how far apart sizes of the coarse grid are; the first that the effort allows
 _PART = 0.2  # of the batches, that refined sizes are measured on
 _TOLERANCE = 0.045  # of the outputs' spread: what interpolation may change
-_COMPARED = 32  # samples that outputs are compared on
+_COMPARED = 16  # samples that outputs are compared on
+
+# How many sizes lie between two whose middle was x tolerances off: x (1.4 + 0.05 x), as on a ResNet-20. The factor is a
+# little too large, so that the time left falls faster than time passes.
+_PER_TOLERANCE, _GROWTH = 1.4, 0.05
+_UNKNOWN = 12.0  # tolerances, as long as no size between the two was measured
 
 
 @torch.no_grad()
@@ -54,17 +59,20 @@ def calibrated_grid(
     passes: float,
     report: Report,
 ) -> tuple[Statistics, float, bool]:
-    """Statistics from the smallest size to the largest one by a measure, for `passes` passes of the full network at
-    most; how many it took, and whether the grid is as dense as it has to be.
+    """Return statistics from the smallest size to the largest one by a measure, for so many passes at most.
+
+    With them comes how many passes it took, and whether the grid is as dense as it has to be.
     """
     sizes = _Sizes(selector, measure, align)
-    effort = Effort(batches, passes, report, sizes.noun)
+    effort = _Effort(batches, passes, report, sizes.noun)
     grid = _Grid.coarse(subject, sizes, batches, effort, passes)
     is_allowed = True
     while grid.gaps and is_allowed:
-        grid.expect()
+        effort.expect(gap.runs(sizes.positions, grid.length + 2 * grid.share) for gap in grid.gaps)
         is_allowed = grid.refine(heapq.heappop(grid.gaps))
-    return replace(grid.whole, grids=(calibrated_as(align),)), effort.spent, is_allowed
+    points = grid.points.values()
+    found = as_statistics(subject, [point.plan for point in points], [point.whole for point in points])
+    return replace(found, has_explicit_full=False, grids=(calibrated_as(align),)), effort.spent, is_allowed
 
 
 class _Sizes:
@@ -85,6 +93,63 @@ class _Sizes:
         return self._selector.of_size(int(self.costs[place]), self._measure, align=self._align)
 
 
+class _Runs(NamedTuple):
+    """So many sizes that cost about so much of the full network's MACs, each run on so many batches."""
+
+    sizes: float
+    position: float
+    batches: float
+
+
+class _Effort:
+    """Counts what has run, in passes of the full network over the loader, and tells how far that is.
+
+    How many sizes a grid needs turns out while it is made: what is told is what one may expect.
+    """
+
+    def __init__(self, batches: Kept, passes: float, report: Report, noun: str = "sizes") -> None:
+        self._batches, self._passes, self._noun = batches, passes, noun
+        self._tracker = Tracker(report, "calibrating", total=1.0)
+        self._spent = self._worked = 0.0  # in passes over one batch, and in time
+        self._total_work, self._total_sizes = 1.0, 0.0  # as is expected
+        self.weight = 1.0  # of what is run: a whole batch, or a part of one
+        self.sizes = 0  # that are measured
+
+    @property
+    def spent(self) -> float:
+        """In passes over the loader."""
+        return self._spent / max(1, self._batches.expected)
+
+    def expect(self, to_come: Iterable[_Runs]) -> None:
+        """Note what is still to be run, as far as one knows; no more of it than the effort allows."""
+        each = [(run.sizes, run.sizes * run.batches, run.position) for run in to_come]
+        cost = sum(batches * place for _, batches, place in each)
+        left = max(0.0, self._passes * max(1, self._batches.expected) - self._spent)
+        share = min(1.0, left / cost) if cost > 0 else 0.0
+        self._total_work = self._worked + share * sum(batches * _time(place) for _, batches, place in each)
+        self._total_sizes = self.sizes + share * sum(sizes for sizes, _, _ in each)
+
+    def ran(self, plan: RankPlan) -> None:
+        """Count a batch that a network has run, or such a part of one as `weight` says."""
+        self.spend(plan, self.weight)
+
+    def spend(self, plan: RankPlan, batches: float) -> None:
+        """Count so many batches that a network has run."""
+        self._spent += position(plan) * batches
+        self._worked += _time(position(plan)) * batches
+        text = f"{self.sizes} of about {max(self.sizes, round(self._total_sizes))} {self._noun}"
+        self._tracker.update(self._worked, text, total=max(self._worked, self._total_work))
+
+    def allows(self, batch_passes: float) -> bool:
+        """Return whether so much more is within the effort, in passes of the full network over one batch."""
+        return self._spent + batch_passes <= self._passes * self._batches.count
+
+
+def _time(place: float) -> float:
+    """Return what time is proportional to: not all that a network does becomes less with its MACs."""
+    return (1 + place) / 2
+
+
 class _Gap(NamedTuple):
     """Two neighbours by their places in the list of all sizes, and how far off the one was that made them such."""
 
@@ -92,37 +157,43 @@ class _Gap(NamedTuple):
     low: int
     high: int
 
-    def runs(self, positions: NDArray[np.float64], batches: float) -> Runs:
-        """What will be run between them, as far as one can guess, each size on so many batches."""
-        is_known = math.isfinite(self.minus_difference)
-        tolerances = -self.minus_difference / _TOLERANCE if is_known else None
-        middle = math.sqrt(positions[self.low] * positions[self.high])
-        return Runs(sizes_between(self.high - self.low - 1, tolerances), middle, batches)
+    def runs(self, positions: NDArray[np.float64], batches: float) -> _Runs:
+        """Return what will be run between them, as far as one can guess, each size on so many batches."""
+        off = -self.minus_difference / _TOLERANCE if math.isfinite(self.minus_difference) else _UNKNOWN
+        sizes = min(self.high - self.low - 1, max(1.0, off * (_PER_TOLERANCE + _GROWTH * off)))
+        return _Runs(sizes, math.sqrt(positions[self.low] * positions[self.high]), batches)
+
+
+class _Point(NamedTuple):
+    """A size that is measured: its statistics on all batches, and on a part of them."""
+
+    plan: RankPlan
+    whole: Row
+    some: Row
 
 
 @dataclass(eq=False)
 class _Grid:
-    """What is measured so far, on all batches and on a part of them, and the gaps in it."""
+    """What is measured so far, and the gaps in it."""
 
     subject: CalibrationTarget
     sizes: _Sizes
-    effort: Effort
+    effort: _Effort
     gaps: list[_Gap]  # a heap: the largest difference is next
-    whole: Statistics
-    some: Statistics
+    points: dict[int, _Point]  # by their places in the list of all sizes
     part: list[Any]
     length: float  # of the part, in batches
     judge: _Judge
     share: float  # of a batch, that it is judged on
 
     @classmethod
-    def coarse(cls, subject: CalibrationTarget, sizes: _Sizes, batches: Kept, effort: Effort, passes: float) -> _Grid:
-        """Both ends and some in between, on all batches and then on the part."""
+    def coarse(cls, subject: CalibrationTarget, sizes: _Sizes, batches: Kept, effort: _Effort, passes: float) -> _Grid:
+        """Measure both ends and some sizes in between, on all batches and then on the part."""
         places = _coarse(sizes.costs, sizes.total, passes)
         plans = [sizes.plan(place) for place in places]
         gaps = [_Gap(-math.inf, low, high) for low, high in pairwise(places)]
         count = max(1, batches.expected)
-        first = [Runs(1, position(plan), (1 + _PART) * count) for plan in plans]
+        first = [_Runs(1, position(plan), (1 + _PART) * count) for plan in plans]
         effort.expect([*first, *(gap.runs(sizes.positions, 1.5 * _PART * count) for gap in gaps)])
         whole = some = measured(subject, plans, batches, effort.ran)
         part, length = batches.part(_PART)
@@ -131,13 +202,10 @@ class _Grid:
         if length < batches.count:
             some = measured(subject, plans, part, effort.ran)
         effort.sizes = len(plans)
+        points = dict(zip(places, map(_Point, plans, whole, some), strict=True))
         judge = _Judge(subject, head)
         effort.spend(subject.full_plan, share)
-        return cls(subject, sizes, effort, gaps, whole, some, part, length, judge, share)
-
-    def expect(self) -> None:
-        """Tell the effort what is to come, as far as one can guess."""
-        self.effort.expect(gap.runs(self.sizes.positions, self.length + 2 * self.share) for gap in self.gaps)
+        return cls(subject, sizes, effort, gaps, points, part, length, judge, share)
 
     def refine(self, gap: _Gap) -> bool:
         """Measure the size in the middle of a gap, where there is one; False where the effort does not allow it."""
@@ -150,20 +218,36 @@ class _Grid:
         judging = 0.0 if is_last else 2 * self.share
         if not self.effort.allows(position(plan) * (self.length + judging)):
             return False
-        newer = measured(self.subject, [plan], self.part, self.effort.ran)
-        refined = _corrected(self.whole, self.some, newer, plan)
-        difference = 0.0 if is_last else self.judge(plan, _at(self.whole, plan), _at(refined, plan))
+        network = self.subject.build(plan)
+        [newer] = measured(replace(self.subject, build=lambda _: network), [plan], self.part, self.effort.ran)
+        ends = self.points[low], self.points[high]
+        whole = self._between(plan, ends, [end.whole for end in ends])
+        some = self._between(plan, ends, [end.some for end in ends])
+        refined = {name: _corrected(whole[name], some[name], newer[name]) for name in newer}
+        self.points[middle] = _Point(plan, refined, newer)
+        difference = 0.0 if is_last else self.judge(network, whole, refined)
         self.effort.sizes += 1
         self.effort.spend(plan, judging)
-        self.whole, self.some = self.whole.merged(refined), self.some.merged(newer)
         if difference > _TOLERANCE:
             for half in ((low, middle), (middle, high)):
                 heapq.heappush(self.gaps, _Gap(-difference, *half))
         return True
 
+    def _between(self, plan: RankPlan, ends: tuple[_Point, _Point], rows: list[Row]) -> Row:
+        """Return what interpolation gives for a size between two others."""
+        found = as_statistics(self.subject, [end.plan for end in ends], rows).at(plan)
+        assert found is not None  # the full size lies between no others
+        return found
+
+
+def _corrected(whole: tuple[Tensor, ...], some: tuple[Tensor, ...], newer: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Return interpolated mean and variance on all batches, changed as measuring changes them on a part of them."""
+    mean, variance = newer
+    return mean + whole[0] - some[0], variance * whole[1] / some[1].clamp_min(torch.finfo(variance.dtype).tiny)
+
 
 def _coarse(costs: Ints, total: int, passes: float) -> list[int]:
-    """Places in the list of all sizes: both ends, and as many in between as a part of the effort allows."""
+    """Return places in the list of all sizes: both ends, and as many in between as a part of the effort allows."""
     for ratio in _COARSE:
         chosen = [len(costs) - 1]
         while chosen[-1] > 0:
@@ -175,24 +259,9 @@ def _coarse(costs: Ints, total: int, passes: float) -> list[int]:
 
 
 def _middle(costs: Ints, low: int, high: int) -> int:
-    """The place of the size in the middle of two, by their ratio."""
+    """Return the place of the size in the middle of two, by their ratio."""
     found = int(np.searchsorted(costs, math.sqrt(float(costs[low]) * float(costs[high]))))
     return min(max(found, low + 1), high - 1)
-
-
-def _at(statistics: Statistics, plan: RankPlan) -> Row:
-    found = statistics.at(plan)
-    assert found is not None  # the full size lies between no others
-    return found
-
-
-def _corrected(whole: Statistics, some: Statistics, newer: Statistics, plan: RankPlan) -> Statistics:
-    """What interpolation gives on all batches, changed as measuring changes it on a part of them."""
-    (all_mean, all_var), (part_mean, part_var) = (
-        map(torch.cat, zip(*_at(each, plan).values(), strict=True)) for each in (whole, some)
-    )
-    scale = all_var / part_var.clamp_min(torch.finfo(part_var.dtype).tiny)
-    return replace(newer, mean_SC=newer.mean_SC + all_mean - part_mean, var_SC=newer.var_SC * scale)
 
 
 class _Judge:
@@ -202,12 +271,13 @@ class _Judge:
         self._subject, self._batch = subject, batch
         self._full = self._outputs(subject.build(subject.full_plan).eval(), {})
 
-    def __call__(self, plan: RankPlan, one: Row, other: Row) -> float:
-        """As a part of the outputs' spread, and the less the less they have in common with the full network's.
+    def __call__(self, network: nn.Module, one: Row, other: Row) -> float:
+        """Return the difference as a part of the outputs' spread.
 
-        A size that is so small that its outputs are noise is not worth the effort: no statistics would mend it.
+        It counts less the less the outputs have in common with the full network's: where a size is so small that they
+        are noise, no statistics would mend it.
         """
-        network = self._subject.build(plan).eval()
+        network.eval()
         pairs = zip(self._outputs(network, one), self._outputs(network, other), self._full, strict=True)
         apart = [_quotient((a - b).norm(), _spread(b).norm()) * math.sqrt(_likeness(b, full)) for a, b, full in pairs]
         return max(apart, default=0.0)
@@ -220,17 +290,17 @@ class _Judge:
 
 
 def _spread(outputs: Tensor) -> Tensor:
-    """How the outputs of every sample differ from the samples' mean; of a single one, the output itself."""
+    """Return how the outputs of every sample differ from the samples' mean; of a single one, the output itself."""
     return outputs - outputs.mean(dim=0) if outputs.dim() > 1 and len(outputs) > 1 else outputs
 
 
 def _likeness(outputs: Tensor, full: Tensor) -> float:
-    """The correlation of two networks' outputs, 0 to 1."""
+    """Return the correlation of two networks' outputs, 0 to 1."""
     a, b = _spread(outputs), _spread(full)
     return max(0.0, _quotient((a * b).sum(), a.norm() * b.norm()))
 
 
 def _quotient(part: Tensor, whole: Tensor) -> float:
-    """0 where there is none that is a finite number."""
+    """Return 0 where there is none that is a finite number."""
     found = float(part) / float(whole) if whole > 0 else 0.0
     return found if math.isfinite(found) else 0.0

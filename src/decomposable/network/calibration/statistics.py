@@ -1,11 +1,10 @@
 """Batch normalisation statistics for any size.
 
-A network with fewer bases has other activations, so the running mean and variance of every batch normalisation layer
-have to be its own (the paper computes them on the training set for each size). Here that happens once, for a grid of
-sizes (`grid.py`): all of them see the same batches, so that statistics of neighbouring sizes differ only by what the
-bases between them do. A size that was calibrated itself is taken as it is. One that lies between two is interpolated
-layer by layer (`interpolation.py`). `docs/calibration.md` shows how close this comes to calibrating every size on its
-own.
+A network with fewer bases has other activations, so every batch normalisation layer needs a mean and variance of its
+own at each size (the paper computes them on the training set for each). Here that happens once, for a grid of sizes
+(`grid.py`) that all see the same batches, so that neighbours differ only by the bases between them. A calibrated size
+is taken as it is, one between two is interpolated layer by layer (`sizing/interpolation.py`). `docs/calibration.md`
+shows how close this comes to calibrating every size on its own.
 """
 
 from __future__ import annotations
@@ -90,13 +89,13 @@ class InTorch(KnownSizes):
         return torch.lerp(low, high, torch.from_numpy(place_C).to(low)).split(self.channels)
 
     def of_rows(self: K, rows: Sequence[int]) -> K:
-        """These sizes only."""
+        """Return these sizes only."""
         tables: dict[str, Any] = {table: getattr(self, table)[list(rows)] for table in self.tables}
         positions, plans = tuple(self.positions[i] for i in rows), tuple(self.plans[i] for i in rows)
         return replace(self, positions=positions, plans=plans, **tables)
 
     def map(self: K, function: Callable[[Tensor], Tensor]) -> K:
-        """The same with `function` applied to the tensors, such as a move to another device."""
+        """Return the same with `function` applied to the tensors, such as a move to another device."""
         mapped: dict[str, Any] = {table: function(getattr(self, table)) for table in self.tables}
         return replace(self, **mapped, original=tuple(map(function, self.original)))
 
@@ -109,12 +108,12 @@ class Statistics(InTorch, CalibratedSizes):
     var_SC: Tensor
 
     def at(self, plan: RankPlan) -> Row | None:
-        """Mean and variance of every layer for this size; None for a full size that keeps the original's."""
+        """Return mean and variance of every layer for this size; None for a full size that keeps the original's."""
         mean, var = self.interpolated(plan)
         return {name: (mean[name], var[name]) for name in self.names} if mean else None
 
     def merged(self, newer: Statistics) -> Statistics:
-        """These sizes and newer ones; of a size that both have, the newer one counts."""
+        """Return these sizes and newer ones; of a size that both have, the newer one counts."""
         rows = {
             plan.ranks: (place, plan, mean, var)
             for part in (self, newer)
@@ -134,7 +133,7 @@ class Statistics(InTorch, CalibratedSizes):
 
 
 def tracked_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch normalisation layers that have running statistics, by name."""
+    """Return the batch normalisation layers that have running statistics, by name."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -142,25 +141,9 @@ def tracked_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
-def measured(subject: CalibrationTarget, plans: Sequence[RankPlan], batches: Iterable[Any], ran: Ran) -> Statistics:
-    """The statistics of every plan's network: the average over the batches, in one pass over them."""
-    plans = sorted(plans, key=position)
-
-    def seen(index: int, number: int, buffers: Buffers) -> None:
-        for name, tensors in buffers.items():
-            if not all(bool(torch.isfinite(tensors[kind]).all()) for kind in ("running_mean", "running_var")):  # type: ignore[arg-type]
-                raise InvalidArgumentError(  # every later result would be none
-                    f"calibrate_: batch {number} gives '{name}' statistics that are NaN or infinite; allowed: finite "
-                    "inputs"
-                )
-        ran(plans[index])
-
-    rows = averaged([partial(subject.build, plan) for plan in plans], subject.forward, batches, seen)
-    return as_statistics(subject, plans, rows)
-
-
 def as_statistics(subject: CalibrationTarget, plans: Sequence[RankPlan], rows: Sequence[Row]) -> Statistics:
-    """What was found for each plan, in one table."""
+    """Return what was found for each plan in one table."""
+    plans, rows = zip(*sorted(zip(plans, rows, strict=True), key=lambda pair: position(pair[0])), strict=True)
     names = tuple(rows[0])
     mean, var = (torch.stack([torch.cat([row[name][i] for name in names]) for row in rows]) for i in (0, 1))
     buffers = [subject.original[name] for name in names]
@@ -169,14 +152,28 @@ def as_statistics(subject: CalibrationTarget, plans: Sequence[RankPlan], rows: S
         channels=tuple(len(rows[0][name][0]) for name in names),
         layer_before_norm=tuple(map(subject.layer_before_norm.get, names)),
         positions=tuple(map(position, plans)),
-        plans=tuple(plans),
+        plans=plans,
         mean_SC=mean,
         var_SC=var,
-        has_explicit_full=False,
+        has_explicit_full=any(plan.is_full for plan in plans),
         full_plan=subject.full_plan,
         alignments=tuple(sorted({calibrated_as(plan.align) for plan in plans})),
         original=(torch.cat([b.running_mean for b in buffers]), torch.cat([b.running_var for b in buffers])),  # type: ignore[misc]
     )
+
+
+def measured(subject: CalibrationTarget, plans: Sequence[RankPlan], batches: Iterable[Any], ran: Ran) -> list[Row]:
+    """Return the statistics of every plan's network: the average over the batches, in one pass over them."""
+
+    def seen(index: int, number: int, buffers: Buffers) -> None:
+        for name, found in buffers.items():
+            if not bool(torch.isfinite(found["running_mean"] + found["running_var"]).all()):  # type: ignore[operator]
+                # every later result would be none
+                problem = f"batch {number} gives '{name}' statistics that are NaN or infinite"
+                raise InvalidArgumentError(f"calibrate_: {problem}; allowed: finite inputs")
+        ran(plans[index])
+
+    return averaged([partial(subject.build, plan) for plan in plans], subject.forward, batches, seen)
 
 
 @torch.no_grad()
@@ -187,7 +184,7 @@ def averaged(
     seen: Callable[[int, int, Buffers], None] | None = None,
     asker: str = "calibrate_",
 ) -> list[Row]:
-    """For each of some networks the average of the batches' means and variances, in one pass over the batches.
+    """Return for each network the average of the batches' means and variances, in one pass over the batches.
 
     Every normalisation layer uses its batch's own meanwhile, as in training. One of several networks is built for every
     batch anew, so that one of them is there at a time; its normalisation layers and their buffers are written to.
@@ -217,7 +214,7 @@ def averaged(
 
 
 def run_normalising(forward: Forward, network: nn.Module, batch: Any, asker: str = "calibrate_") -> Any:
-    """What a network gives whose batch normalisation uses the batch's own statistics."""
+    """Return what a network gives whose batch normalisation uses the batch's own statistics."""
     try:
         return forward(network, batch)
     except ValueError as error:
@@ -231,67 +228,58 @@ def run_normalising(forward: Forward, network: nn.Module, batch: Any, asker: str
 @torch.no_grad()
 def measured_exactly(
     subject: CalibrationTarget, plans: Sequence[RankPlan], batches: Iterable[Any], report: Report
-) -> Statistics:
-    """The same in the authors' way: each layer from a pass over all the data, those before it fixed."""
-    plans = sorted(plans, key=position)
+) -> list[Row]:
+    """Return the same in the authors' way: each layer from a pass over all the data, those before it fixed."""
     rows: list[Row] = []
     tracker = Tracker(report, "calibrating", total=len(plans), unit="sizes")
     for plan in plans:
         network = subject.build(plan).eval()
         norms = tracked_batch_norms(network)
-        names = _in_order_of_use(network, norms, batches, subject.forward)
-        for i, name in enumerate(names):
-            tracker.update(len(rows) + i / len(names), f"'{name}' of {position(plan):.3f}x")
-            mean, var = _data_statistics(network, norms[name], batches, subject.forward)
-            norms[name].running_mean, norms[name].running_var = mean, var
+        rest = dict(norms)
+        while rest and (name := _fix_next_(network, rest, batches, subject.forward)) is not None:
+            del rest[name]
+            tracker.update(len(rows) + 1 - len(rest) / len(norms), f"'{name}' of {position(plan):.3f}x")
         rows.append({name: (norm.running_mean, norm.running_var) for name, norm in norms.items()})  # type: ignore[misc]
-    return as_statistics(subject, plans, rows)
-
-
-def _in_order_of_use(
-    network: nn.Module, norms: Mapping[str, _BatchNorm], batches: Iterable[Any], forward: Forward
-) -> list[str]:
-    used: dict[str, None] = {}
-    hooks = [
-        norm.register_forward_pre_hook(lambda *_, name=name: used.setdefault(name)) for name, norm in norms.items()
-    ]
-    forward(network, next(iter(batches)))
-    for hook in hooks:
-        hook.remove()
-    return list(used)
+    return rows
 
 
 class _Reached(Exception):
     """Raised to end a forward pass at the layer that it was run for."""
 
 
-def _data_statistics(
-    network: nn.Module, norm: _BatchNorm, batches: Iterable[Any], forward: Forward
-) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance per channel of what enters one layer, over all the data."""
-    assert norm.running_mean is not None
-    count, number = 0, 0
-    total = torch.zeros(norm.num_features, dtype=torch.float64)
-    squares = torch.zeros_like(total)
+def _fix_next_(
+    network: nn.Module, norms: Mapping[str, _BatchNorm], batches: Iterable[Any], forward: Forward
+) -> str | None:
+    """Give the one of these layers that runs first mean and biased variance of all the data; return its name."""
+    first: list[str] = []
+    count = 0
+    total = squares = torch.zeros(())
 
-    def see(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        nonlocal count, number, total, squares
-        number += 1
-        channels_first = args[0].detach().transpose(0, 1).flatten(1).double() if args[0].dim() > 1 else args[0][:, None]
+    def see(name: str, x: Tensor) -> None:
+        nonlocal count, total, squares
+        if name != (first or [name])[0]:
+            return
+        first[:] = [name]
+        channels_first = x.detach().transpose(0, 1).flatten(1).double()
         if not bool(torch.isfinite(channels_first).all()):
             raise InvalidArgumentError(f"calibrate_: batch {number} gives NaN or infinity; allowed: finite inputs")
         count += channels_first.shape[1]
-        total += channels_first.sum(1).cpu()
-        squares += channels_first.square().sum(1).cpu()
+        total = total + channels_first.sum(1).cpu()
+        squares = squares + channels_first.square().sum(1).cpu()
         raise _Reached
 
-    hook = norm.register_forward_pre_hook(see)
+    hooks = [
+        norm.register_forward_pre_hook(lambda _, args, name=name: see(name, args[0])) for name, norm in norms.items()
+    ]
     try:
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):  # noqa: B007 - `see` says which one
             with suppress(_Reached):
                 forward(network, batch)
     finally:
-        hook.remove()
-    mean = total / max(1, count)
-    variance = (squares / max(1, count) - mean.square()).clamp_min(0)
-    return mean.to(norm.running_mean), variance.to(norm.running_mean)
+        for hook in hooks:
+            hook.remove()
+    for name in first:
+        buffers, mean = norms[name]._buffers, total / count
+        values = {"running_mean": mean, "running_var": (squares / count - mean.square()).clamp_min(0)}
+        buffers.update({kind: value.to(buffers[kind]) for kind, value in values.items()})
+    return next(iter(first), None)

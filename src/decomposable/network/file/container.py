@@ -41,7 +41,7 @@ class InTorch:
 
 
 def as_json(option: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """A dict as JSON gives it back: tuples are lists, keys are text; refuse what JSON cannot hold."""
+    """Return a dict as JSON gives it back: tuples are lists, keys are text; refuse what JSON cannot hold."""
     if not isinstance(value, Mapping):
         raise InvalidArgumentError(f"{option}={value!r:.80}; allowed: a dict")
     try:
@@ -66,18 +66,18 @@ def write_container(path: FilePath, description: Mapping[str, Any], tensors: Map
 
 
 def open_container(path: FilePath) -> AbstractContextManager[Container]:
-    """The file, to be read from; whatever is found to be damaged meanwhile is an `ArtifactError` with its name."""
+    """Open a file to read from it; whatever is found to be damaged meanwhile is an `ArtifactError` with its name."""
     return container.opened(path, InTorch())
 
 
 def read_container(path: FilePath) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The description and all the tensors of a file whose checksums are right; raise `ArtifactError` otherwise."""
+    """Return the description and all tensors of a file; raise `ArtifactError` where a checksum is wrong."""
     with open_container(path) as found:
         return found.description, found.read_all()
 
 
 def outline_of(stored: Stored) -> Tensor:
-    """The tensor without its content, on the meta device: shape, type and strides."""
+    """Return the tensor without its content, on the meta device: shape, type and strides."""
     dtype = DTYPE_NAMES[stored.dtype]
     if stored.strides is None:
         return torch.empty(stored.shape, dtype=dtype, device="meta")
@@ -85,7 +85,7 @@ def outline_of(stored: Stored) -> Tensor:
 
 
 def like(strides: Sequence[int], plain: Tensor) -> Tensor:
-    """The tensor laid out in memory by these strides; itself where it is so already."""
+    """Return the tensor laid out in memory by these strides; itself where it is so already."""
     if plain.stride() == tuple(strides):
         return plain
     return torch.empty_strided(plain.shape, strides, dtype=plain.dtype).copy_(plain)

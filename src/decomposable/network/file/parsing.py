@@ -16,16 +16,14 @@ from torch import Tensor
 
 from decomposable.core.factors import Factors
 from decomposable.network.calibration.statistics import Statistics
+from decomposable.network.calls import read_call
 from decomposable.network.file.container import DTYPE_NAMES, Container, FilePath, outline_of
-from decomposable.network.file.contents import Artifact, from_stored
-from decomposable.network.file.inputs import read_call
-from decomposable.network.file.skeleton import Skeleton, StoredLayer, join, name_in_size
-from decomposable.network.parts import kept_ranks
-from decomposable.network.tuned import Tuned
+from decomposable.network.file.contents import Artifact, Skeleton, StoredLayer, join, name_in_size, with_last_swapped
+from decomposable.network.parts import Tuned
 from decomposable_edge.device_graph import DeviceGraph, take_graph
 from decomposable_edge.errors import LABORATORY, ArtifactError
 from decomposable_edge.fields import Corrupt, Damaged, Fields, require
-from decomposable_edge.sizing.chain import Rank
+from decomposable_edge.sizing.chain import Rank, Ranks, is_rank, rank_of
 from decomposable_edge.sizing.plans import RankPlan
 from decomposable_edge.sizing.ranks import RankSelector
 from decomposable_edge.sizing.record import (
@@ -33,7 +31,6 @@ from decomposable_edge.sizing.record import (
     check_held,
     check_stored,
     factor_names,
-    is_rank,
     read_layer,
     read_selector,
     read_statistics,
@@ -42,13 +39,12 @@ from decomposable_edge.sizing.record import (
 )
 from decomposable_edge.text import one_line
 
-Tensors = dict[str, Tensor]
 StateTensor = TypeVar("StateTensor", Tensor, Tensor | None)
 
 
 @contextmanager
 def naming(path: FilePath) -> Iterator[None]:
-    """Whatever is found to be damaged inside is an `ArtifactError` with the file's name."""
+    """Make whatever is found to be damaged inside an `ArtifactError` with the file's name."""
     try:
         yield
     except Corrupt:
@@ -71,22 +67,22 @@ def kind_of(path: FilePath, description: dict[str, Any]) -> Literal["network", "
 
 
 def network_from(container: Container) -> Artifact:
-    """The network that a file holds, its factors, state and statistics still without their content: on the meta device.
+    """Return the network that a file holds, without the content of its factors, state and statistics: on the meta
+    device.
 
     Raises `Damaged` where the description and the tensors contradict each other.
     """
     top = Fields(container.description, "the file")
     tensors = Arrays(container.tensors, lambda stored: stored.all().numpy(), "tensor")
-    entries = top.records("state")
-    state = {
-        key: outline_of(tensors.take(state_name(key))) for key, entry in entries.items() if not entry.has("same_as")
-    }
-    state = {key: state[key] if key in state else _same(key, entry, state) for key, entry in entries.items()}
-    layers = _read_layers(top)
-    factors = {layer.name: _read_factors(layer, state, tensors) for layer in layers}
-    stored = np.array([rank for each in factors.values() for rank in kept_ranks(each)], dtype=np.int64)
+    layers, entries = _read_layers(top), top.records("state")
+    own = [key for key, entry in entries.items() if not entry.has("same_as")]
+    state = _with_shared(entries, {key: outline_of(tensors.take(state_name(key))) for key in own})
+    factors, ranks = {}, list[int]()
+    for layer in layers:
+        factors[layer.name], kept = _read_factors(layer, state, tensors)
+        ranks += kept
     shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}
-    selector = read_selector(top, layers, stored, tensors)
+    selector = read_selector(top, layers, np.array(ranks, dtype=np.int64), tensors)
     statistics = read_statistics(top, selector, shapes, tensors, Statistics)
     if statistics is not None:
         statistics = replace(statistics, original=tuple(each.all() for each in statistics.original))
@@ -94,8 +90,8 @@ def network_from(container: Container) -> Artifact:
     tuned = read_tuned(top, selector, vectors, tensors, Tuned)
     if tuned is not None:
         tuned = replace(tuned, original=(tuned.original[0].all(),))
-    distinct = {id(state[name]) for name in (tuned.names if tuned is not None else ())}
-    require(tuned is None or len(distinct) == len(tuned.names), "a parameter is tuned under two names")
+        distinct = {id(state[name]) for name in tuned.names}
+        require(len(distinct) == len(tuned.names), "a parameter is tuned under two names")
     if top.get("onnx") is not None:
         DeviceGraph.read(top.get("onnx"), b"")
         take_graph(tensors)
@@ -118,13 +114,12 @@ def network_from(container: Container) -> Artifact:
 
 
 def _read_plan(top: Fields, selector: RankSelector) -> RankPlan:
-    """The current size."""
     rows = top.get("plan")
     is_list = isinstance(rows, list) and len(rows) == len(selector.costs)
     require(is_list and all(isinstance(row, list) and len(row) == 2 for row in rows), "the plan is not a list of pairs")
     ranks: dict[str, Rank] = {}
     for (rank, is_dense), (cost, most) in zip(rows, selector.by_layer(selector.most_ranks), strict=True):
-        is_right = is_rank(rank, most) and type(is_dense) is bool
+        is_right = is_rank(rank, rank_of(most)) and type(is_dense) is bool
         ranks[cost.name] = tuple(rank) if isinstance(rank, list) else rank
         is_right = is_right and (is_dense or ranks[cost.name] != cost.full_rank)
         require(is_right, f"the plan has rank {rank!r:.40} for layer '{cost.name}'")
@@ -140,28 +135,24 @@ class StoredSize:
     chains: Mapping[str, Factors]
 
 
-def size_from(description: dict[str, Any], tensors: Tensors) -> StoredSize:
-    """The size that a description and tensors stand for; raises `Damaged` where they contradict each other."""
+def size_from(description: dict[str, Any], tensors: dict[str, Tensor]) -> StoredSize:
+    """Return the size that a description and tensors stand for; raise `Damaged` where they contradict each other."""
     top, unused = Fields(description, "the file"), Arrays(tensors, Tensor.numpy, "tensor")
-    layers = _read_layers(top)
+    layers, entries = _read_layers(top), top.records("state")
     chains: dict[str, Factors] = {}
-    paths: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for layer, record in zip(layers, top.record_list("layers"), strict=True):
         rank, count = record.get("rank"), len(layer.stages)
-        require(is_rank(rank, layer.chain.full_ranks), f"layer '{layer.name:.60}' has the rank {rank!r:.40}")
+        require(is_rank(rank, layer.full_rank), f"layer '{layer.name:.60}' has the rank {rank!r:.40}")
         if record.flag("is_pair"):
             # Layers that share a weight have a copy each in the file; the first one counts.
             copies = [[unused.take(join(path, f"{i}.weight")) for i in range(count)] for path in layer.paths]
-            found = check_held(layer, copies[0])
+            found, given = check_held(layer, copies[0]), tuple(rank) if isinstance(rank, list) else (rank,)
+            require(found == given, f"layer '{layer.name:.60}' has {found}")
             chains[layer.name] = layer.chain.held(copies[0])
-            require(
-                found == (tuple(rank) if isinstance(rank, list) else (rank,)), f"layer '{layer.name:.60}' has {found}"
-            )
-            paths.update(dict.fromkeys(layer.paths, count))
-    entries = top.records("state")
-    names = {key: name_in_size(key, paths) for key in entries}
-    state = {key: None if name is None else unused.take(name) for key, name in names.items()}
-    state = {key: _same(key, entry, state) if entry.has("same_as") else state[key] for key, entry in entries.items()}
+            lengths |= dict.fromkeys(layer.paths, count)
+    names = {key: name_in_size(key, lengths) for key in entries}
+    state = _with_shared(entries, {k: None if name is None else unused.take(name) for k, name in names.items()})
     for layer in layers:
         for path in layer.paths:
             weight = state.get(join(path, "weight"), torch.empty(0))
@@ -171,10 +162,15 @@ def size_from(description: dict[str, Any], tensors: Tensors) -> StoredSize:
     return StoredSize(skeleton=_read_skeleton(top, layers, entries, state), state=state, chains=chains)
 
 
-def _same(key: str, entry: Fields, state: Mapping[str, StateTensor]) -> StateTensor:
-    other = entry.text("same_as")
-    require(other in state and other != key, f"'{key}' is said to be the same as '{other}', which is not there")
-    return state[other]
+def _with_shared(entries: Mapping[str, Fields], own: Mapping[str, StateTensor]) -> dict[str, StateTensor]:
+    """Return the state in its order, with one tensor for all names that are said to have the same one."""
+    state: dict[str, StateTensor] = {}
+    for key, entry in entries.items():
+        is_shared = entry.has("same_as")
+        source, known = (entry.text("same_as"), state) if is_shared else (key, own)
+        require(source in known, f"'{key}' is said to be the same as '{source}', which is not there")
+        state[key] = known[source]
+    return state
 
 
 def _read_layers(top: Fields) -> tuple[StoredLayer, ...]:
@@ -204,35 +200,28 @@ def _read_skeleton(
         training=top.flag("training"),
         other_mode=tuple(top.texts("other_mode")),
         dtypes={key: DTYPE_NAMES[name] for key, name in dtypes.items()},
-        opened=read_opened(top),
+        opened=tuple(top.texts("opened")),
         built_by=read_built_by(top),
     )
 
 
-def read_opened(top: Fields) -> tuple[str, ...]:
-    """The modules that are layers inside."""
-    return tuple(top.texts("opened"))
-
-
 def read_built_by(top: Fields) -> dict[str, Any] | None:
-    """What the file says of who built its model; `decomposable.models` judges it where it is used."""
+    """Return what the file says of who built its model; `decomposable.models` judges it where it is used."""
     if top.get("built_by") is None:
         return None
     record = Fields(top.get("built_by"), "built_by")
-    return {
-        "name": record.text("name"),
-        "arguments": record.mapping("arguments"),
-        "is_changed": record.flag("is_changed"),
-    }
+    arguments, is_changed = record.mapping("arguments"), record.flag("is_changed")
+    return {"name": record.text("name"), "arguments": arguments, "is_changed": is_changed}
 
 
-def _read_factors(layer: StoredLayer, state: Mapping[str, Tensor], tensors: Arrays) -> Factors:
+def _read_factors(layer: StoredLayer, state: Mapping[str, Tensor], tensors: Arrays) -> tuple[Factors, Ranks]:
+    """Return the factors of a layer, without content, and how many bases each cut has."""
     weight = state.get(layer.key, torch.empty(0))
     require(tuple(weight.shape) == layer.chain.held_shape, f"layer '{layer.name}' has no weight of its shape")
     for path in layer.paths:
         require(state.get(join(path, "weight")) is weight, f"layer '{path}' has not the weight of '{layer.name}'")
     stored = [tensors.take(name) for name in factor_names(layer)]
-    check_stored(layer, stored)
-    factors = from_stored([outline_of(each) for each in stored])
+    ranks = check_stored(layer, stored)
+    factors = with_last_swapped([outline_of(each) for each in stored])
     require(factors[0].dtype == weight.dtype, f"the factors of layer '{layer.name}' are {factors[0].dtype}")
-    return factors
+    return factors, ranks

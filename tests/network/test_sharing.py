@@ -9,7 +9,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.network import descent, work
-from decomposable.network.allocation import AS_WEIGHTS, EXPONENTS, best_exponent, best_way, shared_out
+from decomposable.network.sharing import AS_WEIGHTS, EXPONENTS, TurnedBases, best_way
 
 
 def network():
@@ -26,25 +26,27 @@ def batches(count=3, size=16):
 @pytest.mark.parametrize("start", EXPONENTS)
 @pytest.mark.parametrize("best", EXPONENTS)
 def test_a_valley_is_found_from_everywhere(start, best):
-    assert best_exponent(lambda e: abs(e - best), start) == best
+    assert best_way(lambda way: math.inf if way == AS_WEIGHTS else abs(way - best), start) == best
 
 
-def test_no_exponent_is_tried_twice_and_only_as_many_as_it_takes():
+def test_no_way_is_tried_twice_and_only_as_many_as_it_takes():
     tried = []
-    assert best_exponent(lambda e: tried.append(e) or e, 0.0) == 0.0
-    assert tried == [0.25, 0.0]
+    assert best_way(lambda way: tried.append(way) or (1.0 if way == AS_WEIGHTS else way), 0.0) == 0.0
+    assert tried == [0.25, 0.0, AS_WEIGHTS]
 
 
 def test_what_cannot_be_told_changes_nothing():
     """NaN, of a network that overflows, is no reason to go there."""
-    assert best_exponent(lambda e: math.nan, 0.5) == 0.5
+    assert best_way(lambda way: math.nan, 0.5) == 0.5
 
 
 def test_losses_are_relative_to_their_sum_at_one_and_layers_without_loss_stay():
-    found = shared_out({"a": np.array([6.0, 2.0]), "b": np.zeros(2)}, 1.0)
-    assert found["a"].tolist() == [0.75, 0.25]
-    assert found["b"].tolist() == [0.0, 0.0]
-    assert shared_out({"a": np.array([6.0, 2.0])}, 0.0)["a"].tolist() == [6.0, 2.0]
+    def bases(*losses):
+        return TurnedBases(torch.eye(2), torch.eye(2), 2, losses=np.array(losses))
+
+    assert bases(6.0, 2.0).shared(1.0).tolist() == [0.75, 0.25]
+    assert bases(0.0, 0.0).shared(1.0).tolist() == [0.0, 0.0]
+    assert bases(6.0, 2.0).shared(0.0).tolist() == [6.0, 2.0]
 
 
 @pytest.mark.parametrize("start", [0.0, 0.75, AS_WEIGHTS])
@@ -70,8 +72,7 @@ def test_the_way_that_is_taken_is_the_nearest_to_the_full_network(monkeypatch):
 
     monkeypatch.setattr(descent, "best_way", noting)
     net = dn.decompose(network(), data=batches(count=24))
-    goals = work.goal_sizes(net.selector)
-    steps = [size for goal in (*goals, None) for size in work.on_the_way(goal, goals, net.selector.smallest_size)]
+    steps = [size for _, sizes in work.stages(net.selector.smallest_size) for size in sizes]
     assert len(seen) == len(steps) > 4
     assert steps == sorted(steps, reverse=True)
     assert all(nearest <= min(others) for nearest, others in seen)
