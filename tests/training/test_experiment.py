@@ -580,7 +580,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
         ({"build": lambda: nn.Sequential(nn.Linear(6, 2), nn.Unflatten(1, (2, 1)))}, r"outputs of shape \(8, 2, 1\)"),
         ({"build": lambda: nn.LSTM(6, 2)}, "the network gives a tuple"),
         ({"build": lambda: nn.Sequential(nn.Flatten(), nn.Bilinear(6, 6, 2))}, "cannot run a batch"),
-        ({"count": 4}, "batch_size=8; allowed: an int from 1, .* to 4"),
+        ({"count": 4}, "batch_size=8; allowed: an int from 1 to 4"),
     ],
 )
 def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, options, words):
