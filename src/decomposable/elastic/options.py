@@ -14,10 +14,10 @@ BY_DATA, BY_WEIGHTS = "data", "weights"
 """Where the order of the bases comes from: images, once; or the criterion in each step, as in the paper."""
 
 LOW_STEPS_PER_FULL = 3
-"""From trained weights, which need few full steps. From scratch every step has both networks."""
+"""From trained weights, which need few full steps."""
 
-LOW_RANK_STEPS = 1000
-"""So many steps of a training from scratch have a low-rank network, if it has as many; or half, if that is more."""
+SHORT = 2000
+"""A training from scratch of at most so many steps has no plain steps first, and the two networks take turns."""
 
 WARMUP = 1 / 16
 """The part of a training in which the learning rate rises."""
@@ -56,13 +56,13 @@ class ElasticOptions:
         distill: d in the low-rank loss (1 − d) · loss + d · KL(full ‖ low).
         balance: λ, the weight of the low-rank gradient; 0 is plain training.
         low_steps_per_full: low-rank steps after each full one, 0 for both networks in each step. By default 3 from
-            trained weights and 0 from scratch.
-        start: the part of a training from scratch after which there are low-rank steps. By default half, or less:
-            `LOW_RANK_STEPS` are to be left (`default_start`).
+            trained weights; from scratch 0, and 1 in a training of at most `SHORT` steps.
+        start: the part of a training from scratch after which there are low-rank steps. By default half, and 0 in a
+            training of at most `SHORT` steps.
         even: the part of what is left after which there is one low-rank step after each full one.
         refresh: low-rank steps from one SVD to the next.
         order: of the bases: "data" (once, when the low-rank steps begin) or "weights" (in each step, as in the paper).
-            By default by data from scratch, and by weights from trained weights.
+            By default by data after plain steps from scratch, else by weights.
     """
 
     macs: tuple[float, float] = (0.08, 0.5)
@@ -79,18 +79,6 @@ class ElasticOptions:
         for name, allowed, is_right in CHECKS:
             if not is_right(value := getattr(self, name)):
                 raise InvalidArgumentError.about(name, value, allowed)
-
-
-def default_start(steps: int) -> float:
-    """Return the part of a training from scratch that is plain: half of a long one, none of a short one.
-
-    A low-rank network has little to learn from weights that are still random, so plain steps first are cheaper. Small
-    networks need their number of steps, though (results/README.md#elastic-training).
-
-    >>> default_start(400), default_start(1500), default_start(4000)
-    (0.0, 0.33333333333333337, 0.5)
-    """
-    return min(0.5, max(0.0, 1 - LOW_RANK_STEPS / steps))
 
 
 def cosine(done: float) -> float:

@@ -4,13 +4,14 @@ A low-rank network of a random part of the MACs learns from the labels and from 
 every weight with the full one (`core/networks.py`). Which of the two a step has, changes on the way:
 
     from trained weights   full, low, low, low, full, low, low, low, …          full, low, full, low, …
-    from scratch           full, full, full, … │ order by data │ both, both, both, …     (short: both, both, both, …)
+    from scratch           full, full, full, … │ order by data │ both, both, both, …
+    the same, but short    full, low, full, low, …
 
 From trained weights the two take turns, so that a step is one pass. The last part has as many of both, so that the full
 network settles, too. From scratch, the first half is plain, because a low-rank network has little to learn from weights
-that are still random; a short training has fewer plain steps or none. Only after them does the learning rate fall:
-small steps would teach small networks little. That is 0.6 of the passes of the paper's training from trained weights,
-and 0.75 or more from scratch.
+that are still random. Only in the second half does the learning rate fall: small steps would teach small networks
+little. That is 0.6 of the passes of the paper's training from trained weights, and 0.75 from scratch. In a short
+training from scratch half would be too little for small networks: there the two take turns from the start.
 
 From trained weights the ranks of a budget follow the current singular values, as in the paper. From scratch the order
 of all bases is settled once, after the plain steps (`order.py`), so that a small network is the same one to the end.
@@ -39,9 +40,9 @@ from decomposable.elastic.options import (
     BY_DATA,
     BY_WEIGHTS,
     LOW_STEPS_PER_FULL,
+    SHORT,
     WARMUP,
     ElasticOptions,
-    default_start,
     rate_factor,
 )
 from decomposable.elastic.order import Call, call_again, kept_calls, settled
@@ -145,8 +146,6 @@ class Elastic:
             # A network that cannot be so small is trained for the smallest size that it can have.
             self.networks = networks((error.smallest, max(high, error.smallest)))
         self._from_scratch = from_scratch
-        by_default = 0 if from_scratch else LOW_STEPS_PER_FULL
-        self._low_steps = by_default if options.low_steps_per_full is None else options.low_steps_per_full
         self.order = self._order_of(criterion, from_scratch)
         self._norms = RunningNorms(self.networks.layers)
         self._low_steps_left = 0  # until the full network's next
@@ -176,7 +175,15 @@ class Elastic:
         """Return the part of the training after which there are low-rank steps."""
         if not self._from_scratch:
             return 0.0
-        return default_start(self.steps) if self.options.start is None else self.options.start
+        by_default = 0.0 if self.steps <= SHORT else 0.5
+        return by_default if self.options.start is None else self.options.start
+
+    @property
+    def low_steps(self) -> int:
+        """Return how many low-rank steps follow each full one; 0 where each step has both networks."""
+        from_scratch = 1 if self.steps <= SHORT else 0
+        by_default = from_scratch if self._from_scratch else LOW_STEPS_PER_FULL
+        return by_default if self.options.low_steps_per_full is None else self.options.low_steps_per_full
 
     @property
     def even(self) -> float:
@@ -203,9 +210,9 @@ class Elastic:
 
         >>> import torch
         >>> x, model = torch.zeros(1, 8), nn.Linear(8, 8)
-        >>> elastic = Elastic(model, example_input=x, steps=2000, from_scratch=True)
-        >>> [round(elastic.learning_rate(step), 2) for step in (0, 120, 1000, 1500, 2000)]
-        [0.01, 0.96, 1.0, 0.5, 0.0]
+        >>> elastic = Elastic(model, example_input=x, steps=4000, from_scratch=True)
+        >>> [round(elastic.learning_rate(step), 2) for step in (0, 120, 2000, 3000, 4000)]
+        [0.0, 0.48, 1.0, 0.5, 0.0]
         """
         return rate_factor(step, self.steps, warmup=WARMUP * self.steps, steady=self.steady)
 
@@ -231,7 +238,7 @@ class Elastic:
             result = self._plain_step(call, scaler)
         else:
             self._settle_order()
-            low_steps = self._low_steps if done < self.even else min(1, self._low_steps)
+            low_steps = self.low_steps if done < self.even else min(1, self.low_steps)
             if not low_steps:
                 result = self._step_of_both(call, scaler)
             elif self._low_steps_left > 0:

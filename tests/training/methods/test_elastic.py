@@ -41,7 +41,7 @@ def test_a_step_logs_what_was_computed_in_it():
     _, step = stepping(is_trained=True)
     step.at(0, 100)
     assert [sorted(step.backward(loss)) for _ in range(8)] == ([["loss"]] + [["loss_low", "macs"]] * 3) * 2
-    _, step = stepping(elastic_order="weights")
+    _, step = stepping(elastic_order="weights", elastic_turns=0)
     step.at(50, 100)
     assert sorted(step.backward(loss)) == ["loss", "loss_low", "macs"]
     _, step = stepping(balance=0.0)
@@ -69,17 +69,18 @@ def test_a_training_from_scratch_begins_with_plain_steps_and_ends_evenly():
     assert kinds(step, 40) == "F" * 20 + "FLLL" * 3 + "FL" * 4
     _, step = stepping(is_trained=True, elastic_even=0.6)
     assert kinds(step, 40) == "FLLL" * 6 + "FL" * 8
-    assert kinds(stepping(elastic_start=0.5)[1], 20) == "F" * 10 + "B" * 10
+    assert kinds(stepping(elastic_start=0.5, elastic_turns=0)[1], 20) == "F" * 10 + "B" * 10
 
 
-def test_a_short_training_from_scratch_has_low_rank_steps_from_the_start_and_a_long_one_half_of_it():
-    """A thousand of them at least, where there are as many, in the order of the weights if there was no plain step."""
-    assert kinds(stepping()[1], 20) == "B" * 20
-    for steps, start in ((20, 0.0), (1000, 0.0), (1250, 0.2), (2000, 0.5), (10_000, 0.5)):
+def test_a_short_training_from_scratch_takes_turns_from_the_start_and_a_long_one_is_plain_first():
+    assert kinds(stepping()[1], 20) == "FL" * 10
+    for steps, start, low_steps in ((2000, 0.0, 1), (2001, 0.5, 0)):
         _, step = stepping()
         step.at(0, steps)
-        assert step.elastic.start == step.steady == pytest.approx(start)
-        assert step.elastic.even == pytest.approx(start + (1 - start) * 0.6)
+        assert (step.elastic.start, step.steady, step.elastic.low_steps) == (start, start, low_steps)
+    _, step = stepping(is_trained=True)
+    step.at(0, 2000)
+    assert (step.elastic.start, step.elastic.low_steps) == (0.0, 3)
 
 
 def test_the_learning_rate_falls_with_the_low_rank_steps():
@@ -116,7 +117,7 @@ def test_a_loss_that_is_no_number_is_logged_all_the_same():
 
 
 def test_the_low_rank_loss_is_the_divergence_from_the_full_network():
-    network, step = stepping(elastic_macs=(0.5, 0.5), elastic_distill=1.0, elastic_order="weights")
+    network, step = stepping(elastic_macs=(0.5, 0.5), elastic_distill=1.0, elastic_turns=0)
     step.at(50, 100)
     seen = []
 
@@ -145,9 +146,8 @@ def test_other_outputs_than_logits_do_without_distillation():
 
     method = methods.find("elastic")
     for distill in (1.0, 0.0):
-        settings = with_overrides(
-            Settings(), method="elastic", elastic_distill=distill, elastic_macs=(0.5, 0.8), elastic_order="weights"
-        )
+        options = {"elastic_distill": distill, "elastic_macs": (0.5, 0.8), "elastic_turns": 0}
+        settings = with_overrides(Settings(), method="elastic", **options)
         step = method.step(method.network(maps(), X, settings, is_trained=False), settings)
         step.at(50, 100)
         if distill:
