@@ -207,8 +207,8 @@ class _Lesson:
             allowed = "forward= and distance= that keep it (no detach, no_grad)"
             raise InvalidArgumentError.about("distance", None, allowed, why="it has no gradient")
         if not bool(torch.isfinite(loss)):
-            came, allowed = float(loss.detach()), f"finite inputs, and a learning_rate below {task.learning_rate:g}"
-            raise InvalidArgumentError.about("distance", came, allowed, why=f"at {self.size:.3f}x it became {came}")
+            value, allowed = float(loss.detach()), f"finite inputs, and a learning_rate below {task.learning_rate:g}"
+            raise InvalidArgumentError.about("distance", value, allowed, why=f"at {self.size:.3f}x it became {value}")
         return loss
 
 

@@ -276,9 +276,11 @@ class RankSelector:
         """Return the longest prefix of the list whose cost is within the budget."""
         if measure == "macs" and self.fixed_macs is None:
             allowed = "params, ratio, ranks, or a network of decompose(model, example_input)"
-            raise InvalidArgumentError.about("macs", value, allowed, why="the sizes of the feature maps are not known")
+            text = f"macs={value!r}: the sizes of the feature maps are not known; allowed: {allowed}"
+            raise InvalidArgumentError.about("macs", value, allowed, text)
         if self.full_cost(measure) == 0:  # its layers never ran on the example input
-            raise InvalidArgumentError.about(measure, value, "params, ratio, ranks", why="the network has none")
+            text = f"{measure}={value!r}: the network has none; allowed: params, ratio, ranks"
+            raise InvalidArgumentError.about(measure, value, "params, ratio, ranks", text)
         budget = absolute_budget(measure, value, self.full_cost(measure))
         if budget < self.smallest_cost(measure, align):
             raise self._too_small(measure, value, align)
