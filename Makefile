@@ -32,7 +32,8 @@ test-lab: $(STAMP) ## the tests of the laboratory but the slow ones
 	$(PYTEST) -m 'not slow and not browser' laboratory
 
 test-all: lint ## all of these with the slow ones
-	$(PYTEST) -m 'not browser' tests src laboratory
+	$(PYTEST) -m 'not browser'
+	$(PYTEST) -m 'not browser' laboratory
 
 test-browser: $(STAMP) ## the page of results in Debian's chromium, with pictures in browser-out; skipped where it is absent
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e './laboratory[browser]'

@@ -25,10 +25,13 @@ from decomposable.core import gradients
 from decomposable.core import svd as svd_module
 from decomposable.core.bases import KeptBases
 from decomposable.core.distillation import kl_divergence
+from decomposable.core.draws import DrawRatio
 from decomposable.core.forms import FORMS, MatrixForm, to_matrix
 from decomposable.core.metric import DAMPING
 from decomposable.core.moments import second_moments
+from decomposable.core.networks import TwoNetworks
 from decomposable.core.svd import svd, truncate
+from decomposable.elastic import ElasticOptions
 from decomposable.network.goals import drawn_loss
 from decomposable.training.loop import parameter_groups
 
@@ -74,7 +77,7 @@ def arguments() -> argparse.Namespace:
 class Weighted:
     """Scores of each layer times a number, in training and afterwards."""
 
-    def __init__(self, joint: dn.JointObjective, kind: str) -> None:
+    def __init__(self, joint: TwoNetworks, kind: str) -> None:
         self.joint, self.kind, self.sizes = joint, kind, joint.sizes
 
     def draw(self, generator):
@@ -110,7 +113,7 @@ class Weighted:
 class Fixed:
     """Scores that stay as they were found: what `decompose(data=...)` says of the weights of the start."""
 
-    def __init__(self, joint: dn.JointObjective, scores) -> None:
+    def __init__(self, joint: TwoNetworks, scores) -> None:
         self.sizes, self.scores = joint.sizes, scores
 
     def draw(self, generator):
@@ -231,28 +234,37 @@ class Images:
 
 def objective(args, model, data):
     """The training of a row, and the scores that its bases have where they are not σ."""
-    sizes = (
-        {"ratio": tuple(args.ratio)}
-        if args.ratio
-        else {"macs": tuple(args.macs), "smallest": args.smallest, "example_input": EXAMPLE}
-    )
-    joint = dn.JointObjective(
-        model,
-        balance=0.0 if args.plain else args.balance,
+    options = ElasticOptions(
+        macs=tuple(args.macs),
+        smallest_share=args.smallest,
         distill=args.distill,
-        distance=softened(args.temperature) if args.distill else None,
-        turns=args.low_turns if args.turns else False,
+        balance=0.0 if args.plain else args.balance,
+        low_steps_per_full=args.low_turns if args.turns else 0,
+        start=args.late,
+        even=max(0.0, args.even_from - args.late) / (1 - args.late),
         refresh=args.refresh,
-        seed=args.seed,
-        **sizes,
+        order="weights",
     )
+    elastic = dn.Elastic(
+        model,
+        example_input=EXAMPLE,
+        steps=args.steps,
+        from_scratch=args.late > 0,
+        distance=softened(args.temperature) if args.distill else None,
+        seed=args.seed,
+        options=options,
+    )
+    joint = elastic.networks
+    if args.ratio:
+        full_ranks = {layer.name: layer.full_ranks for layer in joint.layers}
+        joint.sizes = DrawRatio(full_ranks, joint.sizes.selector.lower, joint.sizes.selector.upper, tuple(args.ratio))
     if args.clip is not None:
         svd_module.RHO_MAX = math.sqrt(args.clip)
     if args.at_most:
         ratio = gradients._ratio
         gradients._ratio = lambda full, low: ratio(full, low).clamp(max=1.0)
     if args.all_norms:
-        joint._norms._names = {parameter: name for name, parameter in model.named_parameters()}
+        elastic._norms._names = {parameter: name for name, parameter in model.named_parameters()}
     if args.turned is not None:
         joint._bases = BasesThatTurn(joint.layers, args.turned)
     if args.metric:
@@ -263,7 +275,7 @@ def objective(args, model, data):
     if args.ladder:
         found = dn.decompose(model.eval(), example_input=EXAMPLE, data=data.augmented(1000, seed=2))
         joint.sizes = weighted = Fixed(joint, found.selector.scores)
-    return joint, weighted
+    return elastic, weighted
 
 
 def taught_by(teacher, is_eval):
@@ -285,7 +297,7 @@ def move_(average, model, decay) -> None:
             a.lerp_(p, 1 - decay)
 
 
-def train(args, joint, model, average, data) -> float:
+def train(args, elastic, model, average, data) -> float:
     """All steps; what they cost, in passes forward and back."""
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-4), lr=args.rate, momentum=0.9, nesterov=True)
     generator = torch.Generator().manual_seed(args.seed)
@@ -296,12 +308,9 @@ def train(args, joint, model, average, data) -> float:
             group["lr"] = rate
         model.train()
         optimizer.zero_grad()
-        joint.balance = 0.0 if args.plain or step < args.late * args.steps else args.balance
-        if args.turns and step >= args.even_from * args.steps:
-            joint.turns = 1
-        losses = joint.backward(forward=lambda net, x=x: net(x), loss=lambda out, y=y: F.cross_entropy(out, y))
+        losses = elastic.backward(forward=lambda net, x=x: net(x), loss=lambda out, y=y: F.cross_entropy(out, y))
         optimizer.step()
-        has_full, has_low = (not math.isnan(float(each)) for each in (losses.full, losses.low))
+        has_full, has_low = losses.ran != "low", losses.ran != "full"
         work += has_full + has_low + (1 / 3 if has_low and not has_full and args.distill else 0)
         if average is not None:
             move_(average, model, decay=min(args.average, (1 + step) / (10 + step)))
@@ -326,12 +335,13 @@ def main() -> None:
     data = Images.split(*load_cifar10(args.data, "train"))
     torch.manual_seed(args.seed)
     model = pretrained_resnet20(args.weights).to(memory_format=torch.channels_last)
-    joint, weighted = objective(args, model, data)
+    elastic, weighted = objective(args, model, data)
+    joint = elastic.networks
     average = copy.deepcopy(model) if args.average else None
     if args.average_teaches or args.teacher_eval:
-        joint._teach = taught_by(average if args.average_teaches else model, args.teacher_eval)
+        joint.outputs_of_full = taught_by(average if args.average_teaches else model, args.teacher_eval)
     start = time.time()
-    work = train(args, joint, model, average, data)
+    work = train(args, elastic, model, average, data)
     seconds = time.time() - start
     refreshed = dict(joint._bases.refreshed) if args.turned is not None else {}
     if refreshed:

@@ -15,17 +15,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from _common import interleave, record, verdict
 from torch import nn
 
-from decomposable import JointObjective, models
-from decomposable.training.methods.elastic import TURNS, ElasticSettings
+from decomposable import Elastic, JointObjective, models
+from decomposable.elastic.options import LOW_STEPS_PER_FULL, ElasticOptions
 
-RATIO, ELASTIC = (0.01, 0.5), ElasticSettings()
-STEPS = 1 + TURNS
+RATIO, ELASTIC = (0.01, 0.5), ElasticOptions()
+STEPS = 1 + LOW_STEPS_PER_FULL
 PLACES = [(i + 0.5) / 8 for i in range(8)]
 SCRATCH = "elastic from scratch"
 WANTED = {"refresh=1": 2.4, "refresh=8": 1.8, "elastic": 1.3, SCRATCH: 1.3}
@@ -54,22 +55,19 @@ def make(kind: str, batch: int, channels_last: bool) -> Callable[[float], None]:
 
         return step
     is_elastic = kind.startswith("elastic")
-    if is_elastic:
-        options = {
-            "macs": ELASTIC.elastic_macs,
-            "example_input": x[:1],
-            "distill": ELASTIC.elastic_distill,
-            "turns": TURNS if kind == "elastic" else False,
-            "refresh": ELASTIC.elastic_refresh,
-        }
+    if is_elastic:  # in the phase that is timed, to the end; an order by data is found once in a training
+        options = replace(ELASTIC, start=0.0, even=1.0, order="weights")
+        joint = Elastic(
+            model, example_input=x[:1], steps=10**6, from_scratch=kind == SCRATCH, form="spatial", options=options
+        )
     else:
-        options = {"ratio": RATIO, "refresh": int(kind.removeprefix("refresh="))}
-    joint = JointObjective(model, form="spatial", **options)
-    low, high = joint.sizes.range
+        joint = JointObjective(model, form="spatial", ratio=RATIO, refresh=int(kind.removeprefix("refresh=")))
+    sizes = joint.networks.sizes if is_elastic else joint.sizes
+    low, high = sizes.range
 
     def joint_step(place: float) -> None:
         size = low * (high / low) ** place if is_elastic else low + (high - low) * place
-        joint.sizes.range = (size, size)
+        sizes.range = (size, size)
         for _ in range(STEPS if kind == "elastic" else 1):
             optimizer.zero_grad()
             joint.backward(forward=lambda net: net(x), loss=lambda out: nn.functional.cross_entropy(out, y))
@@ -119,7 +117,7 @@ def main() -> None:
                 times[kind][place] += [v / (STEPS if kind == "elastic" else 1) for v in values]
     totals = {kind: {place: sum(times[kind][place]) for place in PLACES} for kind in steps}
     if SCRATCH in totals:  # what was timed is a step of both networks
-        late = 1 - ELASTIC.elastic_start
+        late = 1 - ELASTIC.start
         totals[SCRATCH] = {p: late * totals[SCRATCH][p] + (1 - late) * totals["plain"][p] for p in PLACES}
     fastest = min("plain", OTHER, key=lambda kind: sum(totals[kind].values()))
     by_place = {k: {f"{p:.3f}": totals[k][p] / totals[fastest][p] for p in PLACES} for k in chosen}

@@ -19,10 +19,10 @@ from torch import nn
 
 import decomposable_lab  # noqa: F401  its methods are measured, too
 from decomposable import decompose, models
+from decomposable.elastic.options import LOW_STEPS_PER_FULL
 from decomposable.recipes.paper import CIFAR100
 from decomposable.recipes.settings import Settings
 from decomposable.training import methods
-from decomposable.training.methods.elastic import TURNS
 
 ROUNDS = 8
 REFRESH = (1, 8, 32, 128)
@@ -45,8 +45,10 @@ class Stepper:
         network = self.method.network(model, self.x[:1], settings, is_trained=method in ("tucker", "elastic"))
         self.network = network.train()
         self.step = self.method.step(network, settings)
-        self.turns = 1 + TURNS if method == "elastic" else 1
-        self.budgets = self.step.joint.sizes.range if method == "elastic" else None
+        self.turns = 1 + LOW_STEPS_PER_FULL if method == "elastic" else 1
+        self.budgets = self.step.elastic.networks.sizes.range if method == "elastic" else None
+        if method == "elastic":
+            self.step.at(0, 10**6)
         self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
     def __call__(self, i: int) -> None:
@@ -56,7 +58,7 @@ class Stepper:
         if self.method.name == "elastic":
             low, high = self.budgets
             budget = low * (high / low) ** middles(0, 1)[i]
-            self.step.joint.sizes.range = (budget, budget)
+            self.step.elastic.networks.sizes.range = (budget, budget)
         if hasattr(self.step, "draw"):
             low, widths = self.settings.width_range[0], middles(*self.settings.width_range)
             self.step.draw = lambda: {"smallest": low, "random1": widths[i], "random2": widths[-1 - i]}

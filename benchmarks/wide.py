@@ -20,6 +20,7 @@ import math
 import os
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,14 +30,14 @@ from _common import record
 from torch import Tensor, nn
 
 import decomposable as dn
+from decomposable.elastic import ElasticOptions
 from decomposable.training.loop import parameter_groups
-from decomposable.training.methods.elastic import TURNS, ElasticSettings
 
 SIZES = (1.0, 0.5, 0.35, 0.25, 0.15, 0.1, 0.07, 0.05)
 HELD_OUT, KEPT_EVERY = 5000, 20
 MODELS = {"vgg15": dn.models.vgg15, "resnet34": dn.models.resnet34, "resnet20": dn.models.resnet20}
 WIDEST = {"vgg15": ("conv[89]", "conv1[0-3]"), "resnet34": ("layer4.*",), "resnet20": ("layer3.*",)}
-ELASTIC = ElasticSettings()
+ELASTIC = ElasticOptions()
 
 
 def arguments() -> argparse.Namespace:
@@ -49,7 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rate", type=float, default=0.05)
-    parser.add_argument("--low", type=float, default=ELASTIC.elastic_macs[0], help="the smallest budget drawn")
+    parser.add_argument("--low", type=float, default=ELASTIC.macs[0], help="the smallest budget drawn")
     parser.add_argument("--held-out", type=int, default=2000, help=f"images to judge by, at most {HELD_OUT}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-record", action="store_true")
@@ -67,7 +68,7 @@ class Run:
         self.args, self.model, self.steps = args, model, steps
         self.file = args.out / f"{args.model}-{name}-{steps}-{args.seed}.pt"
         self.optimizer = torch.optim.SGD(parameter_groups(model, 5e-4), lr=args.rate, momentum=0.9, nesterov=True)
-        self.joint: dn.JointObjective | None = None
+        self.elastic: dn.Elastic | None = None
 
     def train(self, images: Tensor, labels: Tensor) -> float:
         """Go on from the state that is kept, to the end; the seconds that it took in all come back."""
@@ -82,7 +83,7 @@ class Run:
         return seconds
 
     def _step(self, step: int, images: Tensor, labels: Tensor) -> str:
-        seed = 1_000_003 * self.args.seed + 2 * step + (self.joint is None)
+        seed = 1_000_003 * self.args.seed + 2 * step + (self.elastic is None)
         generator = torch.Generator().manual_seed(seed)
         rows = torch.randint(0, len(images), (self.args.batch,), generator=generator)
         x = augment(images[rows], generator).contiguous(memory_format=torch.channels_last)
@@ -92,14 +93,13 @@ class Run:
             group["lr"] = self.args.rate * min(1.0, (step + 1) / 30) * 0.5 * (1 + math.cos(math.pi * place))
         self.model.train()
         self.optimizer.zero_grad()
-        if self.joint is None:
+        if self.elastic is None:
             loss = F.cross_entropy(self.model(x), y)
             loss.backward()
             said = f"loss {float(loss):.3f}"
         else:
-            self.joint.turns = TURNS if place < ELASTIC.elastic_even else 1
-            losses = self.joint.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y))
-            said = f"full {float(losses.full):.3f}, low-rank {float(losses.low):.3f}"
+            losses = self.elastic.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y))
+            said = f"{losses.ran} {float(losses.loss):.3f}"
         self.optimizer.step()
         return said
 
@@ -109,13 +109,13 @@ class Run:
         state = torch.load(self.file, map_location="cpu", weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.joint is not None:
-            self.joint.load_state_dict(state["joint"])
+        if self.elastic is not None:
+            self.elastic.load_state_dict(state["joint"])
         return state["step"], state["seconds"]
 
     def _save(self, step: int, seconds: float) -> None:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": step}
-        state |= {"seconds": seconds, "joint": None if self.joint is None else self.joint.state_dict()}
+        state |= {"seconds": seconds, "joint": None if self.elastic is None else self.elastic.state_dict()}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.file.with_suffix(".tmp")
         torch.save(state, unfinished)
@@ -146,18 +146,12 @@ def main() -> None:
             print(f"{name}: ended before: {found_in.read_text()}")
             continue
         run = Run(args, name, started(), args.steps)
-        run.joint = dn.JointObjective(
-            run.model,
-            form=form,
-            macs=(args.low, ELASTIC.elastic_macs[1]),
-            example_input=example,
-            distill=ELASTIC.elastic_distill,
-            turns=TURNS,
-            refresh=ELASTIC.elastic_refresh,
-            seed=args.seed,
+        options = replace(ELASTIC, macs=(args.low, ELASTIC.macs[1]))
+        run.elastic = dn.Elastic(
+            run.model, example_input=example, steps=args.steps, form=form, seed=args.seed, options=options
         )
         seconds = run.train(images[kept], labels[kept])
-        net = dn.decompose(run.model.eval(), example_input=example, form=form)
+        net = run.elastic.decompose()
         generator = torch.Generator().manual_seed(1)
         batches = [augment(images[kept[part]], generator) for part in torch.arange(1000).split(250)]
         sizes = [size for size in SIZES if size >= net.selector.smallest_size]

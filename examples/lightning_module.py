@@ -15,7 +15,6 @@ from torch import nn
 warnings.simplefilter("ignore")
 from lightning.pytorch import Trainer  # noqa: E402
 
-import decomposable as dn  # noqa: E402
 from decomposable.lightning import JointModule  # noqa: E402
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -40,8 +39,7 @@ def main(folder: str) -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(points, labels), batch_size=32, shuffle=True)
 
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
-    elastic = {"macs": (0.1, 0.7), "example_input": points[:1], "distill": 1.0, "turns": True, "refresh": 4}
-    module = Heaps(model, joint=elastic, clip_norm=1.0, accumulate=2)
+    module = Heaps(model, elastic={"from_scratch": True}, clip_norm=1.0, accumulate=2)
     Trainer(
         max_epochs=10,
         accelerator="cpu",
@@ -52,7 +50,7 @@ def main(folder: str) -> None:
         default_root_dir=folder,
     ).fit(module, loader)
 
-    net = dn.decompose(model, example_input=points[:1])
+    net = module.objective.finish(loader)
     for size in (1.0, 0.5, 0.2):
         net.resize_(macs=size)
         with torch.no_grad():

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import decomposable as dn
-from decomposable.core.joint import Losses
+from decomposable.core.networks import Losses
 
 
 class SmallNet(nn.Module):

@@ -14,7 +14,6 @@ import torch
 warnings.simplefilter("ignore")
 import transformers  # noqa: E402
 
-import decomposable as dn  # noqa: E402
 from decomposable.hf import JointTrainer, from_pretrained, save_pretrained  # noqa: E402
 
 transformers.utils.logging.set_verbosity_error()
@@ -51,17 +50,16 @@ def main(folder: Path) -> None:
         use_cpu=True,
         logging_strategy="no",
     )
-    # The options are those of JointObjective: budgets, the full network as the teacher, an SVD every fourth step.
     trainer = JointTrainer(
         model=transformers.GPT2LMHeadModel(config),
         args=arguments,
         train_dataset=Counting(),
-        joint={"macs": (0.3, 0.8), "distill": 0.5, "refresh": 4},
+        elastic={"from_scratch": True},
     )
     trainer.train()
 
-    model, batch = trainer.model.eval(), torch.utils.data.default_collate([Counting()[i] for i in range(8)])
-    net = dn.decompose(model, batch, forward=lambda net, batch: net(input_ids=batch["input_ids"]))
+    batch = torch.utils.data.default_collate([Counting()[i] for i in range(8)])
+    net = trainer.objective.finish([batch])
     start = torch.tensor([[3, 4, 5]])
     for size in (1.0, 0.6, 0.4):
         net.resize_(macs=size)

@@ -11,6 +11,7 @@ from decomposable_edge import __version__ as __version__
 _HOME = {
     "DecomposableError": "decomposable_edge.errors",
     "DecomposedNet": "decomposable.network.decomposed",
+    "Elastic": "decomposable.elastic",
     "JointObjective": "decomposable.core.joint",
     "RankPlan": "decomposable_edge.sizing.plans",
     "decompose": "decomposable.network.decompose",
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from decomposable import models as models
     from decomposable import recipes as recipes
     from decomposable.core.joint import JointObjective as JointObjective
+    from decomposable.elastic import Elastic as Elastic
     from decomposable.export.one_size import export_onnx as export_onnx
     from decomposable.export.one_size import export_torch as export_torch
     from decomposable.network.decompose import decompose as decompose

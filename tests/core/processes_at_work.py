@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import decomposable as dn
 from decomposable.core import bases
+from decomposable.elastic import ElasticOptions
 
 SECONDS = 60  # that a process waits for the others
 
@@ -48,7 +49,10 @@ def train(index, count, *, model=None, size=8, steps=4, ddp=False, split=True, w
     """A few steps of SGD with the part of every batch that this process has; the losses come back, too."""
     model = network() if model is None else model
     around = DistributedDataParallel(model) if ddp and count > 1 else model
-    joint = dn.JointObjective(around, seed=3, **options)
+    if "options" in options:
+        joint = dn.Elastic(around, example_input=torch.zeros(1, 3, 8, 8), steps=steps, seed=3, **options)
+    else:
+        joint = dn.JointObjective(around, seed=3, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     seen = []
     for x, y in batches(size, steps):
@@ -63,7 +67,7 @@ def step(joint, x, y, weight=None):
     more = {} if len(x) else {"samples": 0}
     if weight is not None:
         more["weight"] = weight
-    if joint.distill:
+    if isinstance(joint, dn.Elastic):
         return joint.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y), **more)
     return joint.backward(lambda net: F.cross_entropy(net(x), y), **more)
 
@@ -73,7 +77,8 @@ def result(model, seen, joint=None):
     numbers = [[float(losses.full), float(losses.low), losses.ratio, losses.macs] for losses in seen]
     found["losses"] = torch.tensor(numbers, dtype=torch.float64)
     if joint is not None:
-        found["generator"] = joint.state_dict()["generator"]
+        state = joint.state_dict()
+        found["generator"] = state.get("networks", state)["generator"]
     return found
 
 
@@ -115,19 +120,26 @@ def double(index, count):
 
 
 def budgets(index, count):
-    x = torch.zeros(1, 3, 8, 8)
-    return train(index, count, macs=(0.15, 0.6), example_input=x, distill=0.5, size=6)
+    return train(index, count, macs=(0.15, 0.6), example_input=torch.zeros(1, 3, 8, 8), size=6)
 
 
 def turns(index, count):
-    x = torch.zeros(1, 3, 8, 8)
-    return train(index, count, ddp=True, macs=(0.15, 0.6), example_input=x, distill=0.5, turns=2, refresh=3, steps=8)
+    options = ElasticOptions(macs=(0.15, 0.6), low_steps_per_full=2, refresh=3)
+    return train(index, count, ddp=True, options=options, steps=8)
+
+
+def from_scratch(index, count):
+    """Plain steps, then both networks in each, in the order that the first process finds."""
+    data = [x for x, _ in batches(20, 16)]
+    options = ElasticOptions(macs=(0.15, 0.6), refresh=3)
+    return train(index, count, ddp=True, options=options, from_scratch=True, data=data, steps=6)
 
 
 def scaled(index, count):
     """With a GradScaler; one step overflows on the first process alone, and is skipped by all."""
     model = network()
-    joint = dn.JointObjective(model, seed=3, turns=1)
+    options = ElasticOptions(low_steps_per_full=1, distill=0.0, macs=(0.15, 0.6))
+    joint = dn.Elastic(model, example_input=torch.zeros(1, 3, 8, 8), steps=100, seed=3, options=options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     for number, (x, y) in enumerate(batches(8, 4)):
@@ -135,7 +147,7 @@ def scaled(index, count):
         if number == 2 and index == 0:
             x = x * torch.inf
         optimizer.zero_grad()
-        joint.backward(lambda net, x=x, y=y: F.cross_entropy(net(x), y), scaler)
+        joint.backward(forward=lambda net, x=x: net(x), loss=lambda out, y=y: F.cross_entropy(out, y), scaler=scaler)
         scaler.step(optimizer)
         scaler.update()
     found = {f"weight {name}": parameter.detach() for name, parameter in model.named_parameters()}
@@ -157,16 +169,17 @@ def gradients(index, count):
 
 def resumed(index, count):
     """Cut off in the middle, with bases that are kept and turns: the same bits as one that was not."""
-    options = {"seed": 3, "refresh": 4, "turns": 2}
+    chosen = ElasticOptions(low_steps_per_full=2, refresh=4, macs=(0.15, 0.6))
+    options = {"example_input": torch.zeros(1, 3, 8, 8), "steps": 100, "seed": 3, "options": chosen}
     both = []
     for is_cut in (False, True):
         model = network()
-        joint = dn.JointObjective(model, **options)
+        joint = dn.Elastic(model, **options)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for number, (x, y) in enumerate(batches(8, 8)):
             if is_cut and number == 5:
                 state = joint.state_dict()
-                joint = dn.JointObjective(model, **options)
+                joint = dn.Elastic(model, **options)
                 joint.load_state_dict(state)
             optimizer.zero_grad()
             step(joint, *(t[index * 8 // count : (index + 1) * 8 // count] for t in (x, y)))

@@ -9,6 +9,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.forms import to_matrix
+from decomposable.core.networks import TwoNetworks
 from decomposable.core.svd import svd
 from decomposable_edge.errors import BudgetError, InvalidArgumentError
 
@@ -81,8 +82,8 @@ def test_the_network_that_is_trained_gives_the_outputs_of_the_one_that_is_shippe
 
 def test_budgets_are_drawn_log_uniformly_and_the_smallest_as_often_as_asked() -> None:
     for smallest in (0.0, 0.25):
-        joint = joint_of(model(), macs=(0.1, 0.8), smallest=smallest)
-        drawn = np.array([joint.sizes.draw(joint._generator) for _ in range(4000)])
+        joint = TwoNetworks(model(), sizes={"macs": (0.1, 0.8)}, smallest_share=smallest, example_input=X, seed=0)
+        drawn = np.array([joint.draw() for _ in range(4000)])
         low, high = joint.sizes.range
         is_smallest = drawn == low
         assert abs(is_smallest.mean() - smallest) < 0.03
@@ -149,8 +150,6 @@ def test_several_inputs_by_forward() -> None:
         ({"macs": (0.1, 0.5, 0.7)}, "allowed: a budget, or"),
         ({"macs": (0.1, 1.5)}, "allowed: a fraction in"),
         ({"macs": "0.1"}, "allowed: a fraction in"),
-        ({"macs": (0.1, 0.5), "smallest": 1.0}, "smallest=1.0; allowed"),
-        ({"smallest": 0.25}, "allowed: with macs= or params="),
         ({"macs": (0.1, 0.5), "example_input": None}, "allowed: with example_input="),
     ],
 )

@@ -228,6 +228,7 @@ def test_balance_0_is_plain_training_without_a_low_rank_pass():
 
     losses = JointObjective(model, balance=0).backward(closure)
     assert calls == [model]
+    assert losses.ran == "full"
     assert math.isnan(losses.low)
     assert_grads(model, gradients, rtol=0, atol=0)
 
@@ -1270,3 +1271,22 @@ def test_sparse_gradients_of_an_embedding_are_mixed_like_others(balance):
     JointObjective(model, balance=balance, ratio=1.0).backward(lambda net: net(tokens).square().sum())
     expected = torch.autograd.grad(model(tokens).square().sum(), model[0].weight)[0].to_dense()
     torch.testing.assert_close(model[0].weight.grad.to_dense(), expected)
+
+
+def test_forward_and_loss_are_the_closure():
+    found, closure = [], loss_on(vectors())
+    for call in ({"closure": closure}, {"forward": lambda net: closure(net), "loss": lambda out: out}):
+        torch.manual_seed(0)
+        model = mlp()
+        losses = JointObjective(model, ratio=RATIO, seed=0).backward(**call)
+        assert losses.ran == "both"
+        found.append([p.grad for p in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_calls_that_cannot_be_are_refused():
+    joint, any_one = JointObjective(mlp()), {"forward": lambda net: net, "loss": lambda out: out}
+    for call in ({}, {"forward": any_one["forward"]}, {"loss": any_one["loss"]}, {"closure": len, **any_one}):
+        with pytest.raises(InvalidArgumentError, match="allowed: a closure, or both forward= and loss="):
+            joint.backward(**call)

@@ -27,7 +27,7 @@ _spec.loader.exec_module(work)
 
 SAME = [
     *("plain", "wrapped", "group_norm", "uneven", "fewer_than_processes", "accumulated", "channels_last", "double"),
-    *("budgets", "turns", "scaled", "refreshed", "gradients"),
+    *("budgets", "turns", "from_scratch", "scaled", "refreshed", "gradients"),
 ]
 OTHERS = [
     *("resumed", "without_a_seed", "buffers", "unused", "raises", "svd_fails", "not_finite", "different"),

@@ -80,7 +80,7 @@ def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(file, call
     beside.write_text("{")
     code, out, err = call("bench", file, "--sizes", "0.5", "--seconds", "0", "--threads", "1")
     assert code == 0
-    assert err.startswith(f"decomposable-edge bench: warning: {beside}: it was damaged (it is not JSON)")
+    assert err.startswith(f"decomposable-edge bench: warning: {beside}: it was damaged (it is not JSON")
     assert "align=auto: wide layers' ranks rounded to multiples of 16, 8 or 4 where that moves them by at most" in out
     [entry] = LatencyProfile.load(beside).entries
     assert entry.align == "auto"

@@ -1,6 +1,8 @@
 """The two distributions: what their wheels hold, side by side in any order, and the device's without PyTorch."""
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -156,6 +158,55 @@ def test_they_stand_side_by_side_in_any_order_and_are_removed_one_by_one(wheels,
         for gone, left in ((order[0], {packages[order[1]]}), (order[1], set())):
             pip("--python", python, "uninstall", "--yes", "--disable-pip-version-check", names[gone], cwd=tmp_path)
             assert there() == left
+
+
+# What the README's commands are given here: digits in place of CIFAR-10, and trainings of an epoch.
+QUICK = {
+    r"cifar10-resnet20 --data DIR": "digits",
+    r"epochs=\d+": "epochs=1 train_images=200 calibration_images=100",
+    r"decomposable bench (.*)": r"decomposable bench \1 --seconds 0 --sizes 0.5",
+}
+PREPARE = """
+    import torch, decomposable as dn
+    torch.save(dn.models.small_cnn().state_dict(), "resnet20.pt")
+"""
+
+
+@pytest.mark.slow
+def test_from_the_wheels_alone_everything_of_the_readme_works(wheels, environment, tmp_path):
+    """Its Python and its commands run in an environment that has both wheels, and other packages but none of ours."""
+    python = environment / "bin" / "python"
+    for which in ("edge", "full"):
+        pip("--python", python, "install", *WITHOUT_NETWORK[1:], wheels[which], cwd=tmp_path)
+    packages = Path(np.__file__).parents[
+        1
+    ]  # PyTorch and so on; .pth files in there, as that of a checkout, do not count
+    [site] = (environment / "lib").glob("python*/site-packages")
+    (site / "others.pth").write_text(f"{packages}\n")
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+    def run(*command):
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+    where = "import decomposable, decomposable_edge as e; print(decomposable.__file__, e.__file__)"
+    assert all(file.startswith(str(site)) for file in run(python, "-I", "-c", where).split())
+    text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    program = "".join(code for language, code in blocks if language == "python")
+    assert "resize_" in program
+    run(python, "-I", "-c", program)
+    run(python, "-I", "-c", textwrap.dedent(PREPARE))
+    lines = [line for language, code in blocks if not language for line in code.splitlines()]
+    commands = [line for line in lines if line.startswith(("decomposable ", "decomposable-edge "))]
+    assert {line.split()[1] for line in commands} >= {"cut", "train", "sizes", "resize", "export", "bench"}
+    for line in commands:
+        for pattern, quick in QUICK.items():
+            line = re.sub(pattern, quick, line)
+        name, *arguments = shlex.split(line)
+        run(environment / "bin" / name, *arguments)
+    run(environment / "bin" / "decomposable-edge", "sizes", "device.safetensors")
 
 
 def test_an_editable_install_brings_the_device_and_both_commands(checkout):

@@ -451,7 +451,7 @@ def test_a_corrupt_latency_profile_can_be_replaced_by_measuring_again(file, call
     beside.write_text('{"format": 1, "netw')
     code, _, err = call("bench", file, "--sizes", "0.5", "--seconds", 0, "--runtime", "torch")
     assert code == 0, err
-    assert err.splitlines()[-1].startswith(f"decomposable bench: warning: {beside}: it was damaged (it is not JSON)")
+    assert err.splitlines()[-1].startswith(f"decomposable bench: warning: {beside}: it was damaged (it is not JSON")
     assert len(LatencyProfile.load(beside).entries) == 1
 
 

@@ -13,6 +13,7 @@ from families import FAMILIES, transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 import decomposable as dn
+from decomposable.elastic import ElasticOptions
 from decomposable.hf import from_pretrained, save_pretrained
 from decomposable.hf.pretrained import WEIGHTS
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError
@@ -99,8 +100,9 @@ def test_it_is_trained_jointly(name):
     def distance(low, full):
         return F.mse_loss(low.logits, full.logits)
 
-    elastic = dn.JointObjective(
-        model, macs=(0.5, 0.6), example_input=family.inputs(), forward=call, distill=0.5, distance=distance, turns=True
+    options = ElasticOptions(macs=(0.5, 0.6))
+    elastic = dn.Elastic(
+        model, example_input=family.inputs(), steps=2, forward=call, distance=distance, options=options
     )
     for _ in range(2):
         losses = elastic.backward(forward=lambda net: net(**batch), loss=lambda out: out.loss)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import decomposable as dn
+from decomposable.elastic import ElasticOptions
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 pytest.importorskip("accelerate", reason="the extra hf is not installed")
@@ -14,7 +15,7 @@ from decomposable.training.state_file import read_state  # noqa: E402
 from decomposable_edge.errors import ArtifactError, InvalidArgumentError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-ELASTIC = {"macs": (0.3, 0.9), "distill": 1.0, "turns": True, "refresh": 3, "smallest": 0.2}
+ELASTIC = {"options": ElasticOptions(macs=(0.3, 0.9), refresh=3, smallest_share=0.2)}
 
 
 class Texts(torch.utils.data.Dataset):
@@ -30,7 +31,7 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": self.ids[index], "labels": labels}
 
 
-def trainer(folder, *, joint, kind=JointTrainer, model=None, **options):
+def trainer(folder, *, joint=None, elastic=None, kind=JointTrainer, model=None, **options):
     args = transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=2,
@@ -44,7 +45,7 @@ def trainer(folder, *, joint, kind=JointTrainer, model=None, **options):
         use_cpu=True,
         **{"save_strategy": "no", **options},
     )
-    given = {} if kind is not JointTrainer else {"joint": joint}
+    given = {"joint": joint, "elastic": elastic} if issubclass(kind, JointTrainer) else {}
     return kind(model=model or FAMILIES["gpt2"].build(), args=args, train_dataset=Texts(), **given)
 
 
@@ -100,7 +101,7 @@ def test_the_usual_distance_is_the_divergence_where_there_is_a_label_for_the_nex
 
     torch.manual_seed(0)
     for model in (FAMILIES["gpt2"].build(), Mine(FAMILIES["gpt2"].build().config), FAMILIES["bert"].build()):
-        made = trainer(tmp_path, joint={"ratio": (0.1, 0.5), "distill": 1.0}, model=model)
+        made = trainer(tmp_path, model=model)
         low, full = torch.randn(2, 3, 5, 7)
         labels = torch.tensor([[1, 2, -100, 4, 5], [1, -100, 3, 4, 5], [-100, 2, 3, -100, -100]])
         made._labels = labels
@@ -116,7 +117,8 @@ def test_the_usual_distance_is_the_divergence_where_there_is_a_label_for_the_nex
         assert float(made._kl_at_labels(*outputs)) == pytest.approx(total / count, rel=1e-5)
 
 
-JOINT = {"ratio": (0.1, 0.5), "refresh": 3}
+JOINT = {"joint": {"ratio": (0.1, 0.5), "refresh": 3}}
+SCRATCH = {"elastic": {"from_scratch": True}}
 
 
 @pytest.mark.parametrize(
@@ -124,16 +126,17 @@ JOINT = {"ratio": (0.1, 0.5), "refresh": 3}
     [
         pytest.param(JOINT, False, id="joint", marks=pytest.mark.slow),
         pytest.param(JOINT, True, id="joint bf16"),
-        pytest.param(ELASTIC, False, id="elastic"),
-        pytest.param(ELASTIC, True, id="elastic bf16", marks=pytest.mark.slow),
+        pytest.param({"elastic": ELASTIC}, False, id="elastic"),
+        pytest.param(SCRATCH, False, id="from scratch"),
+        pytest.param({"elastic": ELASTIC}, True, id="elastic bf16", marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_repeats_exactly(options, bf16, tmp_path):
     step = 2 if bf16 else 3  # in the middle of an epoch, and at its end
-    whole = trainer(tmp_path / "whole", joint=options, bf16=bf16, save_strategy="steps", save_steps=step)
+    whole = trainer(tmp_path / "whole", **options, bf16=bf16, save_strategy="steps", save_steps=step)
     whole.train()
     torch.manual_seed(99)
-    resumed = trainer(tmp_path / "again", joint=options, bf16=bf16)
+    resumed = trainer(tmp_path / "again", **options, bf16=bf16)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     for one, other in zip(weights(resumed.model), weights(whole.model), strict=True):
         assert torch.equal(one, other)
@@ -148,15 +151,16 @@ def test_it_takes_no_batch_before_the_training_logs_both_losses_and_sizes_and_ke
             Counted.taken += 1
             return super().__getitem__(index)
 
-    made = trainer(tmp_path, joint=ELASTIC)
+    made = trainer(tmp_path, elastic=ELASTIC)
     made.train_dataset = Counted()
     assert Counted.taken == 0
     made.train()
-    assert made.joint.sizes.selector.fixed_macs is not None
+    assert made.objective.networks.sizes.selector.fixed_macs is not None
     logged = [entry for entry in made.state.log_history if "loss" in entry]
-    assert all(3 < entry["loss_full"] < 5 for entry in logged)
-    assert all(0.2 < entry["macs"] <= 0.9 for entry in logged)
-    assert all(entry["loss_low"] >= 0 for entry in logged)
+    full, low = ([entry[name] for entry in logged if name in entry] for name in ("loss_full", "loss_low"))
+    assert all(1 < each < 5 for each in [*full, *low])
+    assert len(full) + len(low) > len(logged)  # of two batches one may be the full network's
+    assert all(0.2 < entry["macs"] <= 0.9 for entry in logged if "macs" in entry)
     assert list(made.model.state_dict()) == list(FAMILIES["gpt2"].build().state_dict())
     assert made.evaluate(Texts(4))["eval_loss"] > 0
 
@@ -169,6 +173,8 @@ def test_a_checkpoint_of_another_trainer_is_refused(tmp_path):
 
 
 def test_options_are_checked(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="elastic and joint: got both"):
+        trainer(tmp_path, joint={}, elastic={})
     with pytest.raises(InvalidArgumentError, match="balance"):
         trainer(tmp_path, joint={"balance": 2})
 
@@ -179,7 +185,7 @@ def test_with_model_init_the_model_that_is_trained_is_the_one_that_is_kept(tmp_p
     )
     own = JointTrainer(model_init=FAMILIES["gpt2"].build, args=args, train_dataset=Texts(), joint={"ratio": (0.2, 0.5)})
     own.train()
-    assert own.joint.model is own.model
+    assert own.objective.model is own.model
     start = weights(FAMILIES["gpt2"].build())
     assert any(not torch.equal(one, other) for one, other in zip(weights(own.model), start, strict=True))
 
@@ -199,7 +205,7 @@ def test_a_loss_and_a_distance_of_ones_own(tmp_path):
             return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
 
     distance = {"distance": lambda low, full: torch.nn.functional.mse_loss(low.logits, full.logits)}
-    own = trainer(tmp_path, joint={**ELASTIC, **distance}, epochs=1)
+    own = trainer(tmp_path, elastic={**ELASTIC, **distance}, epochs=1)
     own.__class__ = Own
     assert own.train().training_loss > 0
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import decomposable as dn
+from decomposable.elastic import ElasticOptions
 
 lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
 from decomposable.lightning import JointModule  # noqa: E402
@@ -16,7 +17,9 @@ from decomposable_edge.errors import InvalidArgumentError  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(0, 4, (40,), generator=torch.Generator().manual_seed(1))
-ELASTIC = {"macs": (0.3, 0.9), "example_input": X[:2], "distill": 1.0, "turns": True, "refresh": 3, "smallest": 0.2}
+JOINT = {"joint": {"ratio": (0.1, 0.5), "seed": 5}}
+ELASTIC = {"elastic": {"options": ElasticOptions(macs=(0.3, 0.9), refresh=3, smallest_share=0.2), "seed": 5}}
+SCRATCH = {"elastic": {"from_scratch": True, "seed": 5}}
 
 
 def build():
@@ -47,15 +50,18 @@ def trainer(folder, epochs, **options):
     )
 
 
-@pytest.mark.parametrize("options", [{"ratio": (0.1, 0.5)}, ELASTIC], ids=["joint", "elastic"])
+@pytest.mark.parametrize("options", [JOINT, ELASTIC, SCRATCH], ids=["joint", "elastic", "from scratch"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_it_is_the_loop_by_hand(options, precision, tmp_path):
-    module = Small(build(), joint={**options, "seed": 5}, clip_norm=0.5, accumulate=2)
+    module = Small(build(), **options, clip_norm=0.5, accumulate=2)
     torch.manual_seed(7)
     trainer(tmp_path, 2, precision=precision, enable_checkpointing=False).fit(module, loader())
 
     model = build().train()
-    joint = dn.JointObjective(model, **options, seed=5)
+    if "joint" in options:
+        joint = dn.JointObjective(model, **options["joint"])
+    else:
+        joint = dn.Elastic(model, example_input=X[:2], steps=10, **options["elastic"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     torch.manual_seed(7)
@@ -81,11 +87,14 @@ def test_it_is_the_loop_by_hand(options, precision, tmp_path):
         assert torch.equal(own, expected)
 
 
-@pytest.mark.parametrize("options", [{"ratio": (0.1, 0.5)}, ELASTIC], ids=["joint", "elastic"])
+@pytest.mark.parametrize("options", [JOINT, ELASTIC, SCRATCH], ids=["joint", "elastic", "from scratch"])
 def test_a_resumed_run_repeats_exactly(options, tmp_path):
+    if "elastic" in options:
+        options = {"elastic": {**options["elastic"], "steps": 20}}  # of the whole training, which the first part is not
+
     def run(folder, epochs, checkpoint=None):
         torch.manual_seed(7)
-        module = Small(build(), joint={**options, "seed": 5}, clip_norm=0.5, accumulate=2)
+        module = Small(build(), **options, clip_norm=0.5, accumulate=2)
         made = trainer(folder, epochs)
         made.fit(module, loader(shuffle=True), ckpt_path=checkpoint)
         made.save_checkpoint(folder / "last.ckpt")
@@ -168,7 +177,7 @@ def test_a_schedule_that_waits_for_a_metric_is_refused_at_the_start(tmp_path):
 
 
 def test_weights_are_loaded_for_evaluation_without_the_options_of_training(tmp_path):
-    module = Small(build(), joint=ELASTIC)
+    module = Small(build(), **ELASTIC)
     fitting = trainer(tmp_path, 1)
     fitting.fit(module, loader())
     model, before = build(), torch.get_rng_state()

@@ -170,9 +170,7 @@ def test_a_joint_step_and_training(made):
     model, x, net = made
     form = {layer.name: layer.form for layer in net.layers}
     model.train()
-    joint = dn.JointObjective(
-        model, form=form, macs=(0.2, 0.7), example_input=x[:1], distill=0.5, refresh=2, turns=True
-    )
+    joint = dn.Elastic(model, form=form, example_input=x[:1], steps=6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     y = torch.tensor([0, 1, 2, 3])
     for _ in range(6):

@@ -7,6 +7,7 @@ from torch import nn
 
 import decomposable as dn
 from decomposable.core.gradients import norm
+from decomposable.elastic import ElasticOptions
 from decomposable.network.artifact import save_size, size_state_dict
 from refusals import Saying, refused
 
@@ -150,9 +151,8 @@ def test_full_rank_is_the_full_network():
 @pytest.mark.parametrize("name", MODELS)
 def test_turns_budgets_and_resuming(name):
     def objective(model):
-        return dn.JointObjective(
-            model, macs=(0.4, 0.8), example_input=X, distill=0.5, distance=distance, turns=True, refresh=2, seed=1
-        )
+        options = ElasticOptions(macs=(0.4, 0.8), low_steps_per_full=1, refresh=2)
+        return dn.Elastic(model, example_input=X, steps=100, distance=distance, seed=1, options=options)
 
     def distance(low, full):
         return nn.functional.mse_loss(low, full)

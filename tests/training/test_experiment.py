@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -575,18 +576,23 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "option", "came"),
+    ("options", "option", "came", "allowed"),
     [
-        ({"build": lambda: nn.Sequential(nn.Linear(5, 2))}, "model", (8, 6)),
-        ({"build": lambda: nn.Sequential(nn.Linear(6, 3))}, "network", "3 classes"),
-        ({"build": lambda: nn.Sequential(nn.Linear(6, 2), nn.Unflatten(1, (2, 1)))}, "network", Saying("(8, 2, 1)")),
-        ({"build": lambda: nn.LSTM(6, 2)}, "network", "tuple"),
-        ({"build": lambda: nn.Sequential(nn.Flatten(), nn.Bilinear(6, 6, 2))}, "model", (8, 6)),
-        ({"count": 4}, "batch_size", 8),
+        ({"build": lambda: nn.Sequential(nn.Linear(5, 2))}, "model", (8, 6), ANY),
+        ({"build": lambda: nn.Sequential(nn.Linear(6, 3))}, "network", "3 classes", "the same number"),
+        (
+            {"build": lambda: nn.Sequential(nn.Linear(6, 2), nn.Unflatten(1, (2, 1)))},
+            "network",
+            Saying(r"\(8, 2, 1\)"),
+            ANY,
+        ),
+        ({"build": lambda: nn.LSTM(6, 2)}, "network", "tuple", Saying("^a tensor")),
+        ({"build": lambda: nn.Sequential(nn.Flatten(), nn.Bilinear(6, 6, 2))}, "model", (8, 6), ANY),
+        ({"count": 4}, "batch_size", 8, "an int from 1 to 4"),
     ],
 )
-def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, options, option, came):
-    with refused(option, came, kind=dn.DecomposableError):
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, options, option, came, allowed):
+    with refused(option, came, allowed, kind=dn.DecomposableError):
         dn.train(noisy(**options), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -15,7 +15,7 @@ from decomposable_edge.files import write_atomically
 
 _LABELS = {"elastic": "elastic", "joint": "joint, the paper's", "plain": "plain"}
 _METHODS = {
-    "elastic": "at random budgets, taught by the full network, one pass a step: this project's way",
+    "elastic": "plainly, then also at random budgets, taught by the full network: this project's way",
     "joint": "the full and a random low-rank network in every step: the paper's way",
     "plain": "as always",
 }

@@ -52,7 +52,6 @@ class Settings:
     weight_decay: float = 5e-4
     form: str = "spatial"
     ratio: tuple[float, float] = (0.01, 0.5)
-    macs: tuple[float, float] = (0.06, 0.7)
     balance: float = 0.5
     curve_sizes: tuple[float, ...] = CURVE_SIZES
 
@@ -72,63 +71,62 @@ class Settings:
 
 def train(
     model: nn.Module, data: TensorDataset, settings: Settings, *, seed: int, method: str, report: Report
-) -> nn.Module:
-    """An ordinary training loop; the three ways differ in the objective, and in one line of `add_gradient`."""
+) -> dn.DecomposedNet:
+    """Train in an ordinary loop, and return the network of all sizes; the three ways differ in the objective."""
     generator = torch.Generator().manual_seed(seed)  # of the order of the images
     loader = DataLoader(data, settings.batch_size, shuffle=True, drop_last=True, generator=generator)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=settings.learning_rate, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
     )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=settings.steps)
-    joint = objective(model, data.tensors[0][:1], settings, method, seed)
+    example, objective = data.tensors[0][:1], objective_of(model, data.tensors[0][:1], settings, method, seed)
+    schedule = schedule_of(optimizer, objective, settings)
     model.train()
     tracker = Tracker(report, "training", total=settings.epochs, unit="epochs")
     for epoch in range(settings.epochs):
         for x, y in loader:
             optimizer.zero_grad()
-            loss = add_gradient(model, joint, x, y)
+            loss = add_gradient(model, objective, x, y)
             optimizer.step()
             schedule.step()
         tracker.update(epoch + 1, f"loss {loss:.3f}")
-    return model.eval()
+    if isinstance(objective, dn.Elastic):
+        return objective.decompose()
+    return dn.decompose(model, example_input=example, form=settings.form)
 
 
-def objective(
+def objective_of(
     model: nn.Module, example: Tensor, settings: Settings, method: str, seed: int
-) -> dn.JointObjective | None:
-    """Return what is minimised: the paper's joint objective, or the elastic one; None for the plain loss."""
+) -> dn.Elastic | dn.JointObjective | None:
+    """Return what is minimised: elastically, or the paper's joint objective; None for the plain loss."""
     if method == "plain":
         return None
     if method == "joint":
         return dn.JointObjective(model, form=settings.form, ratio=settings.ratio, balance=settings.balance, seed=seed)
-    return dn.JointObjective(
-        model,
-        form=settings.form,
-        macs=settings.macs,
-        example_input=example,
-        distill=0.5,
-        turns=True,
-        refresh=8,
-        balance=settings.balance,
-        seed=seed,
+    return dn.Elastic(
+        model, example_input=example, steps=settings.steps, from_scratch=True, form=settings.form, seed=seed
     )
 
 
-def add_gradient(model: nn.Module, joint: dn.JointObjective | None, x: Tensor, y: Tensor) -> float:
+def schedule_of(
+    optimizer: torch.optim.Optimizer, objective: object, settings: Settings
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return the learning rate's: elastic training has its own, which falls with its low-rank steps."""
+    if isinstance(objective, dn.Elastic):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, objective.learning_rate)
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=settings.steps)
+
+
+def add_gradient(model: nn.Module, objective: dn.Elastic | dn.JointObjective | None, x: Tensor, y: Tensor) -> float:
     """Add the gradient of one batch to the parameters' `.grad`, and return the loss of the network that ran."""
-    if joint is not None:
-        losses = joint.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y))
-        return (losses.low if joint.turns and losses.macs > 0 else losses.full).item()  # macs is NaN in a full turn
+    if objective is not None:
+        return objective.backward(forward=lambda net: net(x), loss=lambda out: F.cross_entropy(out, y)).loss.item()
     loss = F.cross_entropy(model(x), y)
     loss.backward()
     return loss.item()
 
 
-def accuracy_at_sizes(
-    model: nn.Module, data: digits.Digits, settings: Settings, sizes: Sequence[float]
-) -> list[dict[str, Any]]:
-    """Decompose once, calibrate once on the training images, then take every size; no retraining anywhere."""
-    net = dn.decompose(model, example_input=data.train[:1], form=settings.form)
+def accuracy_at_sizes(net: dn.DecomposedNet, data: digits.Digits, sizes: Sequence[float]) -> list[dict[str, Any]]:
+    """Calibrate once on the training images, then take every size; no retraining anywhere."""
     net.calibrate_(DataLoader(data.train, batch_size=100))
     rows = []
     for size in sizes:
@@ -172,10 +170,10 @@ def run_once(settings: Settings, seed: int, sizes: Sequence[float], name: str, r
     for method in METHODS:
         start = time.perf_counter()
         task, model = f"{name}, {method}", copy.deepcopy(initial)
-        train(model, data.train, settings, seed=seed, method=method, report=within(task, report))
+        net = train(model, data.train, settings, seed=seed, method=method, report=within(task, report))
         seconds = time.perf_counter() - start
         report(Progress(task, f"calibrating and measuring {len(sizes)} sizes"))
-        rows = accuracy_at_sizes(model, data, settings, sizes)
+        rows = accuracy_at_sizes(net, data, sizes)
         outcome[method] = {"training_seconds": round(seconds, 2), "rows": rows}
     return outcome
 

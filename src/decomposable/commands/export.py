@@ -138,7 +138,9 @@ def _exported(
         return export(net, options.out, **size, batch=options.batch, **how)
     if not isinstance(net, DecomposedNet):
         raise InvalidArgumentError(f"--any-size: {options.file} holds one size; allowed: a file of net.save()")
-    return save_with_graph(net, options.out, **how, progress=progress)
+    report = save_with_graph(net, options.out, **how, progress=progress)
+    net.warn_of_statistics()
+    return report
 
 
 def _example(options: argparse.Namespace, net: nn.Module) -> Tensor | None:

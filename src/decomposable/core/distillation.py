@@ -4,27 +4,47 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from decomposable.core.passes import LossSpec
 from decomposable_edge.errors import InvalidArgumentError
 
 Distance = Callable[[Any, Any], Tensor]
 """``distance(low, full)``: a loss that is small where the low-rank network's outputs are like the full one's."""
 
 
-def check_distance(distance: Distance | None, distill: float) -> Distance:
-    """The distance that is distilled by; None is the KL divergence."""
-    if distance is None:
-        return kl_divergence
-    if not callable(distance):
-        raise InvalidArgumentError(f"distance={distance!r:.80}; allowed: a function of (low, full)")
-    if distill == 0:
-        raise InvalidArgumentError("distance: nothing is distilled; allowed: with distill= above 0")
-    return distance
+@dataclass(frozen=True)
+class Distillation:
+    """(1 − d) · loss + d · distance(low, full): what the low-rank network learns from, with a share d."""
+
+    share: float
+    distance: Distance
+
+    @classmethod
+    def of(cls, share: float, distance: Distance | None) -> Distillation:
+        """Return it by a distance, None for the KL divergence."""
+        if distance is not None and not callable(distance):
+            raise InvalidArgumentError(f"distance={distance!r:.80}; allowed: a function of (low, full)")
+        if distance is not None and share == 0:
+            raise InvalidArgumentError("distance: nothing is distilled; allowed: with distill= above 0")
+        return cls(share, distance or kl_divergence)
+
+    def taught(self, call: LossSpec, full: Any) -> LossSpec:
+        """Return the call of a low-rank network that learns from these outputs of the full one."""
+
+        def loss(low: Any) -> Tensor:
+            distance: object = self.distance(low, full)  # a function of the user's
+            if not isinstance(distance, Tensor):
+                came = type(distance).__name__
+                raise InvalidArgumentError(f"distance: it returned {came}; allowed: a loss, one scalar tensor")
+            return distance if self.share == 1 else (1 - self.share) * call.loss(low) + self.share * distance
+
+        return call._replace(loss=loss, name="distance")
 
 
 def kl_divergence(low: Any, full: Any) -> Tensor:

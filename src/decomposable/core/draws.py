@@ -20,7 +20,7 @@ from torch import nn
 from decomposable.core.layers import Layer
 from decomposable.core.tracing import Forward, Trace, layer_costs, on_device_of, other_macs, trace
 from decomposable.core.tree import undisturbed
-from decomposable_edge.checks import check_ratio, is_number
+from decomposable_edge.checks import check_ratio
 from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.chain import Rank, rank_of
 from decomposable_edge.sizing.order import Limits, prefix_ranks, rank_limits
@@ -78,14 +78,14 @@ class DrawBudget:
     selector: RankSelector
     measure: Measure
     range: Range  # as counts
-    smallest: float
+    smallest_share: float
 
     def draw(self, generator: torch.Generator) -> float:
         """A count of MACs or parameters."""
         (low, high), place = self.range, _place(generator)
-        if place < self.smallest:
+        if place < self.smallest_share:
             return low
-        return low * (high / low) ** ((place - self.smallest) / (1 - self.smallest))
+        return low * (high / low) ** ((place - self.smallest_share) / (1 - self.smallest_share))
 
     def choose(self, scores: Scores, drawn: float) -> DrawnRanks:
         """The very plan that `resize_` takes, its ranks rounded as there.
@@ -105,7 +105,7 @@ def _place(generator: torch.Generator) -> float:
 
 def draw_of(
     ways: Mapping[str, Any],
-    smallest: float,
+    smallest_share: float,
     layers: Sequence[Layer],
     bounds: tuple[Ints, Ints],
     selector: Callable[[], RankSelector],
@@ -114,15 +114,11 @@ def draw_of(
     given = {way: value for way, value in ways.items() if value is not None}
     if len(given) > 1:
         raise InvalidArgumentError(f"{' and '.join(given)}: got both; allowed: one of {', '.join(ways)}")
-    if not is_number(smallest) or not 0 <= smallest < 1:
-        raise InvalidArgumentError(f"smallest={smallest!r}; allowed: a share of the steps, from 0 to below 1")
     way, value = next(iter(given.items()), ("ratio", (0.01, 0.5)))
     if way == "ratio":
-        if smallest:
-            raise InvalidArgumentError(f"smallest={smallest!r}: of budgets; allowed: with macs= or params=")
         return DrawRatio({layer.name: layer.full_ranks for layer in layers}, *bounds, _check_range(value))
     measure: Measure = "macs" if way == "macs" else "params"
-    return DrawBudget(known := selector(), measure, _check_budgets(known, measure, value), float(smallest))
+    return DrawBudget(known := selector(), measure, _check_budgets(known, measure, value), smallest_share)
 
 
 def limits_of(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> tuple[Ints, Ints]:

@@ -36,7 +36,6 @@ class LossSpec(NamedTuple):
         *,
         weight: float,
         samples: int | None,
-        distill: float,
         is_alone: bool,
     ) -> LossSpec:
         """Check what was given to `backward`; with several processes, one of them may have no samples."""
@@ -47,11 +46,6 @@ class LossSpec(NamedTuple):
         if not is_number(weight) or not 0 < weight < math.inf:
             raise InvalidArgumentError.about("weight", weight, "a number above 0, such as 1/len(batches)")
         if closure is not None and forward is None and loss is None:
-            if distill:
-                raise InvalidArgumentError(
-                    f"backward: distill={distill:g} needs the outputs, which a closure does not show; allowed: "
-                    "backward(forward=lambda net: net(x), loss=lambda out: ...)"
-                )
             return cls(closure, lambda loss: loss, "closure", weight, samples)
         if closure is None and forward is not None and loss is not None:
             return cls(forward, loss, "loss", weight, samples)
@@ -82,24 +76,22 @@ class LossSpec(NamedTuple):
 
 
 class Local(NamedTuple):
-    """Hold what a network gave here: its loss, its gradient, and its outputs where another one learns from them."""
+    """Hold what a network gave here: its loss and its gradient."""
 
     loss: Tensor
     gradient: Gradient
-    outputs: Any
     samples: int  # that the loss is the mean of
 
     @classmethod
     def nothing(cls, trainable: Sequence[nn.Parameter]) -> Local:
         """Return that of no samples."""
-        return cls(torch.zeros((), device=trainable[0].device), dict.fromkeys(trainable), None, 0)
+        return cls(torch.zeros((), device=trainable[0].device), dict.fromkeys(trainable), 0)
 
 
 class Pass(NamedTuple):
-    """Hold the same over all processes; the outputs are those of here."""
+    """Hold the same over all processes."""
 
     loss: Tensor
-    outputs: Any
     averaging: Averaging
 
     @property
@@ -112,7 +104,7 @@ def averaged(run: Callable[[], Local], trainable: Sequence[nn.Parameter], proces
     """Return the mean Σ_p n_p ∇_p / Σ_p n_p, and that of the losses. What fails on one process fails on all."""
     if processes.is_alone:
         found = run()
-        return Pass(found.loss, found.outputs, processes.mean(found.gradient, 1.0, ()))
+        return Pass(found.loss, processes.mean(found.gradient, 1.0, ()))
 
     def local() -> tuple[Local, list[float]]:
         found = run()
@@ -127,4 +119,4 @@ def averaged(run: Callable[[], Local], trainable: Sequence[nn.Parameter], proces
     if total == 0:
         raise InvalidArgumentError.about("samples", 0, "at least one sample on some process")
     averaging = processes.mean(found.gradient, found.samples / total, [count > 0 for count in used])
-    return Pass(torch.full_like(found.loss, loss / total), found.outputs, averaging)
+    return Pass(torch.full_like(found.loss, loss / total), averaging)

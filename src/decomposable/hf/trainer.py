@@ -1,12 +1,11 @@
-"""The joint objective in the `Trainer` of Hugging Face.
+"""Elastic training, and the joint objective, in the `Trainer` of Hugging Face.
 
 Batches, schedules, clipping, logging, checkpoints and mixed precision are those of the Trainer. Only what it does for
-one batch (forward, loss, backward) is `JointObjective.backward` here.
+one batch (forward, loss, backward) is `Elastic.backward` or `JointObjective.backward` here.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import ModelOutput
 
 from decomposable.core.distillation import kl_divergence, logits_of
-from decomposable.core.joint import JointObjective, Losses
+from decomposable.core.joint import JointObjective
+from decomposable.core.networks import Losses
+from decomposable.elastic import Elastic
 from decomposable.training.state_file import read_state, write_state
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -27,58 +28,73 @@ STATE = "joint.safetensors"
 
 
 class JointTrainer(Trainer):
-    """Train a network for all its sizes, as a `Trainer`.
+    """Train a network for all its sizes, as a `Trainer`: elastically, or by the paper's joint objective.
 
     Args:
-        joint: the options of `JointObjective`, such as ``{"ratio": (0.05, 0.5)}`` or, as in the method elastic,
-            ``{"macs": (0.1, 0.7), "distill": 1.0, "turns": True, "refresh": 8, "smallest": 0.1}``. Where `macs` is
-            given without `example_input`, the first training batch is the example.
+        elastic: what `Elastic` is told, such as ``{"from_scratch": True}``; the example is the first training batch,
+            and the steps are those of the training.
+        joint: the options of `JointObjective`, such as ``{"ratio": (0.05, 0.5)}``, in place of elastic training. Where
+            `macs` is given without `example_input`, the first training batch is the example.
         args, kwargs: those of `Trainer`.
 
-    The distance of `distill` is by default the KL divergence at the positions that have a label. With `turns`, the two
-    networks take turns from batch to batch, so that with gradient accumulation a step may have both.
+    The usual distance of elastic training is the KL divergence at the positions that have a label. From trained weights
+    its two networks take turns from batch to batch, so that with gradient accumulation a step may have both.
     """
 
-    def __init__(self, *args: Any, joint: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        elastic: Mapping[str, Any] | None = None,
+        joint: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        _refuse_parallel(self)
-        self._options = dict(joint or {})
-        own = self._options.get("distance")
-        self._distance = own if own is not None else self._kl_at_labels
-        if self._options.get("distill"):
-            self._options["distance"] = self._distance_of_pairs
+        _refuse_sharded(self)
+        if elastic is not None and joint is not None:
+            raise InvalidArgumentError("elastic and joint: got both; allowed: one of them")
+        self._elastic, self._joint = dict(elastic or {}), joint
+        self._distance = self._elastic.get("distance") or self._kl_at_labels
         self._share = 1.0  # of the batch in its step, for what the Trainer has not scaled
         self._labels: Tensor | None = None
         self._sums: dict[str, list[float]] = {}
-        self._joint: JointObjective | None = None
-        if not self._needs_example:
-            self._joint = self._objective(None)  # so that wrong options are refused here
+        self._objective: Elastic | JointObjective | None = None
+        if not self._needs_example and joint is not None:
+            self._objective = self._make_objective(None)  # so that wrong options are refused here
 
     @property
     def _needs_example(self) -> bool:
-        return self._options.get("macs") is not None and self._options.get("example_input") is None
+        options = self._elastic if self._joint is None else self._joint
+        is_by_macs = self._joint is None or self._joint.get("macs") is not None
+        return is_by_macs and options.get("example_input") is None
 
     @property
-    def joint(self) -> JointObjective:
-        """Return the objective around the model that is trained: with `model_init`, every training has its own."""
-        return self._joint_with(None)
+    def objective(self) -> Elastic | JointObjective:
+        """Return what makes the gradients, around the model that is trained: every training has its own."""
+        return self._objective_with(None)
 
-    def _joint_with(self, batch: Mapping[str, Any] | None) -> JointObjective:
-        if self._joint is None or self._joint.model is not self.model:
-            self._joint = self._objective(batch)
-        return self._joint
-
-    def _objective(self, batch: Mapping[str, Any] | None) -> JointObjective:
-        options = {"forward": lambda net, batch: net(**batch), "seed": self.args.seed, **self._options}
-        if self._needs_example:
-            if batch is None:  # asked for before the first step
+    def _objective_with(self, batch: Mapping[str, Any] | None) -> Elastic | JointObjective:
+        if self._objective is None or self._objective.model is not self.model:
+            if not self._needs_example:
+                batch = None
+            elif batch is None:  # asked for before the first step
                 with torch.random.fork_rng(devices=[]):
                     batch = self._prepare_inputs(next(iter(self.get_train_dataloader())))
-            options["example_input"] = batch
-        return JointObjective(self.model, **options)
+            self._objective = self._make_objective(batch)
+        return self._objective
+
+    def _make_objective(self, batch: Mapping[str, Any] | None) -> Elastic | JointObjective:
+        usual = {"forward": lambda net, batch: net(**batch), "seed": self.args.seed}
+        if batch is not None:
+            usual["example_input"] = batch
+        if self._joint is not None:
+            return JointObjective(self.model, **{**usual, **self._joint})
+        steps = max(1, self.state.max_steps) * self.args.gradient_accumulation_steps
+        return Elastic(self.model, **{**usual, "steps": steps, **self._elastic, "distance": self._distance_of_pairs})
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer` does; afterwards the model is called in the precision of its weights again."""
+        if isinstance(self._objective, Elastic):
+            self._objective = None  # its phases are those of one training
         result = super().train(*args, **kwargs)
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         return result
@@ -105,12 +121,15 @@ class JointTrainer(Trainer):
             return loss, _without_cache(outputs)
 
         weight = 1.0 if is_scaled else 1 / steps
-        losses = self._joint_with(inputs).backward(
-            forward=run, loss=lambda pair: pair[0], weight=weight, scaler=self.accelerator.scaler
+        losses = self._objective_with(inputs).backward(
+            forward=run,
+            loss=lambda pair: pair[0],
+            weight=weight,
+            scaler=self.accelerator.scaler,
+            samples=1,  # every process counts the same: the Trainer has divided its loss by the items of all
         )
         self._note(losses, steps if is_scaled else 1)
-        shown = losses.full if not losses.full.isnan() else losses.low
-        return shown.detach() * weight
+        return losses.loss.detach() * weight
 
     def _is_scaled(self, num_items_in_batch: Tensor | int | None) -> bool:
         """Return whether the loss is already divided by the items of the whole step, as `Trainer` decides it."""
@@ -136,10 +155,11 @@ class JointTrainer(Trainer):
         return kl_divergence(one[counts], other[counts]) if counts.any() else one.sum() * 0
 
     def _note(self, losses: Losses, steps: int) -> None:
-        values = {"loss_full": float(losses.full) * steps, "loss_low": float(losses.low) * steps}
-        for name, value in {**values, "macs": losses.macs, "params": losses.params}.items():
-            if not math.isnan(value):
-                self._sums.setdefault(name, []).append(value)
+        seen = losses.seen()
+        for name in ("loss", "loss_low", "macs", "params"):
+            if name in seen:
+                value = float(seen[name]) * (steps if name.startswith("loss") else 1)
+                self._sums.setdefault("loss_full" if name == "loss" else name, []).append(value)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as `Trainer` does, with the means of both losses and of the sizes since the last time."""
@@ -149,15 +169,16 @@ class JointTrainer(Trainer):
         super().log(logs, *args, **kwargs)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save also the generator of the sizes, and what the objective keeps."""
+        """Save also the state of the objective, which the first process has for all."""
         super()._save_rng_state(output_dir)
-        write_state(Path(output_dir) / STATE, self.joint.state_dict())
+        if self.args.process_index == 0:
+            write_state(Path(output_dir) / STATE, self.objective.state_dict())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Load the same."""
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
-            self.joint.load_state_dict(read_state(Path(checkpoint) / STATE))
+            self.objective.load_state_dict(read_state(Path(checkpoint) / STATE))
 
 
 def _without_cache(outputs: Any) -> Any:
@@ -168,10 +189,9 @@ def _without_cache(outputs: Any) -> Any:
     return type(outputs)(**kept) if isinstance(outputs, ModelOutput) else kept
 
 
-def _refuse_parallel(trainer: Trainer) -> None:
+def _refuse_sharded(trainer: Trainer) -> None:
     args = trainer.args
-    if args.world_size > 1 or args.n_gpu > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        came = f"{args.world_size} processes with {args.n_gpu} GPUs each, or DeepSpeed or FSDP"
-        raise InvalidArgumentError.about(
-            "args", came, "one process with one device", f"JointTrainer: {came}; allowed: one process with one device"
-        )
+    if args.n_gpu > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        came = f"a process with {args.n_gpu} GPUs, DeepSpeed or FSDP"
+        allowed = "processes with one device each"
+        raise InvalidArgumentError.about("args", came, allowed, f"JointTrainer: {came}; allowed: {allowed}")

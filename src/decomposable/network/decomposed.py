@@ -255,7 +255,14 @@ class DecomposedNet(nn.Module):
         `example_input`, `forward`, `dynamic` and `tolerance` are as in `export_onnx`, `progress` as in `calibrate_`;
         any of them asks for a graph that is made anew.
         """
-        return saved(self, path, info, onnx, **graph)
+        report = saved(self, path, info, onnx, **graph)
+        if onnx or graph:
+            self.warn_of_statistics(stacklevel=3)
+        return report
+
+    def warn_of_statistics(self, *, stacklevel: int = 2) -> None:
+        """Warn once if smaller sizes have no statistics of batch normalisation: a device cannot make them."""
+        self._warn_once(self._with_warning(self.selector.smallest_plan()), stacklevel=stacklevel + 1)
 
     def artifact(self) -> Artifact:
         """Return what `save` writes, sharing this network's memory; `network.artifact` has functions for it."""

@@ -123,7 +123,7 @@ def average_gradients_(model: nn.Module, samples: int, processes: Processes) -> 
     nothing = torch.zeros((), device=processes.device)
 
     def local() -> Local:
-        return Local(nothing, {p: p.grad for p in trainable}, None, samples)
+        return Local(nothing, {p: p.grad for p in trainable}, samples)
 
     for parameter, mean in averaged(local, trainable, processes).gradient.items():
         parameter.grad = None if mean is None else mean.to(parameter.dtype)

@@ -11,7 +11,6 @@ is the gradient, and the first of them writes. What they draw for themselves, su
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from collections import deque
@@ -25,6 +24,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from decomposable.core.processes import ALONE, Processes
 from decomposable.data.base import Batch, TrainBatches
+from decomposable.elastic.options import cosine
+from decomposable.elastic.options import rate_factor as rate_factor_of
 from decomposable.progress import Progress, Report, as_duration, quiet
 from decomposable.recipes.settings import Settings
 from decomposable.training.checkpoint import Checkpoints, Position, position_in, restore_
@@ -104,7 +105,7 @@ def train(
         for group in optimizer.param_groups:  # a function of the step's number needs no scheduler, and no state of one
             group["lr"] = rate
         if isinstance(method, Paced):
-            method.at(position.step / len(batches))
+            method.at(position.step, len(batches))
         optimizer.zero_grad()
         watched = WatchedLoss(loss, moved(batch, device, settings), settings.precision)
         with naming_step(position.step, checkpoints.path):
@@ -196,19 +197,18 @@ def rate_factor(settings: Settings, step: int, steps_per_epoch: int, steady: flo
     >>> [rate_factor(Settings(epochs=10), step, 1) for step in (0, 3, 6, 9)] == [1.0, 0.2, 0.2**2, 0.2**3]
     True
     """
-    total, warmup = settings.epochs * steps_per_epoch, settings.warmup_epochs * steps_per_epoch
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    begin = max(warmup, steady * total)
-    done = max(0.0, step - begin) / max(1.0, total - begin)
-    if settings.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * done))
-    if settings.schedule == "polynomial":
-        return float(max(0.0, 1 - done) ** settings.power)
-    if settings.schedule == "steps":
-        passed = sum(step >= round((steady + (1 - steady) * m) * total) for m in settings.milestones)
-        return float(settings.decay**passed)
-    return 1.0
+    total = settings.epochs * steps_per_epoch
+    falls: dict[str, Callable[[float], float]] = {
+        "cosine": cosine,
+        "polynomial": lambda done: max(0.0, 1 - done) ** settings.power,
+        "steps": lambda _: (
+            settings.decay
+            ** sum(step >= round((steady + (1 - steady) * milestone) * total) for milestone in settings.milestones)
+        ),
+        "constant": lambda _: 1.0,
+    }
+    warmup = settings.warmup_epochs * steps_per_epoch
+    return float(rate_factor_of(step, total, warmup=warmup, steady=steady, fall=falls[settings.schedule]))
 
 
 def _gradient_norm(model: nn.Module, limit: float) -> float:

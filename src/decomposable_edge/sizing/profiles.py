@@ -182,7 +182,7 @@ class Stored:
     def from_json(cls, content: bytes) -> Stored:
         """Return what a file says, every claim checked; what is wrong is `Damaged`."""
         require(len(content) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
-        fields = Fields(parse_json(content.decode(errors="replace")), "it")
+        fields = Fields(parse_json(content.decode(errors="replace"), "it"), "it")
         version = fields.integer("format", least=1, most=MOST)
         if version != FORMAT:
             raise Newer(f"its format is version {version}, this package reads {FORMAT}")

@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import decomposable as dn
+from decomposable.elastic import order
+from decomposable.elastic.order import NEVER
 from decomposable.network.judging import CutReport
 from decomposable.recipes.settings import Settings
 from decomposable.training import methods
 from decomposable.training.checkpoint import Position
-from decomposable.training.methods import elastic
 from decomposable.training.methods.base import CalibrationData
-from decomposable.training.methods.elastic import NEVER
 from decomposable.training.methods.flat import with_overrides
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -39,18 +39,26 @@ def loss(net: nn.Module) -> torch.Tensor:
 
 def test_a_step_logs_what_was_computed_in_it():
     _, step = stepping(is_trained=True)
+    step.at(0, 100)
     assert [sorted(step.backward(loss)) for _ in range(8)] == ([["loss"]] + [["loss_low", "macs"]] * 3) * 2
-    _, step = stepping()
+    _, step = stepping(elastic_order="weights")
+    step.at(50, 100)
     assert sorted(step.backward(loss)) == ["loss", "loss_low", "macs"]
     _, step = stepping(balance=0.0)
     assert [sorted(step.backward(loss)) for _ in range(2)] == [["loss"]] * 2
+
+
+def make(step, done: float, closure=loss) -> None:
+    """A step at this place of a training."""
+    step.at(round(100 * done), 100)
+    step.backward(closure)
 
 
 def kinds(step, total: int) -> str:
     """F, L or B for a full step, a low-rank one or one of both at each place of a training of so many."""
     found = ""
     for number in range(total):
-        step.at(number / total)
+        step.at(number, total)
         logged = step.backward(loss)
         found += "B" if {"loss", "loss_low"} <= logged.keys() else "F" if "loss" in logged else "L"
     return found
@@ -75,20 +83,20 @@ def test_a_paced_training_goes_on_exactly(after: int):
     whole, first, second = (stepping(elastic_turns=3, elastic_start=0.25)[1] for _ in range(3))
     expected = kinds(whole, total)
     for number in range(after):
-        first.at(number / total)
+        first.at(number, total)
         first.backward(loss)
     second.load_state_dict(first.state_dict())
     found = ""
     for number in range(after, total):
-        second.at(number / total)
+        second.at(number, total)
         found += "F" if "loss" in second.backward(loss) else "L"
     assert found == expected[after:]
 
 
 def test_both_networks_in_each_step_stay_so_to_the_end():
-    _, step = stepping(elastic_turns=0, elastic_start=0.0)
-    for done in (0.0, 0.9):
-        step.at(done)
+    _, step = stepping(elastic_turns=0, elastic_start=0.0, elastic_order="weights")
+    for number in (0, 9):
+        step.at(number, 10)
         assert sorted(step.backward(loss)) == ["loss", "loss_low", "macs"]
 
 
@@ -98,7 +106,8 @@ def test_a_loss_that_is_no_number_is_logged_all_the_same():
 
 
 def test_the_low_rank_loss_is_the_divergence_from_the_full_network():
-    network, step = stepping(elastic_macs=(0.5, 0.5), elastic_distill=1.0)
+    network, step = stepping(elastic_macs=(0.5, 0.5), elastic_distill=1.0, elastic_order="weights")
+    step.at(50, 100)
     seen = []
 
     def watched(net: nn.Module) -> torch.Tensor:
@@ -115,9 +124,9 @@ def test_the_low_rank_loss_is_the_divergence_from_the_full_network():
 
 def test_a_network_that_cannot_be_so_small_is_trained_from_the_smallest_that_it_can():
     _, step = stepping(elastic_macs=(0.0001, 0.3))
-    low, high = step.joint.sizes.range
-    assert low == step.joint.sizes.selector.smallest_cost("macs")
-    assert high == pytest.approx(0.3 * step.joint.sizes.selector.full_cost("macs"), abs=1)
+    low, high = step.elastic.networks.sizes.range
+    assert low == step.elastic.networks.sizes.selector.smallest_cost("macs")
+    assert high == pytest.approx(0.3 * step.elastic.networks.sizes.selector.full_cost("macs"), abs=1)
 
 
 def test_other_outputs_than_logits_do_without_distillation():
@@ -126,8 +135,11 @@ def test_other_outputs_than_logits_do_without_distillation():
 
     method = methods.find("elastic")
     for distill in (1.0, 0.0):
-        settings = with_overrides(Settings(), method="elastic", elastic_distill=distill, elastic_macs=(0.5, 0.8))
+        settings = with_overrides(
+            Settings(), method="elastic", elastic_distill=distill, elastic_macs=(0.5, 0.8), elastic_order="weights"
+        )
         step = method.step(method.network(maps(), X, settings, is_trained=False), settings)
+        step.at(50, 100)
         if distill:
             with pytest.raises(
                 InvalidArgumentError, match=r"\(samples, classes\), to be distilled, or elastic_distill=0"
@@ -153,20 +165,21 @@ def material() -> CalibrationData:
 
 def test_from_scratch_the_order_is_found_by_data_where_the_low_rank_steps_begin():
     network, step = stepping(elastic_start=0.5)
+    network.eval()  # so that statistics stay as they are
     step.look_at(material())
-    step.at(0.49)
-    assert network.scores is None
-    assert step.joint.criterion is dn.core.criteria.singular_value
-    step.at(0.5)
+    make(step, 0.49)
+    assert step.elastic.scores is None
+    assert step.elastic.networks.criterion is dn.core.criteria.singular_value
+    make(step, 0.5)
     expected = dn.decompose(network.model, X[:1], data=[X]).scores
-    assert network.scores.keys() == expected.keys() == {"0", "4"}
+    assert step.elastic.scores.keys() == expected.keys() == {"0", "4"}
     for name, cuts in expected.items():
-        torch.testing.assert_close(network.scores[name][0], cuts[0])
+        torch.testing.assert_close(step.elastic.scores[name][0], cuts[0])
     for parameter in network.parameters():
         parameter.data.mul_(torch.rand(()))
-    step.at(0.9)
+    make(step, 0.9)
     for name, cuts in expected.items():
-        torch.testing.assert_close(network.scores[name][0], cuts[0])  # once
+        torch.testing.assert_close(step.elastic.scores[name][0], cuts[0])  # once
     net = methods.find("elastic").sized(network, material(), Settings(method="elastic", calibrated_sizes=(0.5,)))
     for name, cuts in expected.items():
         torch.testing.assert_close(net.scores[name][0], cuts[0])
@@ -178,17 +191,17 @@ def test_from_scratch_the_order_is_found_by_data_where_the_low_rank_steps_begin(
     ids=str,
 )
 def test_otherwise_the_weights_of_each_step_say_it(settings):
-    network, step = stepping(elastic_start=0.5, **settings)
+    _, step = stepping(elastic_start=0.5, **settings)
     step.look_at(material())
-    step.at(0.5)
-    assert network.scores is None
+    make(step, 0.5)
+    assert step.elastic.scores is None
 
 
 def test_an_order_by_data_may_be_asked_for_from_trained_weights_but_not_for_several_cuts():
-    network, step = stepping(is_trained=True, elastic_order="data")
+    _, step = stepping(is_trained=True, elastic_order="data")
     step.look_at(material())
-    step.at(0.0)
-    assert network.scores is not None
+    make(step, 0.0)
+    assert step.elastic.scores is not None
     with pytest.raises(InvalidArgumentError, match="layer '0': form='tucker' with bases by data"):
         stepping(form="tucker", elastic_order="data")
     with pytest.raises(InvalidArgumentError, match="elastic_order=sigma; allowed: data, weights, or none"):
@@ -196,18 +209,16 @@ def test_an_order_by_data_may_be_asked_for_from_trained_weights_but_not_for_seve
 
 
 def test_the_order_that_was_found_is_resumed():
-    (first_network, first), (network, second) = (stepping(elastic_start=0.5) for _ in range(2))
+    (_, first), (network, second) = (stepping(elastic_start=0.5) for _ in range(2))
     first.look_at(material())
-    first.at(0.5)
-    first.backward(loss)
+    make(first, 0.5)
     for parameter in network.parameters():
         parameter.data.mul_(2.0)  # an order found anew would be another one
     second.look_at(material())
     second.load_state_dict(first.state_dict())
-    second.at(0.6)
-    for name, cuts in first_network.scores.items():
-        torch.testing.assert_close(network.scores[name][0], cuts[0])
-        torch.testing.assert_close(second.joint.criterion[name][0], cuts[0])
+    make(second, 0.6)
+    for name, cuts in first.elastic.scores.items():
+        torch.testing.assert_close(second.elastic.scores[name][0], cuts[0])
 
 
 def test_a_network_without_logits_is_put_in_order_by_its_layers_outputs():
@@ -217,25 +228,23 @@ def test_a_network_without_logits_is_put_in_order_by_its_layers_outputs():
     network = method.network(maps, X, settings, is_trained=False)
     step = method.step(network, settings)
     step.look_at(material())
-    step.at(0.5)
+    make(step, 0.5, lambda net: net(X).square().mean())
     expected = dn.decompose(maps, X[:1], data=[X], criterion="output").scores
     for name, cuts in expected.items():
-        torch.testing.assert_close(network.scores[name][0], cuts[0])
+        torch.testing.assert_close(step.elastic.scores[name][0], cuts[0])
 
 
 def test_data_that_are_no_better_than_the_weights_are_told_of_once():
     """Only once: from then on the weights say the order."""
-    network, step = stepping(elastic_start=0.5)
+    _, step = stepping(elastic_start=0.5)
     step.look_at(material())
     report = CutReport(criterion="loss", unit="KL divergence", measured_with=8, judged_with=8, sizes=(), kept="weights")
-    with mock.patch.object(elastic, "decompose", return_value=SimpleNamespace(cut_report=report)):
-        with pytest.warns(
-            UserWarning, match="elastic_order=data is not taken.*no better on samples that were kept out"
-        ):
-            step.at(0.5)
-        step.at(0.6)
-    assert network.scores is None
-    assert step.order == "weights"
+    with mock.patch.object(order, "decompose", return_value=SimpleNamespace(cut_report=report)):
+        with pytest.warns(UserWarning, match="order=data is not taken.*no better on samples that were kept out"):
+            make(step, 0.5)
+        make(step, 0.6)
+    assert step.elastic.scores is None
+    assert step.elastic.order == "weights"
 
 
 def test_a_layer_that_is_not_decomposed_is_never_cut():
@@ -253,9 +262,9 @@ def test_a_layer_that_is_not_decomposed_is_never_cut():
     network = method.network(Tied(), x, settings, is_trained=False)
     step = method.step(network, settings)
     step.look_at(CalibrationData(example_input=x[:1], calibration=[(x, Y)], calibration_images=8, loss=None))
-    step.at(0.5)
-    assert (network.scores["first"][0] == NEVER).all()
-    assert (network.scores["second"][0] < NEVER).all()
+    make(step, 0.5, lambda net: F.cross_entropy(net(x), Y))
+    assert (step.elastic.scores["first"][0] == NEVER).all()
+    assert (step.elastic.scores["second"][0] < NEVER).all()
 
 
 def test_what_runs_without_gradients_is_put_in_order_by_outputs_and_what_cannot_be_by_the_weights():
@@ -275,16 +284,16 @@ def test_what_runs_without_gradients_is_put_in_order_by_outputs_and_what_cannot_
     step = method.step(network, settings)
     seen = CalibrationData(example_input=x[:1], calibration=[(x, Y)], calibration_images=8, loss=None)
     step.look_at(seen)
-    step.at(0.5)
+    make(step, 0.5, lambda net: F.cross_entropy(net(x), Y))
     expected = dn.decompose(network.model, x[:1], data=[x], criterion="output").scores
-    torch.testing.assert_close(network.scores["second"][0], expected["second"][0])
+    torch.testing.assert_close(step.elastic.scores["second"][0], expected["second"][0])
 
     network, step = stepping()
     step.look_at(CalibrationData(example_input=X[:1], calibration=[], calibration_images=0, loss=None))
-    with pytest.warns(UserWarning, match="elastic_order=data is not taken, the weights say the order"):
-        step.at(0.5)
-    step.at(0.6)  # once
-    assert network.scores is None
+    with pytest.warns(UserWarning, match="order=data is not taken, the weights say the order"):
+        make(step, 0.5)
+    make(step, 0.6)  # once
+    assert step.elastic.scores is None
 
 
 def test_the_order_is_found_without_a_trace_in_the_model():
@@ -294,12 +303,12 @@ def test_the_order_is_found_without_a_trace_in_the_model():
     network.model[1].eval()
     modes = [module.training for module in network.modules()]
     before = {name: each.clone() for name, each in network.state_dict().items()}
-    step.at(0.5)
+    step.elastic._settle_order()
     assert [module.training for module in network.modules()] == modes
     for name, each in network.state_dict().items():
         assert torch.equal(each, before[name]), name
 
 
 def test_an_order_and_another_criterion_are_refused():
-    with pytest.raises(InvalidArgumentError, match="elastic_order=data and criterion=energy: each is an order"):
+    with pytest.raises(InvalidArgumentError, match="order=data and criterion=energy: each is an order"):
         stepping(elastic_order="data", criterion="energy")

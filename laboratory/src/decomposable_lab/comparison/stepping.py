@@ -13,7 +13,8 @@ from decomposable.training import methods
 from decomposable.training.devices import seed_everything
 from decomposable.training.loop import moved, parameter_groups
 from decomposable.training.methods.base import Paced
-from decomposable.training.methods.decomposable import JointStep
+
+_STEPS = 10_000  # of the training that a timed step is thought to be in
 
 
 def fresh_model(task: Task, settings: Settings, device: torch.device) -> nn.Module:
@@ -45,12 +46,12 @@ class Stepper:
     @property
     def refresh(self) -> int:
         """Return how many steps share the bases that the first of them computes."""
-        return self._step.joint.refresh if isinstance(self._step, JointStep) else 1
+        return getattr(self._step, "refresh", 1)
 
     def __call__(self, batch: Any, done: float) -> None:
         """Make a step when this part of the training is done."""
         if isinstance(self._step, Paced):
-            self._step.at(done)
+            self._step.at(round(done * _STEPS), _STEPS)
         on_device = moved(batch, self._device, self._settings)
         self._optimizer.zero_grad()
         self._step.backward(lambda net: self._task.loss(net, on_device))

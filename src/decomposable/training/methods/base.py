@@ -53,8 +53,8 @@ class Step(Protocol):
 class Paced(Protocol):
     """A step that is another one early in a training than late: it is told before each."""
 
-    def at(self, done: float) -> None:
-        """The part of the training that is done, from 0 to below 1."""
+    def at(self, step: int, steps: int) -> None:
+        """Say which step of how many is next, from 0."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from decomposable.core.joint import JointObjective
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.recipes.settings import Settings
 from decomposable.recipes.values import Check, MethodSettings
-from decomposable.training.methods.base import CalibrationData, Closure, Method
+from decomposable.training.methods.base import CalibrationData, Closure, Method, Step
 from decomposable.training.methods.decomposing import decomposed
 from decomposable_edge.errors import InvalidArgumentError
 
@@ -29,25 +29,28 @@ class JointSettings(MethodSettings):
 
 
 class JointStep:
-    """Algorithm 1: `joint.py` does it."""
+    """Algorithm 1, for the loop."""
 
     def __init__(self, joint: JointObjective) -> None:
         self.joint = joint
         self._samples: int | None = None  # as the network's input tells
 
+    @property
+    def refresh(self) -> int:
+        """Return how many steps share the bases that the first of them computes."""
+        return self.joint.refresh
+
     def has_samples(self, count: int) -> None:
-        """Of the next batch: the gradients are averaged by them before they are mixed."""
+        """Say how many the next batch has: the gradients are averaged by them before they are mixed."""
         self._samples = count
 
     def backward(self, closure: Closure) -> dict[str, Tensor | float]:
         """Add the joint gradient."""
-        losses = self.joint.backward(closure, samples=self._samples)
-        if self.joint.balance == 0:  # there was no low-rank pass
-            return {"loss": losses.full}
-        return {"loss": losses.full, "loss_low": losses.low, "ratio": losses.ratio}
+        seen = self.joint.backward(closure, samples=self._samples).seen()
+        return {name: value for name, value in seen.items() if name in ("loss", "loss_low", "ratio")}
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator of sizes, the bases where they are kept, and what else the next step depends on."""
+        """Return the generator of sizes, and the bases where they are kept."""
         return self.joint.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -64,15 +67,15 @@ class Decomposable(Method):
     settings: type[MethodSettings] | None = JointSettings
 
     def check(self, settings: Settings, *, has_init: bool) -> None:
-        """The Taylor criterion takes a gradient of its own, which no step of the training has."""
+        """Refuse the Taylor criterion: it takes a gradient of its own, which no step of the training has."""
         if settings.criterion == "taylor":
             raise InvalidArgumentError(
                 f"criterion=taylor: it is for networks that are trained; allowed with method={self.name}: "
                 f"{', '.join(CRITERIA)}"
             )
 
-    def step(self, network: nn.Module, settings: Settings) -> JointStep:
-        """Algorithm 1 with the settings of a training."""
+    def step(self, network: nn.Module, settings: Settings) -> Step:
+        """Return Algorithm 1 with the settings of a training."""
         return JointStep(
             JointObjective(
                 network,
@@ -88,7 +91,7 @@ class Decomposable(Method):
         )
 
     def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> DecomposedNet:
-        """Decomposed by the form and the criterion that it was trained with."""
+        """Return the network by the form and the criterion that it was trained with."""
         return decomposed(network, material, settings)
 
 

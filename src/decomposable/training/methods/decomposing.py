@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from decomposable.core.criteria import ScoresByLayer
 from decomposable.core.factors import Taylor
 from decomposable.core.layers import FilterFn
 from decomposable.core.tracing import on_device_of
@@ -22,15 +21,10 @@ def decomposed(
     settings: Settings,
     *,
     filter_fn: FilterFn | None = None,
-    scores: ScoresByLayer | None = None,
 ) -> DecomposedNet:
-    """The network by the form of the settings, with statistics for a grid of sizes.
-
-    Its bases are in the order of the scores that it was trained with, or of the criterion of the settings.
-    """
+    """Return the network by the form and the criterion of the settings, with statistics for a grid of sizes."""
     material.progress(Progress("decomposing"))
-    by_settings = _taylor(material) if settings.criterion == "taylor" else settings.criterion
-    criterion = by_settings if scores is None else scores
+    criterion = _taylor(material) if settings.criterion == "taylor" else settings.criterion
     net = decompose(
         network.eval(),
         example_input=material.example_input,
