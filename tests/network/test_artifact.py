@@ -475,7 +475,7 @@ def test_a_meta_buffer_that_the_file_does_not_hold_is_refused(tmp_path):
     make("tied").save(tmp_path / "net.safetensors")
     with torch.device("meta"):
         model = Tied()
-    with refused("model", "position", "a model with its buffers"):
+    with refused("model", "position", "a model whose buffers have values"):
         dn.load(tmp_path / "net.safetensors", model=model)
 
 

@@ -60,7 +60,7 @@ class Taylor:
         for name, cuts in scores.items():
             if not all(np.isfinite(each).all() for each in cuts):
                 why, allowed = "Taylor gave NaN or infinity", "a loss with finite gradients"
-                raise InvalidArgumentError.about("criterion", cuts, allowed, why=why, layer=name)
+                raise InvalidArgumentError.about("criterion", None, allowed, why=why, layer=name)
         return scores
 
 

@@ -58,7 +58,7 @@ class Processes:
             group = dist.group.WORLD
         if group is not None and dist.get_rank(group) < 0:
             why = "this process is not in it"
-            raise InvalidArgumentError.about("process_group", group, "a group that it is in", why=why)
+            raise InvalidArgumentError.about("process_group", None, "a group that it is in", why=why)
         return cls(group if group is not None and dist.get_world_size(group) > 1 else None, device)
 
     def together(self, work: Callable[[], T]) -> T:

@@ -70,9 +70,7 @@ def outline(path: FilePath) -> Artifact:
 
 def _require_network(path: FilePath, container: Container) -> None:
     if kind_of(path, container.description) != "network":
-        allowed = (
-            "the network file that it was made from (in Python, decomposable.load(path, model=...) takes this one)"
-        )
+        allowed = "the network file that it was made from (decomposable.load(path, model=...) takes this one)"
         raise ArtifactError.of(path, f"it holds one size only; allowed: {allowed}")
 
 

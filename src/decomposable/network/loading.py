@@ -100,9 +100,7 @@ def _opened(path: FilePath, model: nn.Module, names: Sequence[str]) -> nn.Module
     can_be, modules = replaceable(model), dict(model.named_modules(remove_duplicate=False))
     for name in names:  # a layer that was settled may come as it is
         if name not in can_be and not isinstance(modules.get(name), (*CONVOLUTIONS, nn.Linear)):
-            kinds = (
-                "an attention, a recurrent layer, a Conv1D or a layer with a computed weight or a forward of its own"
-            )
+            kinds = "an attention, a recurrent layer, a Conv1D or one with a computed weight or a forward of its own"
             why = one_line(f"it is not the one of {path}: '{name:.80}' is {kinds} there, whose weights are decomposed")
             raise InvalidArgumentError.about("model", name, _SAME, why=why)
     return with_opened(model, [can_be[name] for name in names if name in can_be])
@@ -186,7 +184,7 @@ class _Filling:
         for key, slot in slots_of(self.base, persistent=False).items():
             if slot.tensor.is_meta:
                 why = f"its buffer '{key}' is on the meta device and not in {self.path}"
-                raise InvalidArgumentError.about("model", key, "a model with its buffers", why=why)
+                raise InvalidArgumentError.about("model", key, "a model whose buffers have values", why=why)
             if key in skeleton.dtypes and skeleton.dtypes[key] != slot.tensor.dtype:
                 slot.put(slot.tensor.to(skeleton.dtypes[key]))
         others = set(skeleton.other_mode)

@@ -19,11 +19,17 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 class DivergedError(DecomposableError):
-    """A loss or gradient is NaN or infinite, at this `step`; `came` says which."""
+    """A loss or gradient is NaN or infinite: at which `step`, and the last good `checkpoint`, if there is one."""
 
-    def __init__(self, step: int, came: str, checkpoint: Path) -> None:
-        super().__init__(f"step {step:,}: {came}; {_way_out(checkpoint)}")
-        self.step, self.came, self.checkpoint = step, came, checkpoint if checkpoint.exists() else None
+    step: int | None = None
+    checkpoint: Path | None = None
+
+    @classmethod
+    def at(cls, step: int, came: str, checkpoint: Path) -> DivergedError:
+        """Return the error of a step, counted from 1."""
+        error = cls(f"step {step:,}: {came}; {_way_out(checkpoint)}")
+        error.step, error.came, error.checkpoint = step, came, checkpoint if checkpoint.exists() else None
+        return error
 
 
 class WatchedLoss:
@@ -63,14 +69,14 @@ def check_finite(
         what = f"the gradient's norm is {norm}"
         names = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
         where = f"first in the gradient of '{names[0]}'" if names else "every entry is finite, their squares are not"
-    raise DivergedError(step + 1, f"{what}, {where}", checkpoint)
+    raise DivergedError.at(step + 1, f"{what}, {where}", checkpoint)
 
 
 def check_weights(model: nn.Module, step: int, checkpoint: Path) -> None:
     """Refuse to go on from weights that an update has spoilt, though its gradient was finite."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
-            raise DivergedError(step, f"it made the weight '{name}' NaN or infinite", checkpoint)
+            raise DivergedError.at(step, f"it made the weight '{name}' NaN or infinite", checkpoint)
 
 
 @contextmanager
@@ -79,7 +85,7 @@ def naming_step(step: int, checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
-        raise DivergedError(step + 1, str(error), checkpoint) from error
+        raise DivergedError.at(step + 1, str(error), checkpoint) from error
 
 
 def _way_out(checkpoint: Path) -> str:

@@ -124,7 +124,8 @@ def check_outputs(outputs: Any, classes: int) -> None:
     shape = tuple(outputs.shape)
     if len(shape) != 2 or shape[1] != classes:
         came = f"{shape[1]} classes" if len(shape) == 2 else f"outputs of shape {shape}"
-        raise WrongDataError.about("network", came, "the same number", why=f"it has {came}, the data has {classes}")
+        text = f"the network has {came}, the data has {classes}; allowed: the same number"
+        raise WrongDataError.about("network", came, "the same number", text)
 
 
 def measure(

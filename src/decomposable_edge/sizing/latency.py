@@ -150,7 +150,7 @@ class LatencyProfile:
             try:
                 Stored.from_json(content)
             except Damaged as error:
-                why, allowed = f"the profile could not be read again ({error})", "what a profile may say"
+                why, allowed = f"the profile could not be read again ({error})", "numbers that can be read again"
                 raise InvalidArgumentError.about(str(file), str(error), allowed, why=why) from error
             write_atomically(file, content)
         if damage is not None:

@@ -93,9 +93,9 @@ class Kept:
             pass
         renewed = self._renewed
         if renewed is None:
-            kept = f"the {MOST_KEPT >> 20} MiB that are kept"
-            why = f"it can be gone through only once, and its batches take more than {kept}"
-            raise InvalidArgumentError.about(self._option, self._loader, f"fewer images, or {_BEGINS_ANEW}", why=why)
+            came, allowed = type(self._loader).__name__, f"fewer images, or {_BEGINS_ANEW}"
+            why = f"it can be gone through only once, and its batches take more than {MOST_KEPT >> 20} MiB to keep"
+            raise InvalidArgumentError.about(self._option, came, allowed, why=why)
         return renewed
 
 
