@@ -16,6 +16,9 @@ BY_DATA, BY_WEIGHTS = "data", "weights"
 LOW_STEPS_PER_FULL = 3
 """From trained weights, which need few full steps. From scratch every step has both networks."""
 
+LOW_RANK_STEPS = 1000
+"""So many steps of a training from scratch have a low-rank network, if it has as many; or half, if that is more."""
+
 WARMUP = 1 / 16
 """The part of a training in which the learning rate rises."""
 
@@ -35,7 +38,7 @@ CHECKS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("distill", "a number in [0, 1]", _is_part),
     ("balance", "a number in [0, 1]", _is_part),
     ("low_steps_per_full", "an int of at least 0, or none", lambda v: v is None or (is_integer(v) and v >= 0)),
-    ("start", "a part of the training from 0 to 1", _is_part),
+    ("start", "a part of the training from 0 to 1, or none", lambda v: v is None or _is_part(v)),
     ("even", "a part of the training from 0 to 1", _is_part),
     ("refresh", "an int of at least 1", lambda v: is_integer(v) and v >= 1),
     ("order", f"{BY_DATA}, {BY_WEIGHTS}, or none", lambda v: v in (BY_DATA, BY_WEIGHTS, None)),
@@ -54,7 +57,8 @@ class ElasticOptions:
         balance: λ, the weight of the low-rank gradient; 0 is plain training.
         low_steps_per_full: low-rank steps after each full one, 0 for both networks in each step. By default 3 from
             trained weights and 0 from scratch.
-        start: the part of a training from scratch after which there are low-rank steps.
+        start: the part of a training from scratch after which there are low-rank steps. By default half, or less:
+            `LOW_RANK_STEPS` are to be left (`default_start`).
         even: the part of what is left after which there is one low-rank step after each full one.
         refresh: low-rank steps from one SVD to the next.
         order: of the bases: "data" (once, when the low-rank steps begin) or "weights" (in each step, as in the paper).
@@ -66,7 +70,7 @@ class ElasticOptions:
     distill: float = 0.5
     balance: float = 0.5
     low_steps_per_full: int | None = None
-    start: float = 0.5
+    start: float | None = None
     even: float = 0.6
     refresh: int = 8
     order: str | None = None
@@ -75,6 +79,18 @@ class ElasticOptions:
         for name, allowed, is_right in CHECKS:
             if not is_right(value := getattr(self, name)):
                 raise InvalidArgumentError.about(name, value, allowed)
+
+
+def default_start(steps: int) -> float:
+    """Return the part of a training from scratch that is plain: half of a long one, none of a short one.
+
+    A low-rank network has little to learn from weights that are still random, so plain steps first are cheaper. Small
+    networks need their number of steps, though (results/README.md#elastic-training).
+
+    >>> default_start(400), default_start(1500), default_start(4000)
+    (0.0, 0.33333333333333337, 0.5)
+    """
+    return min(0.5, max(0.0, 1 - LOW_RANK_STEPS / steps))
 
 
 def cosine(done: float) -> float:

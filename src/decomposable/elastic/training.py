@@ -4,15 +4,16 @@ A low-rank network of a random part of the MACs learns from the labels and from 
 every weight with the full one (`core/networks.py`). Which of the two a step has, changes on the way:
 
     from trained weights   full, low, low, low, full, low, low, low, …          full, low, full, low, …
-    from scratch           full, full, full, … │ order by data │ both, both, both, …
+    from scratch           full, full, full, … │ order by data │ both, both, both, …     (short: both, both, both, …)
 
 From trained weights the two take turns, so that a step is one pass. The last part has as many of both, so that the full
 network settles, too. From scratch, the first half is plain, because a low-rank network has little to learn from weights
-that are still random. Only in the second half does the learning rate fall: small steps would teach small networks
-little. That is 0.6 of the passes of the paper's training from trained weights, and 0.75 from scratch.
+that are still random; a short training has fewer plain steps or none. Only after them does the learning rate fall:
+small steps would teach small networks little. That is 0.6 of the passes of the paper's training from trained weights,
+and 0.75 or more from scratch.
 
 From trained weights the ranks of a budget follow the current singular values, as in the paper. From scratch the order
-of all bases is settled once (`order.py`), so that a small network is the same one to the end.
+of all bases is settled once, after the plain steps (`order.py`), so that a small network is the same one to the end.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from decomposable.elastic.options import (
     LOW_STEPS_PER_FULL,
     WARMUP,
     ElasticOptions,
+    default_start,
     rate_factor,
 )
 from decomposable.elastic.order import Call, call_again, kept_calls, settled
@@ -142,8 +144,7 @@ class Elastic:
                 raise
             # A network that cannot be so small is trained for the smallest size that it can have.
             self.networks = networks((error.smallest, max(high, error.smallest)))
-        self.start = options.start if from_scratch else 0.0
-        self.even = self.start + (1 - self.start) * options.even
+        self._from_scratch = from_scratch
         by_default = 0 if from_scratch else LOW_STEPS_PER_FULL
         self._low_steps = by_default if options.low_steps_per_full is None else options.low_steps_per_full
         self.order = self._order_of(criterion, from_scratch)
@@ -171,6 +172,18 @@ class Elastic:
         return BY_DATA if is_usual and has_one_cut and from_scratch else BY_WEIGHTS
 
     @property
+    def start(self) -> float:
+        """Return the part of the training after which there are low-rank steps."""
+        if not self._from_scratch:
+            return 0.0
+        return default_start(self.steps) if self.options.start is None else self.options.start
+
+    @property
+    def even(self) -> float:
+        """Return the part of the training after which one low-rank step follows each full one."""
+        return self.start + (1 - self.start) * self.options.even
+
+    @property
     def scores(self) -> ScoresByLayer | None:
         """Return what the bases are worth, where that is settled; None where the weights of each step say it."""
         criterion = self.networks.criterion
@@ -190,9 +203,9 @@ class Elastic:
 
         >>> import torch
         >>> x, model = torch.zeros(1, 8), nn.Linear(8, 8)
-        >>> elastic = Elastic(model, example_input=x, steps=100, from_scratch=True)
-        >>> [round(elastic.learning_rate(step), 2) for step in (0, 6, 50, 75, 100)]
-        [0.14, 0.97, 1.0, 0.5, 0.0]
+        >>> elastic = Elastic(model, example_input=x, steps=2000, from_scratch=True)
+        >>> [round(elastic.learning_rate(step), 2) for step in (0, 120, 1000, 1500, 2000)]
+        [0.01, 0.96, 1.0, 0.5, 0.0]
         """
         return rate_factor(step, self.steps, warmup=WARMUP * self.steps, steady=self.steady)
 
@@ -289,8 +302,8 @@ class Elastic:
         """Go by what data say to the end, in training and afterwards; where they say nothing, by the weights."""
         if self.order != BY_DATA or self.scores is not None:
             return
-        if self.data is None and self.start == 0 and self.options.order is None:
-            self.order = BY_WEIGHTS  # nothing has been seen
+        if self.start == 0 and self.options.order is None:
+            self.order = BY_WEIGHTS  # data say nothing of weights that are still random
             return
         data, forward, example = self.data, self._forward, self._example
         if data is None and self._seen:

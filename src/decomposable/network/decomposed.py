@@ -261,8 +261,9 @@ class DecomposedNet(nn.Module):
         return report
 
     def warn_of_statistics(self, *, stacklevel: int = 2) -> None:
-        """Warn once if smaller sizes have no statistics of batch normalisation: a device cannot make them."""
-        self._warn_once(self._with_warning(self.selector.smallest_plan()), stacklevel=stacklevel + 1)
+        """Warn once if no size has statistics of batch normalisation: a device cannot make them."""
+        if self._statistics is None:
+            self._warn_once(self._with_warning(self.selector.smallest_plan()), stacklevel=stacklevel + 1)
 
     def artifact(self) -> Artifact:
         """Return what `save` writes, sharing this network's memory; `network.artifact` has functions for it."""

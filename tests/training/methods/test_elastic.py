@@ -69,7 +69,17 @@ def test_a_training_from_scratch_begins_with_plain_steps_and_ends_evenly():
     assert kinds(step, 40) == "F" * 20 + "FLLL" * 3 + "FL" * 4
     _, step = stepping(is_trained=True, elastic_even=0.6)
     assert kinds(step, 40) == "FLLL" * 6 + "FL" * 8
-    assert kinds(stepping()[1], 20) == "F" * 10 + "B" * 10
+    assert kinds(stepping(elastic_start=0.5)[1], 20) == "F" * 10 + "B" * 10
+
+
+def test_a_short_training_from_scratch_has_low_rank_steps_from_the_start_and_a_long_one_half_of_it():
+    """A thousand of them at least, where there are as many, in the order of the weights if there was no plain step."""
+    assert kinds(stepping()[1], 20) == "B" * 20
+    for steps, start in ((20, 0.0), (1000, 0.0), (1250, 0.2), (2000, 0.5), (10_000, 0.5)):
+        _, step = stepping()
+        step.at(0, steps)
+        assert step.elastic.start == step.steady == pytest.approx(start)
+        assert step.elastic.even == pytest.approx(start + (1 - start) * 0.6)
 
 
 def test_the_learning_rate_falls_with_the_low_rank_steps():
@@ -223,7 +233,9 @@ def test_the_order_that_was_found_is_resumed():
 
 def test_a_network_without_logits_is_put_in_order_by_its_layers_outputs():
     maps = nn.Sequential(nn.Conv2d(3, 24, 3), nn.Conv2d(24, 4, 1))
-    settings = with_overrides(Settings(), method="elastic", elastic_distill=0.0, elastic_macs=(0.5, 0.8))
+    settings = with_overrides(
+        Settings(), method="elastic", elastic_distill=0.0, elastic_macs=(0.5, 0.8), elastic_start=0.5
+    )
     method = methods.find("elastic")
     network = method.network(maps, X, settings, is_trained=False)
     step = method.step(network, settings)
@@ -257,7 +269,7 @@ def test_a_layer_that_is_not_decomposed_is_never_cut():
             return self.second(self.first(x) + x @ self.first.weight)
 
     x = torch.randn(8, 12)
-    settings = with_overrides(Settings(), method="elastic", elastic_macs=(0.9, 1.0))
+    settings = with_overrides(Settings(), method="elastic", elastic_macs=(0.9, 1.0), elastic_start=0.5)
     method = methods.find("elastic")
     network = method.network(Tied(), x, settings, is_trained=False)
     step = method.step(network, settings)
@@ -279,7 +291,7 @@ def test_what_runs_without_gradients_is_put_in_order_by_outputs_and_what_cannot_
             return self.second(x)
 
     x = torch.randn(8, 12)
-    settings, method = Settings(method="elastic"), methods.find("elastic")
+    settings, method = with_overrides(Settings(), method="elastic", elastic_start=0.5), methods.find("elastic")
     network = method.network(Frozen(), x, settings, is_trained=False)
     step = method.step(network, settings)
     seen = CalibrationData(example_input=x[:1], calibration=[(x, Y)], calibration_images=8, loss=None)
@@ -288,7 +300,7 @@ def test_what_runs_without_gradients_is_put_in_order_by_outputs_and_what_cannot_
     expected = dn.decompose(network.model, x[:1], data=[x], criterion="output").scores
     torch.testing.assert_close(step.elastic.scores["second"][0], expected["second"][0])
 
-    network, step = stepping()
+    network, step = stepping(elastic_start=0.5)
     step.look_at(CalibrationData(example_input=X[:1], calibration=[], calibration_images=0, loss=None))
     with pytest.warns(UserWarning, match="order=data is not taken, the weights say the order"):
         make(step, 0.5)
@@ -297,7 +309,7 @@ def test_what_runs_without_gradients_is_put_in_order_by_outputs_and_what_cannot_
 
 
 def test_the_order_is_found_without_a_trace_in_the_model():
-    network, step = stepping()
+    network, step = stepping(elastic_start=0.5)
     step.look_at(material())
     network.train()
     network.model[1].eval()

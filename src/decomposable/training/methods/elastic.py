@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from decomposable.core.distillation import kl_divergence
 from decomposable.elastic import Elastic, ElasticOptions
-from decomposable.elastic.options import BY_WEIGHTS, CHECKS
+from decomposable.elastic.options import CHECKS
 from decomposable.elastic.order import IMAGES
 from decomposable.network.decomposed import DecomposedNet
 from decomposable.recipes.settings import Settings
@@ -37,12 +37,11 @@ class ElasticSettings(MethodSettings):
     elastic_smallest: float = _DEFAULT.smallest_share
     elastic_distill: float = _DEFAULT.distill
     elastic_turns: int | None = _DEFAULT.low_steps_per_full
-    elastic_start: float = _DEFAULT.start
+    elastic_start: float | None = _DEFAULT.start
     elastic_even: float = _DEFAULT.even
     elastic_refresh: int = _DEFAULT.refresh
     elastic_order: str | None = _DEFAULT.order
 
-    before: ClassVar[Mapping[str, Any]] = {"elastic_order": BY_WEIGHTS}
     checks: ClassVar[tuple[Check, ...]] = tuple(
         ((_SETTING[name],), allowed, is_right) for name, allowed, is_right in CHECKS if name in _SETTING
     )
