@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from decomposable_edge.errors import MissingExtraError, SettingError, how_to_install
+from decomposable.training.divergence import DivergedError
+from decomposable_edge.errors import BudgetError, DataError, MissingExtraError, SettingError, how_to_install
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 READ = (".py", ".md", ".toml", ".txt", ".cff", "")
@@ -22,6 +23,21 @@ def test_a_refused_setting_says_what_came_and_what_is_allowed_also_in_another_pr
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error) == "epochs=0; allowed: an int of at least 1"
     assert (again.name, again.value, again.allowed) == ("epochs", "0", "an int of at least 1")
+
+
+def test_what_an_error_says_to_programs_reaches_another_process(tmp_path):
+    errors = (
+        BudgetError.about("macs", 0.01, "0.1", why="too small", layer="a"),
+        DataError.of(tmp_path, "it is empty"),
+        DivergedError.at(3, "the loss is nan", tmp_path),
+    )
+    for error in errors:
+        again = pickle.loads(pickle.dumps(error))
+        assert (str(again), vars(again)) == (str(error), vars(error))
+    assert str(errors[0]) == "layer 'a': macs: too small; allowed: 0.1"
+    assert (errors[0].came, errors[0].layer) == (0.01, "a")
+    assert (errors[1].path, errors[1].reason) == (tmp_path, "it is empty")
+    assert (errors[2].step, errors[2].checkpoint) == (3, tmp_path)
 
 
 def test_nothing_tells_people_to_install_from_an_index_that_has_it_not():

@@ -13,33 +13,49 @@ if TYPE_CHECKING:  # the device's package needs numpy alone
 
 
 class DecomposableError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
 
-    def __str__(self) -> str:
-        """Return the message as one printable line: it may quote a file that somebody else wrote."""
-        return printable(super().__str__())
-
-
-class InvalidArgumentError(DecomposableError, ValueError):
-    """An option or argument has a value that is not allowed.
-
-    `option`, `came` and `allowed` say for programs what the message says for people; None where it is not known.
+    `option`, `came`, `allowed` and `layer` say for programs what the message says for people; None where not known.
     """
 
     option: str | None = None
     came: object = None
     allowed: str | None = None
+    layer: str | None = None
+
+    def __str__(self) -> str:
+        """Return the message as one printable line: it may quote a file that somebody else wrote."""
+        return printable(super().__str__())
 
     @classmethod
-    def about(cls, option: str, came: object, allowed: str, text: str | None = None) -> Self:
-        """Return the error of an option, with these attributes; `text` takes the place of the usual message.
+    def about(
+        cls,
+        option: str,
+        came: object,
+        allowed: str,
+        text: str | None = None,
+        *,
+        why: str | None = None,
+        layer: str | None = None,
+    ) -> Self:
+        """Return the error of an option, with these attributes.
+
+        `why` says what is wrong where the value itself does not; `text` takes the place of the usual message.
 
         >>> InvalidArgumentError.about("macs", 2.5, "a fraction in (0, 1]")
         InvalidArgumentError('macs=2.5; allowed: a fraction in (0, 1]')
+        >>> InvalidArgumentError.about("loader", 0, "at least one batch", why="it yielded none")
+        InvalidArgumentError('loader: it yielded none; allowed: at least one batch')
         """
-        error = cls(f"{option}={came!r}; allowed: {allowed}" if text is None else text)
-        error.option, error.came, error.allowed = option, came, allowed
+        usual = f"{option}={came!r:.80}" if why is None else f"{option}: {why}"
+        where = "" if layer is None else f"layer '{layer}': "
+        error = cls(f"{where}{usual}; allowed: {allowed}" if text is None else text)
+        error.option, error.came, error.allowed, error.layer = option, came, allowed, layer
         return error
+
+
+class InvalidArgumentError(DecomposableError, ValueError):
+    """An option or argument has a value that is not allowed."""
 
 
 class UnknownOptionError(InvalidArgumentError, TypeError):
@@ -69,9 +85,13 @@ class ExampleNeededError(InvalidArgumentError):
 
 
 class BudgetError(InvalidArgumentError):
-    """A size was asked for that the network cannot have; `smallest` is the smallest part that it can, where known."""
+    """A size was asked for that the network cannot have.
+
+    `smallest` is the smallest part that it can have, where known; `blocking` names what is left alone and costs most.
+    """
 
     smallest: float | None = None
+    blocking: str = ""
 
 
 class NonFiniteError(DecomposableError, ValueError):
@@ -82,20 +102,25 @@ class UnsupportedModelError(DecomposableError, TypeError):
     """The model is of a kind that cannot be decomposed at all."""
 
 
-class ArtifactError(DecomposableError):
-    """A file is not an artifact, or is damaged."""
+class FileError(DecomposableError):
+    """A file or folder is not what it should be: `reason` says why without the name, which the asker may say itself."""
 
+    path: object = None
     reason: str | None = None
 
     @classmethod
-    def of(cls, path: object, reason: str) -> ArtifactError:
-        """Return the error of a file, whose `reason` does without the file's name: who asked may call it otherwise."""
+    def of(cls, path: object, reason: str) -> Self:
+        """Return the error of a file."""
         error = cls(f"{path}: {reason}")
-        error.reason = reason
+        error.path, error.reason = path, reason
         return error
 
 
-class DataError(DecomposableError):
+class ArtifactError(FileError):
+    """A file is not an artifact, or is damaged."""
+
+
+class DataError(FileError):
     """A data set is not where it was said to be, or a file of it is broken."""
 
 

@@ -85,7 +85,7 @@ def check_threads(threads: object) -> int:
     if is_integer(threads) and 1 <= threads <= most_threads():
         return int(threads)
     allowed = f"an int from 1 to {most_threads()}, 4 for each core"
-    raise InvalidArgumentError.about("threads", threads, allowed, f"threads={threads!r:.40}; allowed: {allowed}")
+    raise InvalidArgumentError.about("threads", threads, allowed)
 
 
 def timestamp() -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from decomposable.core.forms import matrix_form, matrix_shape, to_matrix, to_weight
 from decomposable.core.svd import RHO_MAX, SVD, numerical_rank, project, svd, truncate
 from decomposable_edge.errors import NonFiniteError
+from refusals import refused
 
 some_shapes = settings(deadline=None, derandomize=True, max_examples=40)
 sizes = st.integers(1, 24)
@@ -203,14 +204,13 @@ def test_the_weight_is_left_alone_and_the_result_has_no_graph():
 def test_nan_and_infinity_are_refused_with_the_name_of_the_layer(shape, bad, dtype):
     broken = random(*shape, dtype=dtype)
     broken[2, 3] = bad
-    with pytest.raises(NonFiniteError, match=r"layer 'blocks\.1\.conv'.*NaN or infinity") as caught:
+    with refused(kind=NonFiniteError, layer="blocks.1.conv") as caught:
         svd({"good": random(*shape, dtype=dtype), "blocks.1.conv": broken})
     assert isinstance(caught.value, ValueError)
-    assert "\n" not in str(caught.value)
 
 
 def test_infinities_of_both_signs_are_refused():
-    with pytest.raises(NonFiniteError, match="layer"):
+    with refused(kind=NonFiniteError, layer="layer"):
         decompose(torch.tensor([[float("inf"), -float("inf")], [1.0, 2.0]]))
 
 

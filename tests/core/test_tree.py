@@ -7,6 +7,7 @@ from torch import nn
 
 from decomposable.core.tree import clone_buffers_, deep_copy, plain_name, rewire, unwrap
 from decomposable_edge.errors import UnsupportedModelError
+from refusals import Saying, refused
 
 
 @pytest.fixture(autouse=True)
@@ -205,17 +206,17 @@ def test_unwrap_finds_the_module_behind_compile():
 
 @pytest.mark.parametrize("thing", [None, "model", lambda x: x, nn.Linear])
 def test_what_is_no_module_is_refused(thing):
-    with pytest.raises(UnsupportedModelError, match=r"allowed: a torch\.nn\.Module"):
+    with refused("model", type(thing).__name__, "a torch.nn.Module", kind=UnsupportedModelError):
         unwrap(thing)
 
 
 def test_data_parallel_models_are_refused_with_what_to_do():
-    with pytest.raises(UnsupportedModelError, match=r"DataParallel; pass its \.module"):
+    with refused("model", "DataParallel", Saying(r"^its \.module"), kind=UnsupportedModelError):
         unwrap(nn.DataParallel(nn.Linear(3, 3)))
 
 
 def test_torchscript_is_refused_with_what_to_do():
-    with pytest.raises(UnsupportedModelError, match=r"TorchScript.*before scripting"):
+    with refused("model", "a TorchScript module", "the module before scripting", kind=UnsupportedModelError):
         unwrap(torch.jit.script(nn.Linear(3, 3)))
 
 
@@ -266,5 +267,5 @@ def test_a_deep_copy_takes_outputs_that_a_forward_pass_left_behind():
 def test_a_model_that_cannot_be_copied_is_refused():
     model = nn.Linear(3, 3)
     model.log = io.TextIOWrapper(io.BytesIO())
-    with pytest.raises(UnsupportedModelError, match="Linear cannot be copied"):
+    with refused("model", "Linear", kind=UnsupportedModelError):
         deep_copy(model)

@@ -16,6 +16,7 @@ from decomposable.data import imagenet
 from decomposable.data.augment import Standardise
 from decomposable.data.base import TestBatches, TrainBatches
 from decomposable_edge.errors import DataError, InvalidArgumentError, MissingExtraError
+from refusals import Saying, refused
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
@@ -56,7 +57,7 @@ def load(folder, **kwargs):
     return imagenet.load(folder, **{"size": 16, "resize": 20, **kwargs})
 
 
-def refused(folder, **kwargs):
+def refusal(folder, **kwargs):
     with pytest.raises(DataError) as caught:
         load(folder, **kwargs)
     assert "\n" not in str(caught.value)
@@ -212,7 +213,7 @@ def test_sixteen_bits_are_refused_and_not_made_white(folder):
     file = folder / "val" / "n01" / "n01_0.png"
     Image.fromarray(np.full((30, 30), 40_000, np.uint16)).save(file)
     data = load(folder)
-    with pytest.raises(DataError, match=r"n01_0.png: .*mode I.*8 bits per channel"):
+    with refused(kind=DataError, path=file, reason=Saying("mode I.*8 bits per channel")):
         data.test_batch(torch.arange(8))
 
 
@@ -256,10 +257,10 @@ def test_folders_that_are_no_data_set(folder, tmp_path):
         load(None)
     assert caught.value.option == "--data"
     assert imagenet.SOURCE in caught.value.allowed
-    assert "no such folder" in refused(tmp_path / "nowhere")
-    assert "not a folder" in refused(folder / "train" / "n01" / "n01_0.JPEG")
+    assert "no such folder" in refusal(tmp_path / "nowhere")
+    assert "not a folder" in refusal(folder / "train" / "n01" / "n01_0.JPEG")
     (folder / "val").rename(folder / "validation")
-    line = refused(folder)
+    line = refusal(folder)
     assert "no folder 'val' in it" in line
     assert imagenet.SOURCE in line
 
@@ -269,25 +270,25 @@ def test_images_that_are_not_sorted_into_classes(folder):
         shutil.copy(folder / "train" / "n01" / "n01_0.JPEG", folder / f"ILSVRC2012_val_{i}.JPEG")
     shutil.rmtree(folder / "val")
     (folder / "val").mkdir()
-    assert "val: no class folders" in refused(folder)
+    assert "val: no class folders" in refusal(folder)
     for file in folder.glob("*.JPEG"):
         file.rename(folder / "val" / file.name)
-    assert "val: no class folders; allowed: one folder per class" in refused(folder)
+    assert "val: no class folders; allowed: one folder per class" in refusal(folder)
 
 
 def test_classes_that_differ(folder):
     (folder / "val" / "n02").rename(folder / "val" / "n03")
-    assert "only train has n02; only val has n03; allowed: the same class folders" in refused(folder)
+    assert "only train has n02; only val has n03; allowed: the same class folders" in refusal(folder)
     for i in range(4, 9):
         shutil.copytree(folder / "val" / "n03", folder / "val" / f"n0{i}")
-    assert "only val has n03, n04, n05 and 3 more" in refused(folder)
+    assert "only val has n03, n04, n05 and 3 more" in refusal(folder)
 
 
 def test_an_empty_class(folder):
     shutil.rmtree(folder / "val" / "n02")
     (folder / "val" / "n02").mkdir()
     (folder / "val" / "n02" / "readme.txt").write_text("")
-    assert f"{folder / 'val' / 'n02'}: no image in it; allowed: at least one of .jpg" in refused(folder)
+    assert f"{folder / 'val' / 'n02'}: no image in it; allowed: at least one of .jpg" in refusal(folder)
 
 
 def broken_files():
@@ -318,9 +319,9 @@ def test_broken_images_are_named(folder, kind, content):
         lambda: data.test_batch(torch.arange(4)),
         lambda: data.train_batch(torch.arange(4), torch.Generator()),
     ):
-        with pytest.raises(DataError, match=r"n01_2.JPEG: cannot be read as an image \(") as caught:
+        reason = Saying(r"^cannot be read as an image \(")
+        with refused(kind=DataError, path=Saying("n01_2.JPEG$"), reason=reason):
             call()
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
@@ -355,17 +356,15 @@ def test_an_image_of_absurd_size_is_refused_and_named(folder):
         lambda: data.test_batch(torch.arange(5)),
         lambda: data.train_batch(torch.arange(5), torch.Generator()),
     ):
-        with pytest.raises(
-            DataError, match=r"n01_2.png: cannot be read as an image \(Image size \(100000000"
-        ) as caught:
+        reason = Saying(r"^cannot be read as an image \(Image size \(100000000")
+        with refused(kind=DataError, path=Saying("n01_2.png$"), reason=reason):
             call()
-        assert str(caught.value).isprintable()
 
 
 def test_a_file_that_has_gone_is_named(folder):
     data = load(folder)
     data.test[3].unlink()
-    with pytest.raises(DataError, match=r"n01_3.JPEG: cannot be read"):
+    with refused(kind=DataError, path=Saying("n01_3.JPEG$"), reason=Saying("^cannot be read")):
         data.test_batch(torch.arange(4))
 
 

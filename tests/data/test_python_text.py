@@ -4,6 +4,7 @@ import torch
 from decomposable.data import python_text
 from decomposable.data.base import TestBatches, TrainBatches
 from decomposable_edge.errors import DataError
+from refusals import Saying, refused
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_every_window_lies_in_the_text(library):
 
 
 def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(DataError, match="allowed: the standard library"):
+    with refused(kind=DataError, path=tmp_path, reason=Saying("allowed: the standard library")):
         python_text.load(folder=tmp_path)
 
 

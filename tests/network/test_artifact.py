@@ -29,13 +29,13 @@ from decomposable_edge.errors import (
     ArtifactError,
     BudgetError,
     DecomposableError,
-    InvalidArgumentError,
     ModelNeededError,
 )
 from decomposable_edge.fields import values_in
 from decomposable_edge.file import container as edge_container
 from decomposable_edge.sizing.interpolation import choose_calibrated
 from decomposable_edge.sizing.plans import SizeRequest
+from refusals import Saying, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation (still has|was calibrated)")
 
@@ -277,7 +277,7 @@ def test_without_an_example_input(tmp_path):
     loaded = saved(net, tmp_path)
     assert loaded.plan().macs is None
     assert_equal(net, loaded, batch("cnn"))
-    with pytest.raises(InvalidArgumentError, match="example_input"):
+    with refused("macs", 0.5, Saying("example_input")):
         loaded.resize_(macs=0.5)
 
 
@@ -422,15 +422,16 @@ def test_info_that_is_set_stays_through_every_change_of_the_network(tmp_path):
 
 @pytest.mark.parametrize("info", [{"x": object()}, {"x": float("nan")}, {"x": torch.zeros(1)}, [1], "text"])
 def test_info_that_json_cannot_hold_is_refused(info, tmp_path):
-    with pytest.raises(InvalidArgumentError, match="info"):
+    with refused("info") as caught:
         make("mlp").save(tmp_path / "net.safetensors", info)
+    assert caught.value.came is info
     assert list(tmp_path.iterdir()) == []
 
 
 def test_circular_info_is_refused(tmp_path):
     info = {}
     info["self"] = info
-    with pytest.raises(InvalidArgumentError, match="info"):
+    with refused("info"):
         make("mlp").save(tmp_path / "net.safetensors", info)
 
 
@@ -474,7 +475,7 @@ def test_a_meta_buffer_that_the_file_does_not_hold_is_refused(tmp_path):
     make("tied").save(tmp_path / "net.safetensors")
     with torch.device("meta"):
         model = Tied()
-    with pytest.raises(InvalidArgumentError, match="'position' is on the meta device"):
+    with refused("model", "position", "a model whose buffers have values"):
         dn.load(tmp_path / "net.safetensors", model=model)
 
 
@@ -507,10 +508,9 @@ def test_another_model_is_refused_with_the_first_layer_that_differs(model, messa
     net = make()
     for path in (tmp_path / "net.safetensors", tmp_path / "size.safetensors"):
         net.save(path) if path.stem == "net" else save_size(net, net.plan(ratio=0.8), path)
-        with pytest.raises(InvalidArgumentError, match=re.escape(message)) as caught:
+        with refused("model", Saying(re.escape(message))) as caught:
             dn.load(path, model=model())
         assert path.name in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
 def test_a_layer_of_another_type_is_refused(tmp_path):
@@ -520,7 +520,7 @@ def test_a_layer_of_another_type_is_refused(tmp_path):
             self.weight, self.bias = nn.Parameter(torch.zeros(7, 32)), nn.Parameter(torch.zeros(7))
 
     make().save(tmp_path / "net.safetensors")
-    with pytest.raises(InvalidArgumentError, match="the file has a Linear, the model a Bag"):
+    with refused("model", Saying("a Linear, the model a Bag")):
         dn.load(tmp_path / "net.safetensors", model=replaced(10, Bag()))
 
 
@@ -531,7 +531,7 @@ def test_a_model_that_shares_what_the_file_does_not_is_refused(tmp_path):
             self.b.weight = nn.Parameter(torch.randn(9, 9))
 
     decompose(Separate()).save(tmp_path / "net.safetensors")
-    with pytest.raises(InvalidArgumentError, match=r"'weight' of layer 'a'.* shares with another layer"):
+    with refused("model", Saying(r"'weight' of layer 'a'.* shares with another layer")):
         dn.load(tmp_path / "net.safetensors", model=Shared())
 
 
@@ -551,7 +551,7 @@ def test_a_model_that_does_not_share_is_made_to_share(tmp_path):
 @pytest.mark.parametrize("info", [None, {"recipe": "digits"}])
 def test_a_model_is_needed(info, tmp_path):
     make("mlp").save(tmp_path / "net.safetensors", info)
-    with pytest.raises(ModelNeededError, match="model= is needed: "):
+    with refused("model", Saying("net.safetensors holds weights"), kind=ModelNeededError):
         dn.load(tmp_path / "net.safetensors")
 
 
@@ -608,17 +608,17 @@ def complex_numbers():
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("model", "key"),
     [
-        (lambda: nn.Sequential(nn.Linear(3, 3), WithExtraState(3, 3)), "'1._extra_state'.*extra state"),
-        (renaming, "'more'.*a hook"),
-        (sparse, "'table' is .*sparse"),
-        (complex_numbers, "'table' is torch.complex64"),
+        (lambda: nn.Sequential(nn.Linear(3, 3), WithExtraState(3, 3)), "1._extra_state"),
+        (renaming, "more"),
+        (sparse, "table"),
+        (complex_numbers, "table"),
     ],
 )
-def test_a_state_that_is_more_than_tensors_is_refused_at_save(model, message, tmp_path):
+def test_a_state_that_is_more_than_tensors_is_refused_at_save(model, key, tmp_path):
     net = decompose(model())
-    with pytest.raises(InvalidArgumentError, match=message):
+    with refused("model", key):
         net.save(tmp_path / "net.safetensors")
     assert list(tmp_path.iterdir()) == []
 
@@ -722,7 +722,7 @@ def test_the_size_of_shared_layers_shares(tmp_path):
 def test_a_size_is_not_a_network(tmp_path):
     net = make("mlp")
     save_size(net, net.plan(), tmp_path / "size.safetensors")
-    with pytest.raises(ArtifactError, match=r"size.safetensors: holds one size only"):
+    with refused(kind=ArtifactError, path=tmp_path / "size.safetensors", reason=Saying("one size only")):
         read(tmp_path / "size.safetensors")
 
 
@@ -744,7 +744,7 @@ def test_the_tensors_of_a_size_are_their_own(tmp_path):
 def test_a_plan_of_another_network_is_refused(use):
     stored = make("mlp").artifact()
     for plan in (make("cnn").plan(), {"0": 1}, None):
-        with pytest.raises(InvalidArgumentError, match="plan: it is not of this network"):
+        with refused("plan", type(plan).__name__, "what its plan() returns"):
             use(stored, plan)
 
 
@@ -797,9 +797,7 @@ def test_no_size_is_above_the_largest(tmp_path):
     assert largest.macs_fraction <= 0.8
     assert small.plan().full_macs == net.plan().full_macs
     name, rank = next((n, r) for n, r in largest.ranks.items() if n not in largest.dense)
-    with pytest.raises(
-        InvalidArgumentError, match=f"ranks: layer '{name}' got {rank + 1}; allowed: an int, 1 to {rank}"
-    ):
+    with refused("ranks", rank + 1, f"an int, 1 to {rank}", layer=name):
         small.resize_(ranks={name: rank + 1})
     assert small.resize_(ranks={name: 1}).ranks == {**largest.ranks, name: 1}
 
@@ -854,10 +852,10 @@ def test_shrinking_to_the_full_size_changes_nothing(tmp_path):
 def test_what_is_shrunk_cannot_grow(tmp_path):
     stored = make("mlp").artifact()
     small = shrink(stored, stored.selector.plan_for(SizeRequest(ratio=0.4)))
-    with pytest.raises(InvalidArgumentError, match=r"plan: layer '.*' has rank .*; allowed: 1 to"):
-        size_state_dict(small, stored.plan)
-    with pytest.raises(InvalidArgumentError, match=r"plan: layer"):
-        shrink(small, stored.plan)
+    layer, largest = next((name, rank) for name, rank in small.plan.ranks.items() if rank < stored.plan.ranks[name])
+    for use in (size_state_dict, shrink):
+        with refused("plan", stored.plan.ranks[layer], f"an int, 1 to {largest}", layer=layer):
+            use(small, stored.plan)
 
 
 def test_a_rank_below_the_limits_lowers_them(tmp_path):
@@ -916,6 +914,9 @@ def files(tmp_path_factory):
     return folder, (folder / "net").read_bytes(), (folder / "size").read_bytes()
 
 
+DAMAGED = Saying("damaged.safetensors$")
+
+
 def load_bytes(folder, content):
     (folder / "damaged.safetensors").write_bytes(content)
     return dn.load(folder / "damaged.safetensors", model=Shared())
@@ -926,42 +927,41 @@ def load_bytes(folder, content):
 def test_any_flipped_bit_is_found(files, place, bit, which):
     content = bytearray(files[which])
     content[int(place * len(content))] ^= 1 << bit
-    with pytest.raises(ArtifactError, match=r"damaged.safetensors: ") as caught:
+    with refused(kind=ArtifactError, path=DAMAGED):
         load_bytes(files[0], content)
-    assert "\n" not in str(caught.value)
 
 
 def test_every_byte_of_the_header_is_covered(files):
     content = files[1]
     end = 8 + int.from_bytes(content[:8], "little")
     for place in range(0, end, 7):
-        with pytest.raises(ArtifactError, match=r"damaged.safetensors: "):
+        with refused(kind=ArtifactError, path=DAMAGED):
             load_bytes(files[0], content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
 
 
 @few
 @given(part=st.floats(0, 1, exclude_max=True), which=st.integers(1, 2))
 def test_any_truncated_file_is_found(files, part, which):
-    with pytest.raises(ArtifactError, match=r"damaged.safetensors: "):
+    with refused(kind=ArtifactError, path=DAMAGED):
         load_bytes(files[0], files[which][: int(part * len(files[which]))])
 
 
 @few
 @given(content=st.binary(max_size=200))
 def test_any_other_file_is_refused(files, content):
-    with pytest.raises(ArtifactError, match=r"damaged.safetensors: "):
+    with refused(kind=ArtifactError, path=DAMAGED):
         load_bytes(files[0], content)
 
 
 def test_bytes_behind_the_end_are_found(files):
-    with pytest.raises(ArtifactError, match=r"damaged.safetensors: "):
+    with refused(kind=ArtifactError, path=DAMAGED):
         load_bytes(files[0], files[1] + b"\0")
 
 
 def test_a_safetensors_file_of_something_else_is_refused(tmp_path):
     path = tmp_path / "other.safetensors"
     for metadata, message in [
-        (None, "other.safetensors: a safetensors file, but not one of this package"),
+        (None, "^a safetensors file, but not one of this package"),
         ({"format": "pt"}, "not one of this package"),
         ({"decomposable": "{"}, "its description is not JSON"),
         ({"decomposable": "[]"}, "no format version"),
@@ -977,7 +977,7 @@ def test_a_safetensors_file_of_something_else_is_refused(tmp_path):
         ({"decomposable": '{"format": true}'}, "no format version"),
     ]:
         save_file({"x": torch.zeros(2)}, path, metadata=metadata)
-        with pytest.raises(ArtifactError, match=message):
+        with refused(kind=ArtifactError, path=path, reason=Saying(message)):
             dn.load(path, model=mlp())
 
 
@@ -986,18 +986,18 @@ def test_a_file_that_is_absent_or_no_file(tmp_path):
         dn.load(tmp_path / "absent", model=mlp())
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(ArtifactError, match="not an ordinary file"):
+        with refused(kind=ArtifactError, path=path, reason="not an ordinary file"):
             read(path)
 
 
 def test_a_header_that_claims_to_be_large_takes_no_memory(tmp_path):
     path = tmp_path / "large.safetensors"
     path.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
-    with pytest.raises(ArtifactError, match="not a whole safetensors file"):
+    with refused(kind=ArtifactError, path=path, reason=Saying("^not a whole safetensors file")):
         read(path)
     header = b'{"x":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}'
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(ArtifactError, match="not a whole safetensors file"):
+    with refused(kind=ArtifactError, path=path, reason=Saying("^not a whole safetensors file")):
         read(path)
 
 
@@ -1018,7 +1018,7 @@ def _with_header(path, header):
 def test_a_header_that_would_take_far_more_memory_than_the_file_is_refused(tmp_path, header, words):
     path = _with_header(tmp_path / "large.safetensors", header)
     tracemalloc.start()
-    with pytest.raises(ArtifactError, match=words):
+    with refused(kind=ArtifactError, path=path, reason=Saying(words)):
         read(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -1034,7 +1034,7 @@ def test_the_largest_header_that_is_read_takes_a_stated_multiple_of_the_file(tmp
     header = f'{{"__metadata__":{{"decomposable":{json.dumps(text)}}},{tensors}}}'.encode()
     path = _with_header(tmp_path / "large.safetensors", header)
     tracemalloc.start()
-    with pytest.raises(ArtifactError, match="checksum"):
+    with refused(kind=ArtifactError, path=path, reason=Saying("checksum")):
         read(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -1043,9 +1043,7 @@ def test_the_largest_header_that_is_read_takes_a_stated_multiple_of_the_file(tmp
 
 def test_more_notes_than_can_be_read_again_are_refused_when_they_are_saved(tmp_path):
     net = dn.decompose(mlp())
-    with pytest.raises(
-        InvalidArgumentError, match=r"info: the description takes .* allowed: 16,000,000 bytes, 500,000"
-    ):
+    with refused("info", allowed="16,000,000 bytes, 500,000 values"):
         net.save(tmp_path / "net.safetensors", info={"x": [0] * 600_000})
     assert not list(tmp_path.iterdir())
 
@@ -1116,9 +1114,8 @@ def cnn_file(tmp_path_factory):
 @pytest.mark.parametrize("lie", LIES)
 def test_a_description_that_lies_is_refused(lie, cnn_file):
     path = rewritten(cnn_file, LIES[lie])
-    with pytest.raises(ArtifactError, match=r"lying.safetensors: ") as caught:
+    with refused(kind=ArtifactError, path=path):
         dn.load(path, model=cnn())
-    assert "\n" not in str(caught.value)
 
 
 class Idle(nn.Module):
@@ -1136,7 +1133,7 @@ def test_a_network_without_macs_is_one_whose_macs_are_not_known(tmp_path):
     decompose(Idle(), example_input=torch.zeros(1, 6)).save(tmp_path / "net.safetensors")
     net = dn.load(tmp_path / "net.safetensors", model=Idle(), params=0.9)
     assert net.resize_(params=0.5).macs is None
-    with pytest.raises(InvalidArgumentError, match="macs= needs the sizes of the feature maps"):
+    with refused("macs", 0.5, Saying("^params, ratio, ranks, or .*example_input")):
         net.resize_(macs=0.5)
 
 
@@ -1176,8 +1173,9 @@ LYING_TENSORS = {
 
 @pytest.mark.parametrize("lie", LYING_TENSORS)
 def test_tensors_that_contradict_the_description_are_refused(lie, cnn_file):
-    with pytest.raises(ArtifactError, match=r"lying.safetensors: "):
-        dn.load(rewritten(cnn_file, change_tensors=LYING_TENSORS[lie]), model=cnn())
+    path = rewritten(cnn_file, change_tensors=LYING_TENSORS[lie])
+    with refused(kind=ArtifactError, path=path):
+        dn.load(path, model=cnn())
 
 
 @pytest.mark.parametrize("strides", [[1], [0, 0, 0, 0], [-1, 1, 1, 1], [2**60] * 4, "text", [1, 1, 1, 1.5], [True] * 4])
@@ -1194,7 +1192,7 @@ def test_strides_that_lie_are_refused(strides, cnn_file, monkeypatch):
         container.write_container(
             path, {k: v for k, v in description.items() if k not in ("sha256", "format")}, tensors
         )
-    with pytest.raises(ArtifactError, match=r"lying.safetensors: tensor 'first/0'"):
+    with refused(kind=ArtifactError, path=path, reason=Saying("^tensor 'first/0'")):
         read(path)
 
 

@@ -17,7 +17,7 @@ from decomposable.network.goals import (
     squared_distances,
     values_in,
 )
-from decomposable_edge.errors import InvalidArgumentError
+from refusals import Saying, refused
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -94,7 +94,7 @@ def test_squared_distances_are_relative_and_several_outputs_count_alike():
 
 
 def test_outputs_without_numbers_are_refused():
-    with pytest.raises(InvalidArgumentError, match="without a tensor of numbers"):
+    with refused("criterion", "dict", Saying("several in a tuple, a list or a mapping")):
         values_in({"boxes": torch.zeros(3, dtype=torch.int64)})
 
 

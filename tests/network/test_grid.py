@@ -18,8 +18,8 @@ import decomposable.network.calibration.grid as grid_module
 from decomposable import decompose, recipes
 from decomposable.commands.main import main
 from decomposable.network.calibration.grid import _coarse, _middle
-from decomposable_edge.errors import InvalidArgumentError
 from decomposable_edge.sizing.plans import SizeRequest
+from refusals import refused
 
 few = settings(max_examples=15, deadline=None, derandomize=True)
 
@@ -100,7 +100,7 @@ def test_it_stops_at_the_effort_and_says_so(passes):
 @pytest.mark.parametrize("passes", [0, 2.9, -1, math.inf, math.nan, "60", True])
 def test_an_effort_that_cannot_be_is_refused(passes):
     net, batches = make()
-    with pytest.raises(InvalidArgumentError, match=r"passes=.*allowed: a number of at least 3"):
+    with refused("passes", passes, "a number of at least 3"):
         net.calibrate_(batches, passes=passes)
 
 

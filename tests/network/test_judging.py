@@ -14,7 +14,7 @@ from decomposable.core.sums import Moments
 from decomposable.network import descent
 from decomposable.network.goals import LOSS
 from decomposable.network.judging import CutReport, Judge, JudgedSize, prefers_weights
-from decomposable_edge.errors import InvalidArgumentError
+from refusals import Saying, refused
 
 WIDE, CLASSES = 384, 200
 
@@ -271,5 +271,5 @@ class Detector(nn.Module):
 
 def test_outputs_whose_shape_depends_on_the_numbers_are_refused_in_one_line():
     torch.manual_seed(0)
-    with pytest.raises(InvalidArgumentError, match=r"data: output 1 of a cut network has shape \(\d+, 3\) where"):
+    with refused("data", Saying(r"^\(\d+, 3\)$"), Saying("by forward=$")):
         dn.decompose(Detector().eval(), data=list(torch.randn(400, 6).split(20)), criterion="output")

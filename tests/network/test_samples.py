@@ -6,7 +6,7 @@ import torch
 from decomposable.network import samples as module
 from decomposable.network.samples import FEW
 from decomposable.network.samples import dealt as dealt_by
-from decomposable_edge.errors import InvalidArgumentError
+from refusals import refused
 
 
 def dealt(loader, run=lambda batch: batch):
@@ -149,5 +149,5 @@ def test_a_large_loader_of_few_samples_or_batches_has_some_that_judge(count, siz
 
 
 def test_nothing_is_refused():
-    with pytest.raises(InvalidArgumentError, match="data: it yielded no batch"):
+    with refused("data", 0, "a loader that begins anew each time"):
         dealt([])

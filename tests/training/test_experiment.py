@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from decomposable.training.weights import read_weights
 from decomposable_edge import files
 from decomposable_edge.errors import DataError, InvalidArgumentError
 from decomposable_edge.interrupts import Interrupted
+from refusals import Saying, refused
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 SOURCE = Path(experiment.__file__).parents[2]
@@ -447,7 +449,7 @@ def test_other_data_is_not_gone_on_with(tmp_path):
     with pytest.raises(Killed):
         dn.train(noisy(), out=tmp_path / "run", checkpoint_seconds=0, progress=kill_at(4))
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(InvalidArgumentError, match="train_images=48, now it is 40"):
+    with refused("train_images", 40, "train_images=48"):
         dn.train(noisy(40), out=tmp_path / "run", resume=True)
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
 
@@ -458,16 +460,17 @@ def test_a_finished_run_is_only_that_run(tmp_path):
     dn.train(noisy(), out=tmp_path / "run", resume=True, workers=1, sizes=(1.0, 0.9), say=said.append)
     assert said == ["this run is complete; nothing to do"]  # what has no effect on the weights may differ
     torch.save(network().state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(InvalidArgumentError, match="init=None, now it is"):
+    with refused("init", allowed="init=None"):
         dn.train(noisy(), out=tmp_path / "run", resume=True, init=tmp_path / "weights.pt")
-    with pytest.raises(InvalidArgumentError, match=r"epochs=3, now it is 4; .*--init"):
+    with refused("epochs", 4, "epochs=3") as caught:
         dn.train(noisy(), out=tmp_path / "run", resume=True, epochs=4)
+    assert "--init" in str(caught.value)
     (tmp_path / "run" / "network.safetensors").unlink()
-    with pytest.raises(RunError, match=r"network\.safetensors is gone"):
+    with refused(kind=RunError, what=Saying(r"network\.safetensors is gone$")):
         dn.train(noisy(), out=tmp_path / "run", resume=True)
     for content in ("{", "{}", "[]"):
         (tmp_path / "run" / "record.json").write_text(content)
-        with pytest.raises(RunError, match=r"record\.json"):
+        with refused(kind=RunError, what=Saying(r"^.*record\.json: ")):
             dn.train(noisy(), out=tmp_path / "run", resume=True)
 
 
@@ -510,14 +513,14 @@ def test_changed_calibration_settings_calibrate_a_finished_run_anew(criterion, t
     assert kinds == ["epoch"] * 3 + ["sizes"]
     assert dn.train(noisy(build=normalised), **how, **CALIBRATED) == record  # and now there is nothing to do
     assert said[-1] == "this run is complete; nothing to do"
-    with pytest.raises(InvalidArgumentError, match="epochs=3, now it is 4"):
+    with refused("epochs", 4, "epochs=3"):
         dn.train(noisy(build=normalised), **how, epochs=4, calibration_images=30)
 
 
 def test_calibrating_anew_with_other_data_is_refused(tmp_path):
     dn.train(noisy(build=normalised), out=tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
-    with pytest.raises(InvalidArgumentError, match="train_images=48, now it is 40"):
+    with refused("train_images", 40, "train_images=48"):
         dn.train(noisy(40, build=normalised), out=tmp_path / "run", resume=True, calibration_images=20)
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
 
@@ -543,7 +546,7 @@ def test_sizes_of_other_methods_are_not_calibrated_anew(tmp_path, monkeypatch):
     monkeypatch.setitem(methods.METHODS, "other", Other())
     how = {"out": tmp_path / "run", "method": "other"}
     dn.train(noisy(build=normalised), **how)
-    with pytest.raises(InvalidArgumentError, match=r"method=other its sizes cannot be calibrated anew with cal"):
+    with refused("calibration_images", Saying("^calibration_images=20"), "the same, or another folder"):
         dn.train(noisy(build=normalised), **how, resume=True, calibration_images=20)
 
 
@@ -566,27 +569,31 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
             try:
                 dn.train(noisy(), out=tmp_path / "run", resume=True)
             except RunError as error:
-                errors.append(str(error))
+                errors.append(error.what)
 
     dn.train(noisy(), out=tmp_path / "run", progress=progress)
     assert "another process is running in it" in errors[0]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "option", "came", "allowed"),
     [
-        ({"build": lambda: nn.Sequential(nn.Linear(5, 2))}, r"cannot run a batch of shape \(8, 6\)"),
-        ({"build": lambda: nn.Sequential(nn.Linear(6, 3))}, "the network has 3 classes, the data has 2"),
-        ({"build": lambda: nn.Sequential(nn.Linear(6, 2), nn.Unflatten(1, (2, 1)))}, r"outputs of shape \(8, 2, 1\)"),
-        ({"build": lambda: nn.LSTM(6, 2)}, "the network gives a tuple"),
-        ({"build": lambda: nn.Sequential(nn.Flatten(), nn.Bilinear(6, 6, 2))}, "cannot run a batch"),
-        ({"count": 4}, "batch_size=8; allowed: an int from 1 to 4"),
+        ({"build": lambda: nn.Sequential(nn.Linear(5, 2))}, "model", (8, 6), ANY),
+        ({"build": lambda: nn.Sequential(nn.Linear(6, 3))}, "network", "3 classes", "the same number"),
+        (
+            {"build": lambda: nn.Sequential(nn.Linear(6, 2), nn.Unflatten(1, (2, 1)))},
+            "network",
+            Saying(r"\(8, 2, 1\)"),
+            ANY,
+        ),
+        ({"build": lambda: nn.LSTM(6, 2)}, "network", "tuple", Saying("^a tensor")),
+        ({"build": lambda: nn.Sequential(nn.Flatten(), nn.Bilinear(6, 6, 2))}, "model", (8, 6), ANY),
+        ({"count": 4}, "batch_size", 8, "an int from 1 to 4"),
     ],
 )
-def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, options, words):
-    with pytest.raises(dn.DecomposableError, match=words) as caught:
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, options, option, came, allowed):
+    with refused(option, came, allowed, kind=dn.DecomposableError):
         dn.train(noisy(**options), out=tmp_path / "run")
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -599,7 +606,7 @@ def test_a_model_with_nothing_to_decompose_leaves_nothing(tmp_path):
         def forward(self, x):
             return x @ self.scale
 
-    with pytest.raises(dn.DecomposableError, match="no layer to decompose"):
+    with refused("model", allowed=Saying("^at least one convolution"), kind=dn.DecomposableError):
         dn.train(noisy(build=Scale), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -613,7 +620,7 @@ def test_a_label_that_is_no_class_is_named(tmp_path):
         data = FromDatasets(classes=2, train=Wrong(16), test=Noisy(8))
         return dn.recipes.Task(build_model=network, load_data=lambda: data)
 
-    with pytest.raises(DataError, match="a label is 7; allowed: 0 to 1"):
+    with refused("data", 7, Saying("^0 to 1"), kind=DataError):
         dn.train(recipe, out=tmp_path / "run", batch_size=8)
     assert not (tmp_path / "run").exists()
 
@@ -660,7 +667,7 @@ def test_a_run_that_another_one_overtook_changes_nothing(tmp_path):
     dn.train(noisy(), out=tmp_path / "run", seed=7)
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     (tmp_path / "run" / "record.json").rename(tmp_path / "record.json")  # so that it does not look finished
-    with pytest.raises(RunError, match="another process has just been running in it"):
+    with refused(kind=RunError, what=Saying("^--out .*another process has just been running in it$")):
         experiment.run(job)
     (tmp_path / "record.json").rename(tmp_path / "run" / "record.json")
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
@@ -733,9 +740,8 @@ def test_resuming_from_a_checkpoint_that_was_changed_is_refused_and_changes_noth
         (out / "checkpoint.pt").write_bytes(whole)
         spoil(out / "checkpoint.pt")
         before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
-        with pytest.raises(CheckpointError, match=r"checkpoint\.pt (is no checkpoint|does not fit)") as caught:
+        with refused(kind=CheckpointError, path=out / "checkpoint.pt"):
             dn.train(noisy(), out=out, resume=True)
-        assert str(caught.value).isprintable(), kind
         assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before, kind
     (out / "checkpoint.pt").write_bytes(whole)
     assert dn.train(noisy(), out=out, resume=True)["steps"] == 18

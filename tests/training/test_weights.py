@@ -16,6 +16,7 @@ import decomposable as dn
 from decomposable import models
 from decomposable.training.weights import WeightsError, load_weights_, read_weights, sha256
 from decomposable_edge.sizing.plans import SizeRequest
+from refusals import Saying, refused
 
 
 def model(classes=3, seed=0):
@@ -70,7 +71,7 @@ def test_one_size_of_a_network_is_not_weights_of_the_full_model(tmp_path):
     contents = artifact.read(tmp_path / "network.safetensors")
     artifact.save_size(contents, contents.selector.plan_for(SizeRequest(ratio=0.5)), tmp_path / "small.safetensors")
     target = model(seed=1)
-    with pytest.raises(dn.DecomposableError, match=r"small\.safetensors"):
+    with refused(kind=dn.DecomposableError, path=tmp_path / "small.safetensors"):
         load_weights_(target, tmp_path / "small.safetensors")
     assert same(target, model(seed=1))
 
@@ -93,17 +94,15 @@ def test_a_model_may_itself_have_a_part_called_module(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 100, b"PK\x03\x04"])
 def test_a_damaged_file_is_one_clear_line(tmp_path, name, content):
     target = model()
-    with pytest.raises(WeightsError) as caught:
+    with refused(kind=WeightsError, path=tmp_path / name):
         load_weights_(target, _spoilt(tmp_path, name, content))
-    assert "\n" not in str(caught.value)
-    assert name in str(caught.value)
     assert same(target, model())
 
 
 def test_a_truncated_file_is_one_clear_line(tmp_path):
     torch.save(model().state_dict(), tmp_path / "weights.pt")
     whole = (tmp_path / "weights.pt").read_bytes()
-    with pytest.raises(WeightsError, match="holds no weights: it is damaged"):
+    with refused(kind=WeightsError, path=tmp_path / "cut.pt", reason=Saying("it is damaged")):
         read_weights(_spoilt(tmp_path, "cut.pt", whole[: len(whole) // 2]))
 
 
@@ -113,7 +112,7 @@ def test_code_in_a_file_is_not_run(tmp_path):
             return os.mkdir, (str(tmp_path / "owned"),)
 
     torch.save({"state_dict": {"0.weight": Attack()}}, tmp_path / "weights.pt")
-    with pytest.raises(WeightsError, match=r"it names posix\.mkdir; allowed: tensors"):
+    with refused(kind=WeightsError, reason=Saying(r"it names posix\.mkdir; allowed: tensors")):
         read_weights(tmp_path / "weights.pt")
     assert not (tmp_path / "owned").exists()
 
@@ -128,12 +127,12 @@ def test_code_in_a_file_is_not_run(tmp_path):
 )
 def test_what_is_no_state_dict_is_said(tmp_path, content, words):
     torch.save(content, tmp_path / "weights.pt")
-    with pytest.raises(WeightsError, match=words):
+    with refused(kind=WeightsError, path=tmp_path / "weights.pt", reason=Saying(words)):
         read_weights(tmp_path / "weights.pt")
 
 
 def test_a_missing_file():
-    with pytest.raises(WeightsError, match="no such file"):
+    with refused(kind=WeightsError, reason=Saying("^no such file; allowed: ")):
         read_weights(__import__("pathlib").Path("nowhere.pt"))
 
 
@@ -152,9 +151,8 @@ def test_a_missing_file():
 def test_the_weights_of_another_model_change_nothing(tmp_path, other, words):
     torch.save(other().state_dict(), tmp_path / "weights.pt")
     target = model()
-    with pytest.raises(WeightsError, match=words) as caught:
+    with refused(kind=WeightsError, path=tmp_path / "weights.pt", reason=Saying(words)):
         load_weights_(target, tmp_path / "weights.pt")
-    assert "\n" not in str(caught.value)
     assert same(target, model())
 
 
@@ -225,16 +223,15 @@ def test_a_tensor_that_claims_more_than_is_stored_is_none_of_the_models(tmp_path
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in {"data.pkl": _claiming(shape, strides, numel), "data/0": bytes(16)}.items():
             archive.writestr(f"a/{name}", content)
-    with pytest.raises(WeightsError) as caught:
+    with refused(kind=WeightsError, path=path):
         load_weights_(target, path)
-    assert str(caught.value).isprintable()
     assert target["w"].tolist() == [1] * 4
 
 
 @pytest.mark.parametrize("odd", [torch.ones(2).to_sparse(), torch.empty(2, device="meta")], ids=["sparse", "meta"])
 def test_a_tensor_without_its_numbers_is_refused(tmp_path, odd):
     torch.save({"w": odd}, tmp_path / "x.pt")
-    with pytest.raises(WeightsError, match="a dict of other things"):
+    with refused(kind=WeightsError, path=tmp_path / "x.pt", reason=Saying("a dict of other things")):
         read_weights(tmp_path / "x.pt")
 
 
@@ -269,7 +266,7 @@ def test_a_safetensors_file_whose_header_is_huge_is_refused(tmp_path):
     path = tmp_path / "w.safetensors"
     text = b"{" + b",".join(b'"%07d":{}' % i for i in range(600_000)) + b"}"
     path.write_bytes(len(text).to_bytes(8, "little") + text)
-    with pytest.raises(WeightsError, match="more than 1,000,000 values"):
+    with refused(kind=WeightsError, path=path, reason=Saying("more than 1,000,000 values")):
         read_weights(path)
 
 

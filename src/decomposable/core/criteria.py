@@ -83,8 +83,7 @@ def _checked(name: str, cuts: Any) -> tuple[Scores, ...]:
         found = ()
     if not found or any(each.ndim > 1 or not np.isfinite(each).all() or (np.diff(each) > 0).any() for each in found):
         allowed = "for each of its cuts finite numbers in falling order, as net.scores has them"
-        text = f"criterion: the scores of layer '{name}' are {cuts!r:.60}; allowed: {allowed}"
-        raise InvalidArgumentError.about("criterion", cuts, allowed, text)
+        raise InvalidArgumentError.about("criterion", cuts, allowed, layer=name)
     return found
 
 
@@ -95,15 +94,14 @@ def scores_of(criterion: Criterion | ScoresByLayer, name: str, spectra: Sequence
         for scores, sigma in zip(found, spectra, strict=True):
             if scores.shape != sigma.shape or not np.isfinite(scores).all():
                 came = f"shape {scores.shape}{'' if np.isfinite(scores).all() else ' with NaN or infinity'}"
-                raise InvalidArgumentError(
-                    f"layer '{name}': the criterion returned {came}; allowed: {len(sigma)} finite scores"
-                )
+                allowed = f"{len(sigma)} finite scores"
+                raise InvalidArgumentError.about("criterion", came, allowed, why=f"it returned {came}", layer=name)
         return found
     found = tuple(criterion.get(name, ()))
     came_ranks, ranks = [len(each) for each in found], [len(sigma) for sigma in spectra]
     if came_ranks != ranks:
         has = f"scores for {came_ranks} bases" if found else "no scores"
-        raise InvalidArgumentError(
-            f"criterion: it has {has} of layer '{name}'; allowed: scores for {ranks} bases, for every layer"
-        )
+        allowed = f"scores for {ranks} bases, for every layer"
+        text = f"criterion: it has {has} of layer '{name}'; allowed: {allowed}"
+        raise InvalidArgumentError.about("criterion", came_ranks, allowed, text, layer=name)
     return found

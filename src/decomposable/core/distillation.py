@@ -75,10 +75,8 @@ def logits_of(outputs: Any) -> Tensor:
     if isinstance(found, Tensor) and found.is_floating_point() and found.dim() in axes and found.shape[-1] > 1:
         return found
     came = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(outputs).__name__
-    raise InvalidArgumentError(
-        f"distill: the network gives {came}; allowed: a matrix of logits of two or more classes, an "
-        "output that has logits, or distance=fn(low, full)"
-    )
+    allowed = "a matrix of logits of two or more classes, an output that has logits, or distance=fn(low, full)"
+    raise InvalidArgumentError.about("distill", came, allowed, why=f"the network gives {came}")
 
 
 def detached(outputs: Any) -> Any:

@@ -55,13 +55,12 @@ class Taylor:
                         totals[layer.name] = [a + b for a, b in zip(totals[layer.name], found, strict=True)]
                 count += 1
         if count == 0:
-            raise InvalidArgumentError("criterion=Taylor(...): its loader yielded no batch; allowed: at least one")
+            raise InvalidArgumentError.about("criterion", 0, "at least one batch", why="Taylor's loader yielded none")
         scores = {n: tuple((t / count).double().cpu().numpy() for t in cuts) for n, cuts in totals.items()}
         for name, cuts in scores.items():
             if not all(np.isfinite(each).all() for each in cuts):
-                raise InvalidArgumentError(
-                    f"layer '{name}': criterion=Taylor(...) gave NaN or infinity; allowed: a loss with finite gradients"
-                )
+                why, allowed = "Taylor gave NaN or infinity", "a loss with finite gradients"
+                raise InvalidArgumentError.about("criterion", None, allowed, why=why, layer=name)
         return scores
 
 

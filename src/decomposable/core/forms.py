@@ -341,8 +341,8 @@ def check_patterns(form: FormOf, names: Sequence[str]) -> None:
     """Refuse a pattern that matches none of the layers: it is a typo."""
     for pattern in () if isinstance(form, str) else form:
         if not any(fnmatchcase(name, pattern) for name in names):
-            text = f"form: the pattern {pattern!r:.80} matches none of the {len(names)} layers"
-            raise InvalidArgumentError.about("form", pattern, "a pattern that matches a layer", text)
+            why = f"the pattern {pattern!r:.80} matches none of the {len(names)} layers"
+            raise InvalidArgumentError.about("form", pattern, "a pattern that matches a layer", why=why)
 
 
 def form_for(shape: Shape, form: str, *, transposed: bool = False) -> str:

@@ -153,8 +153,7 @@ def refuse_reentrant(loss: Tensor) -> None:
         if node is None or node in seen:
             continue
         if node.name().startswith("CheckpointFunction"):
-            raise InvalidArgumentError(
-                "closure: the model uses torch.utils.checkpoint with use_reentrant=True; allowed: use_reentrant=False"
-            )
+            why = "the model uses torch.utils.checkpoint with use_reentrant=True"
+            raise InvalidArgumentError.about("closure", True, "use_reentrant=False", why=why)
         seen.add(node)
         waiting += [following for following, _ in node.next_functions]

@@ -179,10 +179,9 @@ def require_layers(layers: tuple[Layer, ...], skipped: dict[str, str]) -> None:
     """Raise where nothing is left to decompose, saying why."""
     if not layers:
         reasons = "; ".join(f"'{name}': {reason}" for name, reason in list(skipped.items())[:3])
-        raise InvalidArgumentError(
-            f"model: it has no layer to decompose ({reasons or 'no convolution or Linear'}); "
-            "allowed: at least one convolution with groups=1 or one Linear"
-        )
+        why = f"it has no layer to decompose ({reasons or 'no convolution or Linear'})"
+        allowed = "at least one convolution with groups=1 or one Linear"
+        raise InvalidArgumentError.about("model", dict(skipped), allowed, why=why)
 
 
 def _why_not(module: nn.Module, name: str, filter_fn: FilterFn | None) -> str | None:

@@ -94,12 +94,14 @@ def second_moments(
                     each.end_batch(count)
                 seen()
         if not images:
-            raise InvalidArgumentError("data: it yielded no batch; allowed: a loader that can be gone through again")
+            raise InvalidArgumentError.about(
+                "data", 0, "a loader that begins anew each time", why="it yielded no batch"
+            )
         found = {each.layer.name: Moments.of(*(side.mean() for side in each.sums)) for each in watched}
         for name, moments in found.items():
             if not all(bool(side.isfinite().all()) for side in moments.sides):
-                text = f"layer '{name}': data gave NaN or infinity; allowed: finite inputs and outputs"
-                raise InvalidArgumentError(text)
+                why, allowed = "it gave NaN or infinity", "finite inputs and outputs"
+                raise InvalidArgumentError.about("data", None, allowed, why=why, layer=name)
         del watched, each, moments
         yield found
         del found  # before the next pass needs the memory
@@ -109,11 +111,9 @@ def _lead_back(loss: Tensor, watched: Iterable[_Watched]) -> None:
     """Lead the loss back; refuse a network, or a layer, that runs where no gradient can be had."""
     blind = next((each.layer.name for each in watched if each.is_blind), None)
     if blind is not None or not loss.requires_grad:
-        what = f"layer '{blind}' runs" if blind is not None else "the outputs were computed"
-        raise NoGradientError(
-            f"criterion='loss': {what} without gradients (torch.no_grad in the model or in forward=, a detach); "
-            "allowed: criterion='output'"
-        )
+        what = "the outputs were computed" if blind is None else "it runs"
+        why = f"'loss', but {what} without gradients (torch.no_grad in the model or in forward=, a detach)"
+        raise NoGradientError.about("criterion", "loss", "criterion='output'", why=why, layer=blind)
     loss.backward()
 
 

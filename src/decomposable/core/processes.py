@@ -57,7 +57,8 @@ class Processes:
         if group is None and dist.is_available() and dist.is_initialized():
             group = dist.group.WORLD
         if group is not None and dist.get_rank(group) < 0:
-            raise InvalidArgumentError("process_group: this process is not in it; allowed: a group that it is in")
+            why = "this process is not in it"
+            raise InvalidArgumentError.about("process_group", None, "a group that it is in", why=why)
         return cls(group if group is not None and dist.get_world_size(group) > 1 else None, device)
 
     def together(self, work: Callable[[], T]) -> T:

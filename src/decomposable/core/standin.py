@@ -83,10 +83,8 @@ class FactoredWeight(Tensor):
     def _refusal(self, what: str) -> InvalidArgumentError:
         factors = in_words(tuple(map(len, self.stages[:-1])))
         *others, last = (f"layer[{i}].weight" for i in range(len(self.stages)))
-        return InvalidArgumentError(
-            f"weight: {what} would write to it, and it is computed from {factors}; allowed: writing to these, "
-            f"{', '.join(others)} and {last}"
-        )
+        why = f"{what} would write to it, and it is computed from {factors}"
+        return InvalidArgumentError.about("weight", what, f"writing to these, {', '.join(others)} and {last}", why=why)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise self._refusal("an assignment")

@@ -187,7 +187,8 @@ def _lower_gram(w_BMN: Tensor) -> Tensor:
 def check_finite(name: str, matrix: Tensor) -> None:
     """Raise `NonFiniteError` with the layer's name where a weight holds NaN or infinity."""
     if not torch.isfinite(matrix).all():
-        raise NonFiniteError(f"layer '{name}': its weight holds NaN or infinity; only finite weights decompose")
+        text = f"layer '{name}': its weight holds NaN or infinity; allowed: finite numbers"
+        raise NonFiniteError.about("weight", None, "finite numbers", text, layer=name)
 
 
 def project(w_MN: Tensor, kept: SVD) -> SVD:

@@ -55,10 +55,8 @@ def call_with_first(net: nn.Module, batch: Any, name: str = "batch") -> Any:
         else:
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InvalidArgumentError(
-            f"{name}: {came}; its first entry alone was passed and the model refused it ({reason:.300}); "
-            f"allowed: forward=lambda net, batch: {call}"
-        ) from error
+        why = f"{came}; its first entry alone was passed, and the model refused it ({reason:.300})"
+        raise InvalidArgumentError.about(name, came, f"forward=lambda net, batch: {call}", why=why) from error
 
 
 def first_entry(batch: Any) -> Any:

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from decomposable_edge.errors import UnsupportedModelError
+from decomposable_edge.text import first_line
 
 FORWARD_HOOKS = (
     "_forward_hooks",
@@ -42,13 +43,12 @@ def unwrap(model: nn.Module) -> nn.Module:
     """Return the module behind `torch.compile` and `DistributedDataParallel`; refuse what cannot be taken apart."""
     *_, model = _unwrapping(model)
     if not isinstance(model, nn.Module):
-        raise UnsupportedModelError(f"model: got {type(model).__name__}; allowed: a torch.nn.Module")
+        raise UnsupportedModelError.about("model", type(model).__name__, "a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
-        raise UnsupportedModelError("model: got a TorchScript module; allowed: the module before scripting")
+        raise UnsupportedModelError.about("model", "a TorchScript module", "the module before scripting")
     if isinstance(model, nn.DataParallel):
-        raise UnsupportedModelError(
-            "model: got DataParallel; pass its .module, and for several GPUs DistributedDataParallel(model)"
-        )
+        allowed = "its .module, and for several GPUs DistributedDataParallel(model)"
+        raise UnsupportedModelError.about("model", "DataParallel", allowed)
     return model
 
 
@@ -199,7 +199,9 @@ def deep_copy(root: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(root, memo)
     except Exception as error:
-        raise UnsupportedModelError(f"model: {type(root).__name__} cannot be copied: {error}") from error
+        kind = type(root).__name__
+        why = f"a {kind} cannot be copied: {first_line(error)}"
+        raise UnsupportedModelError.about("model", kind, "one that copy.deepcopy can copy", why=why) from error
 
 
 def settle_lazy_(root: nn.Module) -> None:

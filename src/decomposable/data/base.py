@@ -185,7 +185,8 @@ class _Batches:
             # A label that is no class would end in an error of the training that nobody can read.
             wrong = batch[1][(batch[1] < 0) | (batch[1] >= classes)]
             if len(wrong):
-                raise DataError(f"data: a label is {int(wrong[0])}; allowed: 0 to {classes - 1}, of {classes} classes")
+                label, allowed = int(wrong[0]), f"0 to {classes - 1}, of {classes} classes"
+                raise DataError.about("data", label, allowed, why=f"a label is {label}")
         return batch
 
     def _batch(self, number: int) -> Batch:

@@ -57,9 +57,9 @@ def _read(file: Path, classes: int) -> Images:
         with file.open("rb") as stream:
             content = stream.read(most * record + 1)
     except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror or error})") from error
+        raise DataError.of(file, f"cannot be read ({error.strerror or error})") from error
     if not 1 <= len(content) <= most * record or len(content) % record:
         size = file.stat().st_size
-        raise DataError(f"{file}: {size:,} bytes; allowed: 1 to {most:,} records of {record:,} bytes")
+        raise DataError.of(file, f"{size:,} bytes; allowed: 1 to {most:,} records of {record:,} bytes")
     rows = np.frombuffer(bytearray(content), dtype=np.uint8).reshape(-1, record)
     return folders.labelled(rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1], classes, file)

@@ -42,9 +42,8 @@ def _read(images_file: Path, labels_file: Path, *, most: int) -> Images:
     pixels = read_idx(images_file, shape=(28, 28), most=most)
     labels = read_idx(labels_file, shape=(), most=most)
     if len(labels) != len(pixels):
-        raise DataError(
-            f"{labels_file}: {len(labels):,} labels; allowed: {len(pixels):,}, as many as images in {images_file.name}"
-        )
+        allowed = f"{len(pixels):,}, as many as images in {images_file.name}"
+        raise DataError.of(labels_file, f"{len(labels):,} labels; allowed: {allowed}")
     return folders.labelled(pixels[:, None], labels, CLASSES, labels_file)
 
 
@@ -59,12 +58,12 @@ def read_idx(file: Path, *, shape: tuple[int, ...], most: int) -> np.ndarray:
             with gzip.open(raw) if is_gzipped else raw as stream:
                 header = np.frombuffer(stream.read(head).ljust(head, b"\0"), dtype=">u4").tolist()
                 if header[0] != magic or not 1 <= header[1] <= most or tuple(header[2:]) != shape:
-                    raise DataError(f"{file}: its header is {header}; {allowed}")
+                    raise DataError.of(file, f"its header is {header}; {allowed}")
                 expected = math.prod(header[1:])
                 content = stream.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: cannot be read ({error})") from error
+        raise DataError.of(file, f"cannot be read ({error})") from error
     if len(content) != expected:
         came = f"only {len(content):,}" if len(content) < expected else "more"
-        raise DataError(f"{file}: its header says {expected:,} bytes and {came} follow; {allowed}")
+        raise DataError.of(file, f"its header says {expected:,} bytes and {came} follow; {allowed}")
     return np.frombuffer(content, dtype=np.uint8).reshape(header[1:]).copy()  # a copy can be written to

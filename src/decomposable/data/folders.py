@@ -20,7 +20,7 @@ def given(folder: Path | str | None, what: str, source: str) -> Path:
     path = Path(folder).expanduser()
     if not path.is_dir():
         came = "not a folder" if path.exists() else "no such folder"
-        raise DataError(f"--data {path}: {came}; allowed: {allowed}")
+        raise DataError.about("--data", path, allowed, f"--data {path}: {came}; allowed: {allowed}")
     return path
 
 
@@ -48,5 +48,5 @@ def labelled(pixels: np.ndarray, labels: np.ndarray, classes: int, file: Path) -
     """Return images with the labels of a file; refuse labels that are no class."""
     wrong = np.flatnonzero(labels >= classes)
     if len(wrong):
-        raise DataError(f"{file}: image {wrong[0] + 1:,} has label {labels[wrong[0]]}; allowed: 0 to {classes - 1}")
+        raise DataError.of(file, f"image {wrong[0] + 1:,} has label {labels[wrong[0]]}; allowed: 0 to {classes - 1}")
     return Images(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)))

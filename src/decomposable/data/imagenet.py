@@ -59,7 +59,7 @@ def _class_names(root: Path, part: str) -> list[str]:
         raise DataError(f"--data {root}: no folder {part!r} in it; allowed: {_WHAT}; to be had from {SOURCE}")
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
-        raise DataError(f"{folder}: no class folders; allowed: one folder per class, with its images in it")
+        raise DataError.of(folder, "no class folders; allowed: one folder per class, with its images in it")
     return names
 
 
@@ -88,7 +88,7 @@ def _image_names(folder: Path) -> list[str]:
         files = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
     names = sorted(name for name in files if name.lower().endswith(EXTENSIONS))
     if not names:
-        raise DataError(f"{folder}: no image in it; allowed: at least one of {', '.join(EXTENSIONS)}")
+        raise DataError.of(folder, f"no image in it; allowed: at least one of {', '.join(EXTENSIONS)}")
     return names
 
 
@@ -147,7 +147,7 @@ def _opened(file: Path) -> Iterator[Any]:
                 yield image
     except Exception as error:  # decoders raise almost anything when a file is broken
         text = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{file}: cannot be read as an image ({text})") from error
+        raise DataError.of(file, f"cannot be read as an image ({text})") from error
 
 
 def _size_of(file: Path) -> tuple[int, int]:

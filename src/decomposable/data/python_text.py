@@ -82,10 +82,8 @@ def load(
     train, test = (torch.tensor(bytearray(b"\n".join(part)), dtype=torch.uint8) for part in parts)
     text = Text(train=train, test=test, context=context, most=most, most_test=most_test)
     if text.train_count < 1 or text.test_count < 1:
-        raise DataError(
-            f"{library}: {len(train):,} bytes to train with and {len(test):,} to test with, in windows of {context}; "
-            "allowed: the standard library of a Python, and windows that fit"
-        )
+        came = f"{len(train):,} bytes to train with and {len(test):,} to test with, in windows of {context}"
+        raise DataError.of(library, f"{came}; allowed: the standard library of a Python, and windows that fit")
     return text
 
 

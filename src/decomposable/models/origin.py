@@ -58,7 +58,7 @@ def rebuilt(note: Mapping[str, Any]) -> nn.Module:
     """
     name, arguments = note["name"], note["arguments"]
     if name not in BUILDERS:
-        raise InvalidArgumentError(f"it was built by {name!r:.60}; allowed: {', '.join(BUILDERS)}")
+        raise InvalidArgumentError.about("built_by", name, ", ".join(BUILDERS))
     parameters = inspect.signature(BUILDERS[name]).parameters
     for option, value in arguments.items():
         if option not in parameters:

@@ -70,10 +70,8 @@ def outline(path: FilePath) -> Artifact:
 
 def _require_network(path: FilePath, container: Container) -> None:
     if kind_of(path, container.description) != "network":
-        raise ArtifactError(
-            f"{path}: holds one size only: decomposable.load(path, model=...) takes it in Python; here it takes "
-            "the network file that it was made from"
-        )
+        allowed = "the network file that it was made from (decomposable.load(path, model=...) takes this one)"
+        raise ArtifactError.of(path, f"it holds one size only; allowed: {allowed}")
 
 
 @torch.no_grad()

@@ -151,9 +151,8 @@ def _at(batch: Any, entry: Entry) -> Any:
         return batch
     except (KeyError, IndexError, TypeError):
         where = "".join(f"[{part!r}]" for part in entry)
-        raise InvalidArgumentError(
-            f"batch: it has no entry {where}, which the network takes; allowed: one made as the example input was"
-        ) from None
+        why = f"it has no entry {where}, which the network takes"
+        raise InvalidArgumentError.about("batch", where, "one made as the example input was", why=why) from None
 
 
 def describe_call(call: CallSignature | None) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def decompose(
     """
     checked_form, call = check_form(form), forward or call_with_first
     from_weights = _check_criterion(criterion, data)
-    batches = () if data is None else renewable(data, call, "decompose")
+    batches = () if data is None else renewable(data, call, "data")
     if example_input is None:
         example_input = next(iter(batches), None)
     refuse_sharded(unwrap(model))
@@ -112,9 +112,8 @@ def decompose(
         chosen = chosen.without(used_elsewhere).beside(seen.products)
     lazy = next((name for name, p in base.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
-        raise InvalidArgumentError(
-            f"model: '{lazy}' is lazy and has seen no input; allowed: a model that has run once, or an example_input"
-        )
+        why, allowed = f"'{lazy}' is lazy and has seen no input", "a model that has run once, or an example_input"
+        raise InvalidArgumentError.about("model", lazy, allowed, why=why)
     report = None
     with shown(progress) as line:
         line(Progress("decomposing", f"{len(chosen.layers)} layers"))
@@ -143,12 +142,13 @@ def _check_criterion(
     """Return the order by the weights, with which an order by data is compared."""
     if data is None:
         if isinstance(criterion, str) and criterion in BY_DATA:
-            raise InvalidArgumentError(f"criterion={criterion!r}: there is no data; allowed: with data=loader")
+            why = f"{criterion!r} needs data, and there is none"
+            raise InvalidArgumentError.about("criterion", criterion, "with data=loader", why=why)
         criterion = "singular_value" if criterion is None else criterion
         return criterion if isinstance(criterion, Taylor) else find_criterion(criterion)
     if criterion is not None and (not isinstance(criterion, str) or criterion not in BY_DATA):
-        names = ", ".join(map(repr, BY_DATA))
-        raise InvalidArgumentError(f"criterion={criterion!r:.60} and data=; allowed with data: {names}")
+        allowed, why = " or ".join(map(repr, BY_DATA)), f"{criterion!r:.60} takes no data, and got data="
+        raise InvalidArgumentError.about("criterion", criterion, allowed, why=why)
     return find_criterion("singular_value")
 
 

@@ -159,7 +159,7 @@ class DecomposedNet(nn.Module):
     @latency.setter
     def latency(self, profile: LatencyProfile | None) -> None:
         if profile is not None and not isinstance(profile, LatencyProfile):
-            raise InvalidArgumentError(f"latency: got {type(profile).__name__}; allowed: a LatencyProfile or None")
+            raise InvalidArgumentError.about("latency", profile, "a LatencyProfile or None")
         self._latency, self.latency_beside = profile, None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -347,8 +347,9 @@ class DecomposedNet(nn.Module):
         parts, original, forward = self._current.parts, self._original, forward or self._forward
         vectors, layer_before_norm = original.vectors(parts.layer_before_norm)
         if not vectors:
-            raise InvalidArgumentError("tune_: the network has no scale, shift or bias; allowed: one that has some")
-        batches, full_plan = renewable(loader, forward, "tune_"), self.selector.full_plan()
+            why = "it has no scale, shift or bias to tune"
+            raise InvalidArgumentError.about("network", 0, "one that has some", why=why)
+        batches, full_plan = renewable(loader, forward, "loader"), self.selector.full_plan()
         task = Task(
             build=lambda plan: original.uncalibrated(replace(parts, plan=plan, tuned=None)),
             teacher=original.at_size(replace(parts, plan=full_plan)).eval(),
@@ -395,7 +396,7 @@ class DecomposedNet(nn.Module):
         What passes in training mode wrote to the statistics of the current size stays.
         """
         if not isinstance(mode, bool):
-            raise InvalidArgumentError(f"train: mode={mode!r}; allowed: True or False")
+            raise InvalidArgumentError.about("mode", mode, "True or False")
         with self._lock:  # a size that is being made now must not be in the other mode
             self._original.base.train(mode)
             self.training = mode

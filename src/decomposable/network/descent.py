@@ -123,7 +123,7 @@ class Descent:
         if tracked_batch_norms(self.base):
             with self.work.averaging(samples, size) as done:
                 twin = rewire(self.base, {})  # it shares the statistics, and is put into training mode
-                averaged([lambda: twin], self.forward, samples.measure, lambda *_: done(), asker="decompose")
+                averaged([lambda: twin], self.forward, samples.measure, lambda *_: done(), option="data")
 
     def _search(self, bases: Mapping[str, TurnedBases], judge: Judge, size: float) -> Way:
         """Return the way to share out a cut whose network is nearest to the full one, beginning with the last one."""

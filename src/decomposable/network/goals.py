@@ -79,10 +79,9 @@ def logits_in(outputs: Any) -> Tensor:
         found = logits_of(outputs).flatten(0, -2)
     except InvalidArgumentError:
         came = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise InvalidArgumentError(
-            f"criterion='loss': the network gives {came}; allowed: a matrix of logits, an output that has logits, or "
-            "criterion='output'"
-        ) from None
+        allowed = "a matrix of logits, an output that has logits, or criterion='output'"
+        why = f"'loss', but the network gives {came}"
+        raise InvalidArgumentError.about("criterion", came, allowed, why=why) from None
     return found.clamp_min(torch.finfo(found.dtype).tiny).log() if _are_probabilities(found) else found
 
 
@@ -144,10 +143,9 @@ def values_in(outputs: Any) -> Readings:
     tensors = (t for t in tensors_in(outputs) if t.is_floating_point() and t.dim() > 0)
     found = tuple(t.flatten(1) if t.dim() > 1 else t[:, None] for t in tensors)
     if not found:
-        raise InvalidArgumentError(
-            f"criterion='output': the network gives a {type(outputs).__name__} without a tensor of numbers; allowed: "
-            "one, or several in a tuple, a list or a mapping"
-        )
+        came, allowed = type(outputs).__name__, "one, or several in a tuple, a list or a mapping"
+        why = f"'output', but the network gives a {came} without a tensor of numbers"
+        raise InvalidArgumentError.about("criterion", came, allowed, why=why)
     return found
 
 
@@ -182,7 +180,8 @@ def _root_mean_square(values: Tensor) -> float:
 
 def _require_finite(values: Sequence[Tensor], number: int) -> None:
     if not all(bool(each.isfinite().all()) for each in values):
-        raise InvalidArgumentError(f"data: batch {number + 1} gives NaN or infinity; allowed: finite inputs")
+        why = f"batch {number + 1} gives NaN or infinity"
+        raise InvalidArgumentError.about("data", number + 1, "finite inputs", why=why)
 
 
 def _read_logits(outputs: Any) -> Readings:

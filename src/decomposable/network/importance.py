@@ -117,7 +117,7 @@ def require_one_cut(layers: Sequence[Layer]) -> None:
     """Refuse layers whose chain has several cuts: the metric is that of a matrix."""
     for layer in layers:
         if len(layer.full_ranks) > 1:
-            raise InvalidArgumentError(
-                f"layer '{layer.name}': form={layer.form!r} with bases by data; allowed: "
-                f"{', '.join(map(repr, MATRIX_FORMS))}, or a criterion by the weights alone, such as 'singular_value'"
-            )
+            forms = ", ".join(map(repr, MATRIX_FORMS))
+            allowed = f"{forms}, or a criterion by the weights alone, such as 'singular_value'"
+            text = f"layer '{layer.name}': form={layer.form!r} with bases by data; allowed: {allowed}"
+            raise InvalidArgumentError.about("form", layer.form, allowed, text, layer=layer.name)

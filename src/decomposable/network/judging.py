@@ -153,10 +153,10 @@ def _shaped_as(low: Readings, full: Readings) -> Readings:
     """Return what the full network gives; refuse a cut network whose outputs have other shapes."""
     for number, (one, other) in enumerate(zip(low, full, strict=True), 1):
         if one.shape != other.shape:
-            raise InvalidArgumentError(
-                f"data: output {number} of a cut network has shape {tuple(one.shape)} where the full one's has "
-                f"{tuple(other.shape)}; allowed: outputs whose shape does not depend on the numbers, by forward="
-            )
+            came, right = tuple(one.shape), tuple(other.shape)
+            why = f"output {number} of a cut network has shape {came} where the full one's has {right}"
+            allowed = "outputs whose shape does not depend on the numbers, by forward="
+            raise InvalidArgumentError.about("data", came, allowed, why=why)
     return full
 
 
@@ -169,7 +169,7 @@ def _readings(network: nn.Module, batches: Sequence[Any], forward: Forward, goal
     """
     with _by_batch(network):
         for batch in batches:
-            yield goal.read(run_normalising(forward, network, batch, asker="decompose"))
+            yield goal.read(run_normalising(forward, network, batch, option="data"))
 
 
 @contextmanager

@@ -31,6 +31,8 @@ from decomposable_edge.text import one_line
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_SAME = "a model built as the one that was saved, of any weights"
+
 
 @torch.inference_mode(False)  # weights made in that mode could not be trained
 def load(path: FilePath, model: nn.Module | None = None, **size: Unpack[SizeKeywords]) -> Any:
@@ -72,24 +74,19 @@ def load(path: FilePath, model: nn.Module | None = None, **size: Unpack[SizeKeyw
         if kind == "network":
             return filling.network(read_network(container, asked), asked)
         if asked is not None:
-            raise InvalidArgumentError(
-                f"{next(iter(asked.given()))}=: {path} holds one size only; allowed: no size, or the network file it "
-                "was made from"
-            )
+            option, came = next(iter(asked.given().items()))
+            allowed = "no size, or the network file it was made from"
+            raise InvalidArgumentError.about(option, came, allowed, why=f"{path} holds one size only")
         return filling.plain_module(size_from(container.description, container.read_all()))
 
 
 def built_model(path: FilePath, note: Mapping[str, Any] | None) -> tuple[nn.Module, str]:
     """Return the model that the file says, on the meta device, and who built it."""
-    allowed = "allowed: a model built as the one that was saved, of any weights"
     if note is None:
-        raise ModelNeededError(f"model= is needed: {path} holds weights but not the code that uses them; {allowed}")
+        raise _model_needed(f"{path} holds weights but not the code that uses them")
     name = note["name"]
     if name not in BUILDERS:
-        raise ModelNeededError(
-            f"model= is needed: {path} says that {name!r:.60} built its model, which is not one of "
-            f"decomposable.models; {allowed}"
-        )
+        raise _model_needed(f"{path} says that {name!r:.60} built its model, which is not one of decomposable.models")
     try:
         return rebuilt(note), f"{name}, changed since" if note["is_changed"] else str(name)
     except InvalidArgumentError as error:
@@ -103,12 +100,9 @@ def _opened(path: FilePath, model: nn.Module, names: Sequence[str]) -> nn.Module
     can_be, modules = replaceable(model), dict(model.named_modules(remove_duplicate=False))
     for name in names:  # a layer that was settled may come as it is
         if name not in can_be and not isinstance(modules.get(name), (*CONVOLUTIONS, nn.Linear)):
-            raise InvalidArgumentError(
-                one_line(
-                    f"model: it is not the one of {path}: '{name:.80}' is an attention, a recurrent layer, a Conv1D or "
-                    "a layer with a computed weight or a forward of its own there, whose weights are decomposed"
-                )
-            )
+            kinds = "an attention, a recurrent layer, a Conv1D or one with a computed weight or a forward of its own"
+            why = one_line(f"it is not the one of {path}: '{name:.80}' is {kinds} there, whose weights are decomposed")
+            raise InvalidArgumentError.about("model", name, _SAME, why=why)
     return with_opened(model, [can_be[name] for name in names if name in can_be])
 
 
@@ -189,7 +183,8 @@ class _Filling:
                 slot.tensor.requires_grad_(skeleton.trainable[key])
         for key, slot in slots_of(self.base, persistent=False).items():
             if slot.tensor.is_meta:
-                raise InvalidArgumentError(f"model: its buffer '{key}' is on the meta device and not in {self.path}")
+                why = f"its buffer '{key}' is on the meta device and not in {self.path}"
+                raise InvalidArgumentError.about("model", key, "a model whose buffers have values", why=why)
             if key in skeleton.dtypes and skeleton.dtypes[key] != slot.tensor.dtype:
                 slot.put(slot.tensor.to(skeleton.dtypes[key]))
         others = set(skeleton.other_mode)
@@ -200,11 +195,12 @@ class _Filling:
         """Say in what the model is another one; without that, the file says itself that it is not what was built."""
         what = "" if misfit is None else one_line(f"it is not the one of {self.path}: {misfit}")
         if self.origin is None:
-            return InvalidArgumentError(f"model: {what}")
-        why = f": {what}" if what else ""
-        return ModelNeededError(
-            f"model= is needed: {self.path} was built by {self.origin}{why}; allowed: a model as the one that was saved"
-        )
+            return InvalidArgumentError.about("model", misfit, _SAME, why=what)
+        return _model_needed(f"{self.path} was built by {self.origin}{what and f': {what}'}")
+
+
+def _model_needed(why: str) -> ModelNeededError:
+    return ModelNeededError.about("model", why, _SAME, f"model= is needed: {why}; allowed: {_SAME}")
 
 
 def _misfit(slots: Mapping[str, TensorSlot], skeleton: Skeleton, state: Mapping[str, Tensor | None]) -> str | None:

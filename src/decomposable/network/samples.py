@@ -98,7 +98,7 @@ def dealt(loader: Iterable[Any], run: Callable[[Any], Any]) -> Samples:
     """
     kept, apart, counts = _read(loader)
     if not counts:
-        raise InvalidArgumentError("data: it yielded no batch; allowed: a loader that can be gone through again")
+        raise InvalidArgumentError.about("data", 0, "a loader that begins anew each time", why="it yielded no batch")
     if kept is None:
         judging = sum(map(samples_in, apart))
         others = _Again(lambda: _others(loader, apart))

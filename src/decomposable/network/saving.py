@@ -48,14 +48,14 @@ def saved(
 ) -> SaveReport:
     """Write the file of a network, and return what was written."""
     if onnx not in (True, False, None):
-        raise InvalidArgumentError(f"onnx={onnx!r:.40}; allowed: True, False, or None for where it can be")
+        raise InvalidArgumentError.about("onnx", onnx, "True, False, or None for where it can be")
     allowed = tuple(GraphKeywords.__annotations__)
     for name in how:
         if name not in allowed:
             raise UnknownOptionError.about(name, how.get(name), f"info, onnx, {', '.join(allowed)}")
     if how and onnx is False:
         came = " and ".join(f"{name}=" for name in how)
-        raise InvalidArgumentError(f"onnx=False leaves the graph out; got {came}; allowed: them with onnx=True")
+        raise InvalidArgumentError.about("onnx", False, "onnx=True", why=f"False leaves the graph out, but got {came}")
     onnx = True if how else onnx
     reason = "onnx=False"
     if onnx is None and net.call is None:

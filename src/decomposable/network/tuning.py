@@ -91,21 +91,22 @@ def checked_sizes(selector: RankSelector, sizes: Sequence[float] | None) -> list
     elif isinstance(sizes, Iterable):
         plans = [selector.of_size(size) for size in sizes]
     else:
-        raise InvalidArgumentError(f"tune_: sizes={sizes!r}; allowed: a list of sizes, such as [0.25, 0.5]")
+        raise InvalidArgumentError.about("sizes", sizes, "a list of sizes, such as [0.25, 0.5]")
     if not plans:
-        raise InvalidArgumentError("tune_: sizes is empty; allowed: at least one size")
+        raise InvalidArgumentError.about("sizes", [], "at least one size")
     if any(plan.ranks == selector.full_plan().ranks for plan in plans):
-        raise InvalidArgumentError("tune_: sizes has the full one, which never changes; allowed: smaller ones")
+        why = "the full size is among them, which never changes"
+        raise InvalidArgumentError.about("sizes", 1.0, "smaller ones", why=why)
     return sorted({plan.ranks: plan for plan in plans}.values(), key=position, reverse=True)
 
 
 def check_training(steps: object, learning_rate: object, distance: object) -> None:
     """Refuse settings that no training can have."""
-    check_count("tune_: steps", steps)
+    check_count("steps", steps)
     if not (is_number(learning_rate) and 0 < learning_rate < math.inf):
-        raise InvalidArgumentError(f"tune_: learning_rate={learning_rate!r}; allowed: a number above 0")
+        raise InvalidArgumentError.about("learning_rate", learning_rate, "a number above 0")
     if distance is not None and not callable(distance):
-        raise InvalidArgumentError(f"tune_: distance={distance!r:.80}; allowed: a function of (low, full), or None")
+        raise InvalidArgumentError.about("distance", distance, "a function of (low, full), or None")
 
 
 @torch.inference_mode(False)
@@ -113,7 +114,7 @@ def check_training(steps: object, learning_rate: object, distance: object) -> No
 def tuned(task: Task, plans: Sequence[RankPlan], loader: Iterable[Any], report: Report) -> tuple[Tuned, TuningReport]:
     """Train the vectors of these sizes, the largest first, and return them with a report."""
     start = time.perf_counter()
-    batches = endless(loader, seen_by(task.forward), "tune_")
+    batches = endless(loader, seen_by(task.forward), "loader")
     compared = next(batches)
     tracker = Tracker(report, "tuning", total=len(plans) * task.steps, unit="steps")
     own = list(task.vectors.values())
@@ -197,20 +198,17 @@ class _Lesson:
         task = self.task
         with torch.no_grad():
             full = detached(task.forward(task.teacher, on_device_of(task.teacher, batch)))
-        low = run_normalising(task.forward, self._network, on_device_of(self._network, batch), "tune_")
+        low = run_normalising(task.forward, self._network, on_device_of(self._network, batch), "loader")
         loss = task.distance(low, full)
         if not (isinstance(loss, Tensor) and loss.numel() == 1):
             came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise InvalidArgumentError(f"tune_: distance gives {came}; allowed: a tensor of one number")
+            raise InvalidArgumentError.about("distance", came, "a tensor of one number", why=f"it gives {came}")
         if torch.is_grad_enabled() and not loss.requires_grad:
-            raise InvalidArgumentError(
-                "tune_: the distance has no gradient; allowed: forward= and distance= that keep it (no detach, no_grad)"
-            )
+            allowed = "forward= and distance= that keep it (no detach, no_grad)"
+            raise InvalidArgumentError.about("distance", None, allowed, why="it has no gradient")
         if not bool(torch.isfinite(loss)):
-            raise InvalidArgumentError(
-                f"tune_: the distance at {self.size:.3f}x became {float(loss.detach())}; allowed: finite inputs, and a "
-                f"learning_rate below {task.learning_rate:g}"
-            )
+            value, allowed = float(loss.detach()), f"finite inputs, and a learning_rate below {task.learning_rate:g}"
+            raise InvalidArgumentError.about("distance", value, allowed, why=f"at {self.size:.3f}x it became {value}")
         return loss
 
 
@@ -219,7 +217,8 @@ def kl_of_logits(low: Any, full: Any) -> Tensor:
     try:
         logits_of(full)
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(str(error).replace("distill:", "tune_:", 1)) from error
+        why = f"the network gives {error.came}"
+        raise InvalidArgumentError.about("distance", error.came, str(error.allowed), why=why) from error
     return kl_divergence(low, full)
 
 

@@ -21,7 +21,7 @@ from decomposable.data.base import TrainBatches
 from decomposable.training.devices import random_state, set_random_state
 from decomposable.training.methods.base import Step
 from decomposable.training.state_file import CHECKPOINT, read_state, write_state
-from decomposable_edge.errors import ArtifactError, DecomposableError
+from decomposable_edge.errors import ArtifactError, FileError
 from decomposable_edge.fields import Damaged, Fields, require
 from decomposable_edge.text import first_line
 
@@ -33,7 +33,7 @@ _KEPT: dict[type, set[str]] = {  # what an optimiser keeps for every parameter
 _MOST_COMMITS = 1000
 
 
-class CheckpointError(DecomposableError):
+class CheckpointError(FileError):
     """A checkpoint cannot be read, or is of another run."""
 
 
@@ -54,9 +54,8 @@ class Checkpoints:
         try:
             write_state(self.path, {"random": random_state(), **state}, CHECKPOINT)
         except OSError as error:
-            raise CheckpointError(
-                f"{self.path} cannot be written (is the disk full?); the one before is kept: {error}"
-            ) from error
+            why = f"it cannot be written (is the disk full?); the one before is kept: {error}"
+            raise CheckpointError.of(self.path, why) from error
         self._written = time.monotonic()
 
     def read(self) -> dict[str, Any] | None:
@@ -72,7 +71,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             require(isinstance(state.get(name), dict), f"it has no {name}")
         return state
     except (ArtifactError, Damaged, RecursionError) as error:
-        raise CheckpointError(f"{path} is no checkpoint: {getattr(error, 'reason', None) or error}") from error
+        raise CheckpointError.of(path, f"it is no checkpoint: {getattr(error, 'reason', None) or error}") from error
 
 
 @dataclass
@@ -149,7 +148,7 @@ def _fitting(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever does not fit
-        raise CheckpointError(f"{path} does not fit this run: {first_line(error)}") from error
+        raise CheckpointError.of(path, f"it does not fit this run: {first_line(error)}") from error
 
 
 def _is_finite(value: object) -> bool:

@@ -23,9 +23,9 @@ def choose_device(name: str) -> str:
             raise RuntimeError("it holds no numbers")
         torch.zeros(1, device=device).add_(1).item()
     except Exception as error:  # each backend fails in a way of its own
-        raise InvalidArgumentError(
-            f"--device {name}: it cannot be used here ({first_line(error)[:100]}); allowed: auto, cpu, cuda, cuda:1 …"
-        ) from error
+        allowed = "auto, cpu, cuda, cuda:1 …"
+        text = f"--device {name}: it cannot be used here ({first_line(error)[:100]}); allowed: {allowed}"
+        raise InvalidArgumentError.about("--device", name, allowed, text) from error
     return name
 
 

@@ -90,13 +90,13 @@ def own_device(device: str) -> str:
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if device not in ("auto", "cuda"):
-        raise InvalidArgumentError(f"--device {device}: with several processes; allowed: auto, cpu, cuda")
+        allowed = "auto, cpu or cuda where several processes train"
+        raise InvalidArgumentError.about("--device", device, allowed, f"--device {device}; allowed: {allowed}")
     here, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if here >= count:
-        raise InvalidArgumentError(
-            f"--device {device}: process {here} of this machine has no GPU, there are {count}; allowed: "
-            f"--nproc-per-node of at most {count}, or --device cpu"
-        )
+        why = f"--device {device}: process {here} of this machine has no GPU, there are {count}"
+        allowed = f"--nproc-per-node of at most {count}, or --device cpu"
+        raise InvalidArgumentError.about("--device", device, allowed, f"{why}; allowed: {allowed}")
     torch.cuda.set_device(here)
     return f"cuda:{here}"
 

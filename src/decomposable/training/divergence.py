@@ -19,7 +19,17 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 class DivergedError(DecomposableError):
-    """A loss or gradient is NaN or infinite."""
+    """A loss or gradient is NaN or infinite: at which `step`, and the last good `checkpoint`, if there is one."""
+
+    step: int | None = None
+    checkpoint: Path | None = None
+
+    @classmethod
+    def at(cls, step: int, came: str, checkpoint: Path) -> DivergedError:
+        """Return the error of a step, counted from 1."""
+        error = cls(f"step {step:,}: {came}; {_way_out(checkpoint)}")
+        error.step, error.came, error.checkpoint = step, came, checkpoint if checkpoint.exists() else None
+        return error
 
 
 class WatchedLoss:
@@ -59,14 +69,14 @@ def check_finite(
         what = f"the gradient's norm is {norm}"
         names = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
         where = f"first in the gradient of '{names[0]}'" if names else "every entry is finite, their squares are not"
-    raise DivergedError(f"step {step + 1:,}: {what}, {where}; {_way_out(checkpoint)}")
+    raise DivergedError.at(step + 1, f"{what}, {where}", checkpoint)
 
 
 def check_weights(model: nn.Module, step: int, checkpoint: Path) -> None:
     """Refuse to go on from weights that an update has spoilt, though its gradient was finite."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
-            raise DivergedError(f"step {step:,}: it made the weight '{name}' NaN or infinite; {_way_out(checkpoint)}")
+            raise DivergedError.at(step, f"it made the weight '{name}' NaN or infinite", checkpoint)
 
 
 @contextmanager
@@ -75,7 +85,7 @@ def naming_step(step: int, checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
-        raise DivergedError(f"step {step + 1:,}: {error}; {_way_out(checkpoint)}") from error
+        raise DivergedError.at(step + 1, str(error), checkpoint) from error
 
 
 def _way_out(checkpoint: Path) -> str:

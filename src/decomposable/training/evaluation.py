@@ -74,9 +74,8 @@ def judged(
 ) -> Judged:
     """Test a network in one pass; processes that share a run share the test images."""
     if not are_labelled(data):
-        raise WrongDataError(
-            "data: the test images have no labels; allowed: labelled ones, or agreement in place of accuracy"
-        )
+        allowed = "labelled ones, or agreement in place of accuracy"
+        raise WrongDataError.about("data", None, allowed, why="the test images have no labels")
     is_text = data.test_batch(torch.arange(min(1, data.test_count)))[1].dim() > 1
     place = (processes.index, processes.count)
 
@@ -120,13 +119,13 @@ def _outputs(
 def check_outputs(outputs: Any, classes: int) -> None:
     """Refuse a network whose outputs are not one number for each class."""
     if not isinstance(outputs, Tensor):
-        raise WrongDataError(
-            f"the network gives a {type(outputs).__name__}; allowed: a tensor, one number for each class"
-        )
+        kind, allowed = type(outputs).__name__, "a tensor, one number for each class"
+        raise WrongDataError.about("network", kind, allowed, why=f"it gives a {kind}")
     shape = tuple(outputs.shape)
     if len(shape) != 2 or shape[1] != classes:
         came = f"{shape[1]} classes" if len(shape) == 2 else f"outputs of shape {shape}"
-        raise WrongDataError(f"the network has {came}, the data has {classes}; allowed: the same number")
+        text = f"the network has {came}, the data has {classes}; allowed: the same number"
+        raise WrongDataError.about("network", came, "the same number", text)
 
 
 def measure(

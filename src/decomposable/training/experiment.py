@@ -196,7 +196,8 @@ def _batches(task: recipes.Task, settings: Settings, place: tuple[int, int] = (0
 def require_labels(batches: TrainBatches) -> None:
     """Refuse to train with images whose classes nobody knows."""
     if not has_labels(batches[0]):
-        raise WrongDataError("data: the training images have no labels; allowed: labelled ones (a cut needs none)")
+        why = "the training images have no labels"
+        raise WrongDataError.about("data", None, "labelled ones (a cut needs none)", why=why)
 
 
 def try_out(task: recipes.Task, settings: Settings, device: str) -> None:
@@ -213,14 +214,15 @@ def first_pass(model: nn.Module, batches: TrainBatches, settings: Settings, devi
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if data.test_count < 1:
-        raise WrongDataError("data: there are no test images; allowed: at least one")
+        raise WrongDataError.about("data", 0, "at least one", why="there are no test images")
     x, _ = training.moved(batches[0], torch.device(device), settings)
     try:
         with torch.no_grad():  # not inference mode: what a model keeps from a pass must be fit for training
             outputs = model.eval()(x)
     except Exception as error:  # whatever a model of somebody else raises
         reason = first_line(error) + ("; channels_last=false may help" if settings.channels_last else "")
-        raise WrongDataError(f"the model cannot run a batch of shape {tuple(x.shape)}: {reason}") from error
+        why = f"it cannot run a batch of shape {tuple(x.shape)} ({reason})"
+        raise WrongDataError.about("model", tuple(x.shape), "one that runs the data's batches", why=why) from error
     check_outputs(outputs, data.classes)
     return x
 

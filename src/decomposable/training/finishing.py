@@ -152,10 +152,9 @@ def calibrate_anew(
     make_deterministic()
     settings, started, code = job.settings, timestamp(), records.commit()
     if not methods.find(settings.method).decomposes or len(job.variants) > 1:
-        raise InvalidArgumentError(
-            f"{job.folder.record}: the run is complete, and with method={settings.method} its sizes cannot be "
-            f"calibrated anew with {changed[0]}; allowed: the same, or another folder"
-        )
+        why = f"the run is complete, and with method={settings.method} its sizes cannot be calibrated anew"
+        text = f"{job.folder.record}: {why} with {changed[0]}; allowed: the same, or another folder"
+        raise InvalidArgumentError.about(changed[0].partition("=")[0], changed[0], "the same, or another folder", text)
     net = load(job.folder.network, model=job.task.build_model())
     data = job.task.load_data()
     check_same_run(job.folder.record, record["identity"].get("data") or {}, counts(data))

@@ -131,10 +131,10 @@ def check_same_run(where: Path, theirs: Mapping[str, Any], ours: Mapping[str, An
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             check_same_run(where, old, new)
         elif old != new:
-            raise OtherRunError(
-                f"{where}: the run has {key}={old}, now it is {new}",
-                "the same, or another folder (with --init one can go on from this one's weights)",
-            )
+            allowed = "the same, or another folder (with --init one can go on from this one's weights)"
+            error = OtherRunError(f"{where}: the run has {key}={old}, now it is {new}", allowed)
+            error.option, error.came, error.allowed = key, new, f"{key}={old}"
+            raise error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,16 +71,16 @@ def pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {"float": repr(value)}
-    raise InvalidArgumentError(
-        f"checkpoint: {where} is a {type(value).__name__}, or has such keys; allowed: tensors, numbers, text, None, "
-        "and lists, tuples and dicts of these"
-    )
+    allowed = "tensors, numbers, text, None, and lists, tuples and dicts of these"
+    why = f"{where} is a {type(value).__name__}, or has such keys"
+    raise InvalidArgumentError.about("checkpoint", where, allowed, why=why)
 
 
 def _pack_tensor(tensor: Tensor, tensors: dict[str, Tensor], where: str) -> dict[str, str]:
     plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
     if plain.layout is not torch.strided or plain.is_quantized or plain.dtype not in DTYPE_NAMES.values():
-        raise InvalidArgumentError(f"checkpoint: {where} is {tensor.dtype}, {tensor.layout}; allowed: plain tensors")
+        why = f"{where} is {tensor.dtype}, {tensor.layout}"
+        raise InvalidArgumentError.about("checkpoint", where, "plain tensors", why=why)
     name = f"{len(tensors)}/{where}"
     tensors[name] = plain
     return {"complex" if tensor.is_complex() else "tensor": name}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from decomposable.network import artifact
 from decomposable.training.checkpoint import read_checkpoint
 from decomposable.training.state_file import CHECKPOINT, holds
-from decomposable_edge.errors import DecomposableError
+from decomposable_edge.errors import FileError
 from decomposable_edge.fields import Damaged
 from decomposable_edge.file.header import parse_header, read_header
 from decomposable_edge.text import one_line
@@ -27,7 +27,7 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # the last of methods that train a network around the model
 
 
-class WeightsError(DecomposableError):
+class WeightsError(FileError):
     """A file holds no weights, or not those of this model."""
 
 
@@ -55,9 +55,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def _require_file(path: Path) -> None:
     if not path.is_file():
-        raise WeightsError(
-            f"{path}: no such file; allowed: a state dict (.safetensors, .pt, .pth) or a network of ours"
-        )
+        allowed = "a state dict (.safetensors, .pt, .pth) or a network of ours"
+        raise WeightsError.of(path, f"no such file; allowed: {allowed}")
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -68,9 +67,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             if "decomposable" not in (file.metadata() or {}):
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Damaged as error:
-        raise WeightsError(f"{path}: {one_line(error)}") from error
+        raise WeightsError.of(path, one_line(error)) from error
     except SafetensorError as error:
-        raise WeightsError(f"{path}: not a whole safetensors file ({one_line(error)})") from error
+        raise WeightsError.of(path, f"not a whole safetensors file ({one_line(error)})") from error
     if holds(path, CHECKPOINT):
         return {name: value for name, value in read_checkpoint(path)["model"].items() if isinstance(value, Tensor)}
     return dict(artifact.read(path).state)
@@ -86,7 +85,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # on noise, it fails in any way there is
         name = re.search(r"GLOBAL (\S+)", str(error))  # torch's own words go on to tell how to run it all the same
         reason = f"it names {name[1]:.100}" if name else f"it is damaged, or not of torch.save ({type(error).__name__})"
-        raise WeightsError(f"{path} holds no weights: {reason}; allowed: tensors and plain values") from error
+        raise WeightsError.of(path, f"it holds no weights: {reason}; allowed: tensors and plain values") from error
     for wrapper in _WRAPPERS:  # among the things that people save
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
@@ -94,7 +93,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     is_state = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
     if not is_state or not content or not all(map(_is_plain, content.values())):
         came = "a dict of other things" if isinstance(content, Mapping) else f"a {type(content).__name__}"
-        raise WeightsError(f"{path} holds {came}; allowed: a state dict, which maps names to tensors")
+        raise WeightsError.of(path, f"it holds {came}; allowed: a state dict, which maps names to tensors")
     return dict(content)
 
 
@@ -111,13 +110,13 @@ def _check(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
             theirs, wanted = tuple(state[name].shape), tuple(value.shape)
             last = [n for n, p in model.named_parameters() if p.dim() == 2][-1:]
             classes = " (another number of classes?)" if [name] == last else ""
-            raise WeightsError(f"{path}: '{name}' has shape {theirs}, the model's {wanted}{classes}")
+            raise WeightsError.of(path, f"'{name}' has shape {theirs}, the model's {wanted}{classes}")
     missing = [name for name in ours if name not in state and not name.endswith("num_batches_tracked")]
     extra = [name for name in state if name not in ours]
     if missing or extra:
         parts = [f"{len(missing)} weights are missing, such as '{missing[0]}'"] if missing else []
         parts += [f"{len(extra)} are not the model's, such as '{extra[0]}'"] if extra else []
-        raise WeightsError(f"{path} is of another model: {'; '.join(parts)}")
+        raise WeightsError.of(path, f"it is of another model: {'; '.join(parts)}")
 
 
 def sha256(path: Path) -> str:

@@ -293,10 +293,9 @@ def write(
     }
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     if len(text) > MOST_BYTES // 2 or values_in(text) > MOST_VALUES // 2:  # the rest is for the tensors' own entries
-        raise InvalidArgumentError(
-            f"info: the description takes {len(text):,} bytes for {values_in(text):,} values; allowed: "
-            f"{MOST_BYTES // 2:,} bytes, {MOST_VALUES // 2:,} values"
-        )
+        why = f"the description takes {len(text):,} bytes for {values_in(text):,} values"
+        allowed = f"{MOST_BYTES // 2:,} bytes, {MOST_VALUES // 2:,} values"
+        raise InvalidArgumentError.about("info", len(text), allowed, why=why)
     names = sorted(tensors, key=lambda name: (-itemsize(tensors[name][0]), name))  # so that numbers lie at their places
     entries: dict[str, Any] = {"__metadata__": {_ENTRY: text}}
     end = 0

@@ -74,19 +74,18 @@ class LatencyProfile:
         """Return what ranks are best rounded to on this machine, where that was measured."""
         entry = self.entry(runtime=runtime, batch=batch, threads=threads)
         if not entry.trials:
-            raise DecomposableError(
-                f"align='measured': no alignments were tried ({entry}); {_MEASURE} --align measured"
-            )
+            text = f"align='measured': no alignments were tried ({entry}); {_MEASURE} --align measured"
+            raise DecomposableError.about("align", "measured", f"{_MEASURE} --align measured", text)
         return entry.align
 
     def entry(self, *, runtime: str, batch: int | None = None, threads: int | None = None) -> Entry:
         """Return the one entry of this runtime, batch and number of threads; what is None may be anything."""
         here = Machine.here()
         if self.machine != here:
-            raise DecomposableError(
-                f"latency: it was measured on another machine ({one_line(self.machine, 150)}; this is {here}); "
-                f"{_MEASURE}, or use it all the same with profile.as_if_here()"
-            )
+            allowed = f"{_MEASURE}, or use it all the same with profile.as_if_here()"
+            there = one_line(self.machine, 150)
+            text = f"latency: it was measured on another machine ({there}; this is {here}); {allowed}"
+            raise DecomposableError.about("latency", self.machine, allowed, text)
         if runtime not in RUNTIMES:
             raise InvalidArgumentError.about("runtime", runtime, ", ".join(RUNTIMES))
         fits = [e for e in self.entries if e.runtime == runtime and batch in (None, e.batch)]
@@ -98,10 +97,10 @@ class LatencyProfile:
             wanted = {"batch": batch, "threads": threads}
             asked = ", ".join([runtime, *(f"{name} {value}" for name, value in wanted.items() if value is not None)])
             how = "" if threads is None else f", with --threads {threads}, or use as many threads as were measured"
-            raise DecomposableError(f"latency: {asked} was not measured, but {there}; {_MEASURE}{how}")
-        raise InvalidArgumentError(
-            f"latency: several entries fit: {there}; allowed: one of them, by batch= and threads= of size_for()"
-        )
+            text = f"latency: {asked} was not measured, but {there}; {_MEASURE}{how}"
+            raise DecomposableError.about("latency", asked, f"{_MEASURE}{how}", text)
+        allowed = "one of them, by batch= and threads= of size_for()"
+        raise InvalidArgumentError.about("latency", fits, allowed, why=f"several entries fit: {there}")
 
     def as_if_here(self) -> LatencyProfile:
         """Return the same figures, taken for this machine's: where two machines differ in name only."""
@@ -110,7 +109,8 @@ class LatencyProfile:
     def check_network(self, selector: RankSelector) -> None:
         """Refuse to be used for another network than the one that was measured."""
         if self.network != fingerprint(selector):
-            raise DecomposableError(f"latency: the profile is of another network; {_MEASURE}")
+            text = f"latency: the profile is of another network; {_MEASURE}"
+            raise DecomposableError.about("latency", "another network", _MEASURE, text)
 
     @staticmethod
     def path_beside(path: str | os.PathLike[str]) -> Path:
@@ -131,7 +131,7 @@ class LatencyProfile:
             stored = Stored.read(Path(path))
         except Damaged as error:
             how = f"{_MEASURE}, which replaces it" if _may_replace(Path(path), error) else f"remove it, and {_MEASURE}"
-            raise ArtifactError(f"{path}: not a latency profile ({error}); {how}") from error
+            raise ArtifactError.of(path, f"not a latency profile ({error}); {how}") from error
         machine = stored.nearest
         return cls(network=stored.network, machine=machine, entries=stored.machines[machine])
 
@@ -150,7 +150,8 @@ class LatencyProfile:
             try:
                 Stored.from_json(content)
             except Damaged as error:
-                raise InvalidArgumentError(f"{file}: the profile could not be read again ({error})") from error
+                why, allowed = f"the profile could not be read again ({error})", "numbers that can be read again"
+                raise InvalidArgumentError.about(str(file), str(error), allowed, why=why) from error
             write_atomically(file, content)
         if damage is not None:
             warnings.warn(f"{file}: it was damaged ({damage}); it now holds the new measurement alone", stacklevel=2)
@@ -160,9 +161,10 @@ class LatencyProfile:
         """Refuse a path where `save` would fail or destroy something else; to be asked before a long measurement."""
         file = Path(path)
         if file.is_dir():
-            raise InvalidArgumentError(f"{file}: it is a folder; allowed: the name of a file")
+            raise InvalidArgumentError.about(str(file), "a folder", "the name of a file", why="it is a folder")
         if not file.parent.is_dir():
-            raise InvalidArgumentError(f"{file}: there is no folder {file.parent}; allowed: one that exists")
+            why = f"there is no folder {file.parent}"
+            raise InvalidArgumentError.about(str(file), str(file.parent), "one that exists", why=why)
         _found(file)
 
 
@@ -175,10 +177,9 @@ def _found(file: Path) -> tuple[Stored | None, Damaged | None]:
     except Damaged as error:
         if _may_replace(file, error):
             return None, error
-        raise InvalidArgumentError(
-            f"{file}: it is there and is not a latency profile ({error}), so it is not replaced; allowed: a "
-            f"profile, or a new file (a damaged one is replaced if its name ends in {ENDING})"
-        ) from error
+        why = f"it is there and is not a latency profile ({error}), so it is not replaced"
+        allowed = f"a profile, or a new file (a damaged one is replaced if its name ends in {ENDING})"
+        raise InvalidArgumentError.about(str(file), str(error), allowed, why=why) from error
 
 
 def _may_replace(file: Path, error: Damaged) -> bool:
@@ -209,10 +210,11 @@ def choose_timed(
     if latency_ms is None and align != "measured":
         return choose_calibrated(selector, calibrated, request)
     request.way()  # before a file is read
-    asked = f"align={align!r}" if latency_ms is None else f"latency_ms={latency_ms!r}"
+    option, came = ("align", align) if latency_ms is None else ("latency_ms", latency_ms)
     known = profile()
     if known is None:
-        raise InvalidArgumentError(f"{asked}: there is no latency profile of this network; {_MEASURE}")
+        text = f"{option}={came!r}: there is no latency profile of this network; {_MEASURE}"
+        raise InvalidArgumentError.about(option, came, _MEASURE, text)
     known.check_network(selector)
     batches = [entry.batch for entry in known.entries if (entry.runtime, entry.threads) == (runtime, threads)]
     batch = min(batches) if request.batch is None and batches else request.batch
@@ -223,9 +225,8 @@ def choose_timed(
             return choose_calibrated(selector, calibrated, replace(request, align=best))
     assert latency_ms is not None
     if align not in (None, "auto", "measured") and selector.effective_align(align) != entry.align:
-        raise InvalidArgumentError(
-            f"{asked} with align={align!r}: what was measured has align={entry.align} ({entry}); allowed: that one"
-        )
+        why = f"{align!r}, but the times were measured with align={entry.align} ({entry})"
+        raise InvalidArgumentError.about("align", align, f"{entry.align}", why=why)
     size = {selector.measure: entry.size_for(latency_ms)}
     return choose_calibrated(selector, calibrated, SizeRequest(**size, align=entry.align))  # type: ignore[arg-type]
 

@@ -59,7 +59,8 @@ def rank_limits(
     for pattern, bounds in (limits or {}).items():
         matched = [i for i, name in enumerate(names) if fnmatchcase(name, pattern)]
         if not matched:
-            raise InvalidArgumentError(f"limits: the pattern {pattern!r} matches none of the {len(set(names))} layers")
+            why = f"the pattern {pattern!r} matches none of the {len(set(names))} layers"
+            raise InvalidArgumentError.about("limits", pattern, "a pattern that matches a layer", why=why)
         option = f"limits[{pattern!r}]"
         if not isinstance(bounds, tuple | list) or len(bounds) != 2:
             raise InvalidArgumentError.about(option, bounds, "a pair (smallest, largest)")

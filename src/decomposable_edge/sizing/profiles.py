@@ -124,10 +124,9 @@ class Entry:
         held = [i for i, timed in enumerate(self.sizes) if timed.median_ms <= milliseconds]
         if not held:
             fastest = min(self.sizes, key=lambda timed: timed.median_ms)
-            raise BudgetError(
-                f"latency_ms={milliseconds!r} is too small: the smallest that was measured is "
-                f"{fastest.median_ms:.3f} ms, at {fastest.size:.4f} of the original ({self})"
-            )
+            allowed = f"{fastest.median_ms:.3f} ms, at {fastest.size:.4f} of the original ({self})"
+            text = f"latency_ms={milliseconds!r} is too small: the smallest that was measured is {allowed}"
+            raise BudgetError.about("latency_ms", milliseconds, allowed, text)
         below, above = (self.sizes[min(held[-1] + step, len(self.sizes) - 1)] for step in (0, 1))
         if above.size >= 1 or above is below:
             return below.size

@@ -234,8 +234,8 @@ class RankSelector:
             length, literal = round(check_ratio("ratio", value) * len(self.order)), 1 if align == "auto" else align
             return replace(self._literal(self._prefix(length, literal)), align=literal)
         if align not in (1, "auto"):
-            text = f"align={align!r} and ranks=: given ranks are not rounded; allowed: one of them"
-            raise InvalidArgumentError.about("align", align, "one of align and ranks", text)
+            why = f"{align!r} with ranks=, but given ranks are not rounded"
+            raise InvalidArgumentError.about("align", align, "one of align and ranks", why=why)
         return self._literal(self._check_ranks(value))
 
     def of_size(self, size: float, measure: Measure | None = None, align: Align | None = None) -> RankPlan:
@@ -275,10 +275,11 @@ class RankSelector:
     def _within(self, measure: Measure, value: float, align: Align) -> RankPlan:
         """Return the longest prefix of the list whose cost is within the budget."""
         if measure == "macs" and self.fixed_macs is None:
-            text = "macs= needs the sizes of the feature maps: decompose with example_input=..."
-            raise InvalidArgumentError.about("macs", value, "params, ratio, ranks", text)
+            allowed = "params, ratio, ranks, or a network of decompose(model, example_input)"
+            text = f"macs={value!r}: the sizes of the feature maps are not known; allowed: {allowed}"
+            raise InvalidArgumentError.about("macs", value, allowed, text)
         if self.full_cost(measure) == 0:  # its layers never ran on the example input
-            text = f"{measure}={value!r}: the network has none; allowed: params=, ratio=, ranks="
+            text = f"{measure}={value!r}: the network has none; allowed: params, ratio, ranks"
             raise InvalidArgumentError.about(measure, value, "params, ratio, ranks", text)
         budget = absolute_budget(measure, value, self.full_cost(measure))
         if budget < self.smallest_cost(measure, align):
@@ -305,8 +306,8 @@ class RankSelector:
         blocking = f"; largest parts left alone: {parts}" if parts else ""
         possible = f"the smallest possible is {stated(smallest)}{without}{blocking}"
         text = f"{measure}={value!r} is too small{rounding}: {possible}"
-        error = BudgetError.about(measure, value, f"at least {stated(smallest)}", text)
-        error.smallest = smallest / total
+        error = BudgetError.about(measure, value, stated(smallest), text)
+        error.smallest, error.blocking = smallest / total, parts
         return error
 
     def _literal(self, ranks: Ints) -> RankPlan:
@@ -329,24 +330,22 @@ class RankSelector:
             raise InvalidArgumentError.about("ranks", ranks, allowed)
         for name, rank in ranks.items():
             if name not in most:
-                text = f"ranks: '{name}' is not a decomposed layer; allowed: {_some(most)}"
-                raise InvalidArgumentError.about("ranks", name, _some(most), text)
+                why = f"'{name}' is not a decomposed layer"
+                raise InvalidArgumentError.about("ranks", name, _some(most), why=why)
             if not is_rank(rank, most[name]):
-                text = f"ranks: layer '{name}' got {rank!r}; allowed: {_allowed(most[name])}"
-                raise InvalidArgumentError.about("ranks", rank, _allowed(most[name]), text)
+                raise InvalidArgumentError.about("ranks", rank, _allowed(most[name]), layer=name)
         return np.hstack([ranks.get(name, limit) for name, limit in most.items()]).astype(np.int64)
 
     def check_plan(self, plan: RankPlan) -> None:
         """Refuse a plan of another network, or one that needs bases which are not there."""
         full = self._full
         if not isinstance(plan, RankPlan) or dict(plan.full_ranks) != full or list(plan.ranks) != list(full):
-            allowed = "what its plan() returns"
-            text = f"plan: it is not of this network; allowed: {allowed}"
-            raise InvalidArgumentError.about("plan", type(plan).__name__, allowed, text)
+            came, why = type(plan).__name__, "it is not of this network"
+            raise InvalidArgumentError.about("plan", came, "what its plan() returns", why=why)
         for name, most in self._most.items():
             if not is_rank(plan.ranks[name], most):
-                text = f"plan: layer '{name}' has rank {plan.ranks[name]}; allowed: 1 to {most}"
-                raise InvalidArgumentError.about("plan", plan.ranks[name], f"1 to {most}", text)
+                rank = plan.ranks[name]
+                raise InvalidArgumentError.about("plan", rank, _allowed(most), why=f"the rank is {rank}", layer=name)
 
 
 def _allowed(most: Rank) -> str:

@@ -144,9 +144,8 @@ def interleaved(
     {'a': 3, 'b': 3}
     """
     if not (0 <= seconds < float("inf") and 1 <= least <= most):
-        raise InvalidArgumentError(
-            f"seconds={seconds!r}, least={least!r}, most={most!r}; allowed: seconds from 0, and 1 <= least <= most"
-        )
+        came, allowed = (seconds, least, most), "seconds from 0, and 1 <= least <= most"
+        raise InvalidArgumentError.about("seconds, least, most", came, allowed)
     for run in runs.values():
         for _ in range(WARM_UP):
             run()

@@ -98,7 +98,7 @@ class Calling(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the layer's class does, with the input alone, as it was watched."""
         if len(args) + len(kwargs) != 1:
-            raise self._refusal(f"is called with {len(args) + len(kwargs)} arguments; allowed: one")
+            raise self._refusal(f"is called with {len(args) + len(kwargs)} arguments", "one")
         made, itself = 0, self._itself()
 
         def make(given: Given) -> Tensor:
@@ -107,7 +107,7 @@ class Calling(nn.Module):
             found = _geometry(given, len(self._geometry[0]) if len(self._geometry) > 1 else 0)
             if found != self._geometry or made > 1:
                 what = f"makes {made} calls" if made > 1 else f"has stride, padding, dilation and groups {found}"
-                raise self._refusal(f"{what} for this input; allowed: one call with {self._geometry}")
+                raise self._refusal(f"{what} for this input", f"one call with {self._geometry}")
             self._require_same_weight(given, itself)
             result: Tensor = self._modules[self._child](given["input"])  # type: ignore[misc]
             return result
@@ -115,8 +115,8 @@ class Calling(nn.Module):
         with _Calls(self._kind, make):
             return self._kind.forward(itself, *args, **kwargs)
 
-    def _refusal(self, what: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"{self._kind.__name__}: its forward {what}")
+    def _refusal(self, came: str, allowed: str) -> InvalidArgumentError:
+        return InvalidArgumentError.about(self._kind.__name__, came, allowed, why=f"its forward {came}")
 
     def _require_same_weight(self, given: Given, itself: nn.Module) -> None:
         """Refuse a weight or bias that is computed in another way for inputs of this size than for small ones.
@@ -138,10 +138,8 @@ class Calling(nn.Module):
         with _Calls(self._kind, note), undisturbed(self), torch.no_grad():
             self._kind.forward(itself, next(_made_up(itself)))
         if not all(_is_same(given[name], usual.get(name)) for name in computed):
-            raise self._refusal(
-                f"has another weight for an input of shape {shape}; allowed: one that does not depend on the input, or "
-                "filter_fn= to leave the layer as it is"
-            )
+            allowed = "one that does not depend on the input, or filter_fn= to leave the layer as it is"
+            raise self._refusal(f"has another weight for an input of shape {shape}", allowed)
         self._known.add(shape)
 
     def _itself(self) -> nn.Module:

@@ -26,8 +26,8 @@ class Kept:
     network sees no more than that, so that a part of a batch can be taken.
     """
 
-    def __init__(self, loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str = "calibrate_") -> None:
-        self._loader, self._inputs_of, self._asker = loader, inputs_of, asker
+    def __init__(self, loader: Iterable[Any], inputs_of: Callable[[Any], Any], option: str = "loader") -> None:
+        self._loader, self._inputs_of, self._option = loader, inputs_of, option
         self.count = 0  # so far
         self._first: list[Any] = []
         self._bytes = 0
@@ -35,13 +35,13 @@ class Kept:
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loader:
             self.count += 1
-            _refuse_nan(self._asker, self.count, self._inputs_of(batch))
+            _refuse_nan(self._option, self.count, self._inputs_of(batch))
             self._bytes += sum(t.numel() * t.element_size() for t in tensors_in(batch))
             if self._bytes <= MOST_KEPT or not self._first:
                 self._first.append(batch)
             yield batch
         if not self.count:
-            raise InvalidArgumentError(f"{self._asker}: the loader yielded no batch; allowed: at least one")
+            raise InvalidArgumentError.about(self._option, 0, "at least one batch", why="it yielded none")
 
     @property
     def expected(self) -> int:
@@ -85,26 +85,25 @@ class Kept:
     def again_from_start(self) -> Kept:
         """Return all of them once more; of a loader that is over, those that are kept."""
         renewed = self._renewed
-        return Kept(self._first if renewed is None else renewed, self._inputs_of, self._asker)
+        return Kept(self._first if renewed is None else renewed, self._inputs_of, self._option)
 
-    def again(self, asker: str) -> Iterable[Any]:
-        """Return all of them, to be gone through many times; `asker` is who wants that."""
+    def again(self) -> Iterable[Any]:
+        """Return all of them, to be gone through many times."""
         for _ in self:
             pass
         renewed = self._renewed
         if renewed is None:
-            raise InvalidArgumentError(
-                f"{asker}: the loader can be gone through only once, and its batches take more than the "
-                f"{MOST_KEPT >> 20} MiB that are kept; allowed: fewer images, or {_BEGINS_ANEW}"
-            )
+            came, allowed = type(self._loader).__name__, f"fewer images, or {_BEGINS_ANEW}"
+            why = f"it can be gone through only once, and its batches take more than {MOST_KEPT >> 20} MiB to keep"
+            raise InvalidArgumentError.about(self._option, came, allowed, why=why)
         return renewed
 
 
-def renewable(loader: Iterable[Any], forward: Forward, asker: str) -> Iterable[Any]:
+def renewable(loader: Iterable[Any], forward: Forward, option: str) -> Iterable[Any]:
     """Return a loader that begins anew each time as it is; of one that is over after once, the batches."""
     if not isinstance(loader, Iterable):
-        raise InvalidArgumentError(f"{asker}: the loader is a {type(loader).__name__}; allowed: what yields batches")
-    return Kept(loader, seen_by(forward), asker).again(asker) if isinstance(loader, Iterator) else loader
+        raise InvalidArgumentError.about(option, loader, "what yields batches")
+    return Kept(loader, seen_by(forward), option).again() if isinstance(loader, Iterator) else loader
 
 
 def seen_by(forward: Forward) -> Callable[[Any], Any]:
@@ -112,7 +111,7 @@ def seen_by(forward: Forward) -> Callable[[Any], Any]:
     return first_entry if forward is call_with_first else lambda batch: batch
 
 
-def endless(loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str) -> Iterator[Any]:
+def endless(loader: Iterable[Any], inputs_of: Callable[[Any], Any], option: str) -> Iterator[Any]:
     """Yield the batches of a loader again and again, its first batch only the first time, to be judged by.
 
     Where there is no other batch, the first one comes each time.
@@ -122,19 +121,20 @@ def endless(loader: Iterable[Any], inputs_of: Callable[[Any], Any], asker: str) 
         before = count
         for place, batch in enumerate(loader):
             count += 1
-            _refuse_nan(asker, count, inputs_of(batch))
+            _refuse_nan(option, count, inputs_of(batch))
             if place or in_a_pass < 2:
                 yield batch
         in_a_pass = count - before
         if count == before:
-            came = f"yielded no more than {count}" if count else "yielded no batch"
-            raise InvalidArgumentError(f"{asker}: the loader {came}; allowed: {_BEGINS_ANEW}")
+            why = f"it yielded no more than {count} batches" if count else "it yielded no batch"
+            raise InvalidArgumentError.about(option, count, _BEGINS_ANEW, why=why)
 
 
-def _refuse_nan(asker: str, number: int, inputs: Any) -> None:
+def _refuse_nan(option: str, number: int, inputs: Any) -> None:
     for tensor in tensors_in(inputs):
         if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
-            raise InvalidArgumentError(f"{asker}: batch {number} has NaN in it; allowed: numbers only")
+            why = f"batch {number} has NaN in it"
+            raise InvalidArgumentError.about(option, number, "numbers only", why=why)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

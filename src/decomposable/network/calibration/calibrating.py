@@ -38,16 +38,16 @@ def checked_plans(
 ) -> list[RankPlan] | None:
     """Return the sizes that were asked for, each of them once; None for a grid. Refuse what cannot be asked for."""
     if not (is_number(passes) and FEWEST_PASSES <= passes < math.inf):
-        raise InvalidArgumentError(f"calibrate_: passes={passes!r}; allowed: a number of at least 3")
+        raise InvalidArgumentError.about("passes", passes, "a number of at least 3")
     if sizes is None:
         if exact:
-            raise InvalidArgumentError("calibrate_(exact=True): got no sizes; allowed: with sizes=[...], as it is slow")
+            raise InvalidArgumentError.about("exact", True, "with sizes=[...], as it is slow")
         return None
     if not isinstance(sizes, Iterable):
-        raise InvalidArgumentError(f"calibrate_: sizes={sizes!r}; allowed: a list of sizes, such as [0.25, 0.5]")
+        raise InvalidArgumentError.about("sizes", sizes, "a list of sizes, such as [0.25, 0.5]")
     plans = [selector.of_size(size, align=align) for size in sizes]
     if not plans:
-        raise InvalidArgumentError("calibrate_: sizes is empty; allowed: at least one size")
+        raise InvalidArgumentError.about("sizes", [], "at least one size")
     return list({plan.ranks: plan for plan in plans}.values())
 
 
@@ -71,7 +71,7 @@ def calibrated(
     if plans is None:
         statistics, spent, is_settled = _grids(subject, selector, batches, align, float(passes), report)
     elif exact:
-        rows = measured_exactly(subject, plans, batches.again("calibrate_(exact=True)"), report)
+        rows = measured_exactly(subject, plans, batches.again(), report)
         statistics = as_statistics(subject, plans, rows)
     else:
         spent = sum(map(position, plans))

@@ -169,8 +169,8 @@ def measured(subject: CalibrationTarget, plans: Sequence[RankPlan], batches: Ite
         for name, found in buffers.items():
             if not bool(torch.isfinite(found["running_mean"] + found["running_var"]).all()):  # type: ignore[operator]
                 # every later result would be none
-                problem = f"batch {number} gives '{name}' statistics that are NaN or infinite"
-                raise InvalidArgumentError(f"calibrate_: {problem}; allowed: finite inputs")
+                why = f"batch {number} gives statistics that are NaN or infinite"
+                raise InvalidArgumentError.about("loader", number, "finite inputs", why=why, layer=name)
         ran(plans[index])
 
     return averaged([partial(subject.build, plan) for plan in plans], subject.forward, batches, seen)
@@ -182,7 +182,7 @@ def averaged(
     forward: Forward,
     batches: Iterable[Any],
     seen: Callable[[int, int, Buffers], None] | None = None,
-    asker: str = "calibrate_",
+    option: str = "loader",
 ) -> list[Row]:
     """Return for each network the average of the batches' means and variances, in one pass over the batches.
 
@@ -205,23 +205,22 @@ def averaged(
                     norm.reset_running_stats()
                     buffers[name] = norm._buffers
                 norm.train()
-            run_normalising(forward, network, batch, asker)
+            run_normalising(forward, network, batch, option)
             if seen is not None:
                 seen(index, number, buffers)
     if not number:
-        raise InvalidArgumentError("calibration: there is no batch; allowed: at least one")
+        raise InvalidArgumentError.about("loader", 0, "at least one batch", why="it yielded none")
     return [{n: (b["running_mean"], b["running_var"]) for n, b in buffers.items()} for buffers in kept]  # type: ignore[misc]
 
 
-def run_normalising(forward: Forward, network: nn.Module, batch: Any, asker: str = "calibrate_") -> Any:
+def run_normalising(forward: Forward, network: nn.Module, batch: Any, option: str = "loader") -> Any:
     """Return what a network gives whose batch normalisation uses the batch's own statistics."""
     try:
         return forward(network, batch)
     except ValueError as error:
         if "more than 1 value per channel" in str(error):
-            raise InvalidArgumentError(
-                f"{asker}: a batch holds one sample, which has no variance; allowed: larger ones (drop_last=True)"
-            ) from error
+            why, allowed = "a batch holds one sample, which has no variance", "larger ones (drop_last=True)"
+            raise InvalidArgumentError.about(option, 1, allowed, why=why) from error
         raise
 
 
@@ -262,7 +261,8 @@ def _fix_next_(
         first[:] = [name]
         channels_first = x.detach().transpose(0, 1).flatten(1).double()
         if not bool(torch.isfinite(channels_first).all()):
-            raise InvalidArgumentError(f"calibrate_: batch {number} gives NaN or infinity; allowed: finite inputs")
+            why = f"batch {number} gives NaN or infinity"
+            raise InvalidArgumentError.about("loader", number, "finite inputs", why=why)
         count += channels_first.shape[1]
         total = total + channels_first.sum(1).cpu()
         squares = squares + channels_first.square().sum(1).cpu()

@@ -43,15 +43,14 @@ class InTorch:
 def as_json(option: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dict as JSON gives it back: tuples are lists, keys are text; refuse what JSON cannot hold."""
     if not isinstance(value, Mapping):
-        raise InvalidArgumentError(f"{option}={value!r:.80}; allowed: a dict")
+        raise InvalidArgumentError.about(option, value, "a dict")
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
         return plain
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(
-            f"{option}: it cannot be written as JSON ({error}); allowed: dicts with text as keys, lists, text, "
-            "finite numbers, true, false and None"
-        ) from error
+        why = f"it cannot be written as JSON ({error})"
+        allowed = "dicts with text as keys, lists, text, finite numbers, True, False and None"
+        raise InvalidArgumentError.about(option, value, allowed, why=why) from error
 
 
 def write_container(path: FilePath, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:

@@ -121,14 +121,14 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
     own = {key: slot.tensor for key, slot in slots_of(model, persistent=True).items()}
     for key in [*state, *own]:
         if state.get(key) is not own.get(key):
-            raise InvalidArgumentError(
-                f"save: the model's state dict has '{key}', which is not simply a parameter or buffer "
-                "(extra state, or a hook); allowed: models whose state is their parameters and buffers"
-            )
+            why = f"its state dict has '{key}', which is not simply a parameter or buffer (extra state, or a hook)"
+            allowed = "models whose state is their parameters and buffers"
+            raise InvalidArgumentError.about("model", key, allowed, why=why)
     for key, tensor in own.items():
         if tensor.layout is not torch.strided or tensor.dtype not in DTYPE_NAMES.values() or tensor.is_meta:
             kind = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
-            raise InvalidArgumentError(f"save: '{key}' is {kind}; allowed: plain tensors of a usual type")
+            allowed = "plain tensors of a usual type"
+            raise InvalidArgumentError.about("model", key, allowed, why=f"'{key}' is {kind}")
     plain: dict[int, Tensor] = {}  # what is one tensor stays one
     return {key: plain.setdefault(id(tensor), tensor.detach()) for key, tensor in own.items()}
 

@@ -50,19 +50,18 @@ def naming(path: FilePath) -> Iterator[None]:
     except Corrupt:
         raise  # the description is right
     except Damaged as error:
-        raise ArtifactError(f"{path}: its description is damaged: {one_line(error)}") from error
+        raise ArtifactError.of(path, f"its description is damaged: {one_line(error)}") from error
 
 
 def kind_of(path: FilePath, description: dict[str, Any]) -> Literal["network", "size"]:
     """Return whether the file holds a decomposed network or one size of it; refuse what else it may hold."""
     kind: Any = description.get("kind")
     if kind == "sized":
-        raise ArtifactError(
-            f"{path}: it holds a network of the laboratory, by the method {description.get('method')!r:.40}; allowed: "
-            f"a decomposed network, or for this one decomposable_lab.load(path), of {LABORATORY}"
-        )
+        came = f"it holds a network of the laboratory, by the method {description.get('method')!r:.40}"
+        allowed = f"a decomposed network, or for this one decomposable_lab.load(path), of {LABORATORY}"
+        raise ArtifactError.of(path, f"{came}; allowed: {allowed}")
     if kind not in ("network", "size"):
-        raise ArtifactError(f"{path}: holds {kind!r:.40}; allowed: a network or a size")
+        raise ArtifactError.of(path, f"it holds {kind!r:.40}; allowed: a network or a size")
     return kind
 
 
