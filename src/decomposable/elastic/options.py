@@ -16,7 +16,7 @@ BY_DATA, BY_WEIGHTS = "data", "weights"
 LOW_STEPS_PER_FULL = 3
 """From trained weights, which need few full steps."""
 
-SHORT = 2000
+SHORT = 1000
 """A training from scratch of at most so many steps has no plain steps first, and the two networks take turns."""
 
 WARMUP = 1 / 16

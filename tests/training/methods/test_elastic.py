@@ -74,12 +74,12 @@ def test_a_training_from_scratch_begins_with_plain_steps_and_ends_evenly():
 
 def test_a_short_training_from_scratch_takes_turns_from_the_start_and_a_long_one_is_plain_first():
     assert kinds(stepping()[1], 20) == "FL" * 10
-    for steps, start, low_steps in ((2000, 0.0, 1), (2001, 0.5, 0)):
+    for steps, start, low_steps in ((1000, 0.0, 1), (1001, 0.5, 0)):
         _, step = stepping()
         step.at(0, steps)
         assert (step.elastic.start, step.steady, step.elastic.low_steps) == (start, start, low_steps)
     _, step = stepping(is_trained=True)
-    step.at(0, 2000)
+    step.at(0, 1000)
     assert (step.elastic.start, step.elastic.low_steps) == (0.0, 3)
 
 
