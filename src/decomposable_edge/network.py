@@ -83,7 +83,7 @@ class LayerWeights(LayerShape):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What its stages are called in the graph."""
+        """Return the names of its stages in the graph."""
         return factor_names(self)
 
     def held_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -93,7 +93,7 @@ class LayerWeights(LayerShape):
 
     @property
     def kept(self) -> Ranks:
-        """How many bases of every cut there are."""
+        """Return how many bases of every cut there are."""
         return tuple(map(len, self.stages_stored[:-1]))
 
     def weight(self) -> Array:

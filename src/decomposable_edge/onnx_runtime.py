@@ -48,7 +48,7 @@ class RuntimeOptions:
     def of(
         cls, threads: int | None, providers: Sequence[Any] | None, session_options: Callable[[], Any] | None
     ) -> RuntimeOptions:
-        """Return those that a user gives: what is None is as usual."""
+        """Return the options that a user gives; what is None is as usual."""
         make = _usual if session_options is None else session_options
         if threads is None:
             threads = _checked(make()).intra_op_num_threads or default_threads()

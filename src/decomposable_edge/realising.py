@@ -27,11 +27,11 @@ class Bases(Protocol[T]):
 
     @property
     def chain(self) -> Chain:
-        """The stages."""
+        """Return the stages."""
 
     @property
     def kept(self) -> Ranks:
-        """How many bases of every cut there are."""
+        """Return how many bases of every cut there are."""
 
     def weight(self) -> T:
         """Return the dense weight as its layer holds it: W, or W̃ of the bases that there are."""

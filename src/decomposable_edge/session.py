@@ -125,13 +125,13 @@ class AnySizeSession:
 
     @property
     def kept(self) -> tuple[RankPlan, ...]:
-        """The sizes that can be gone back to at once, the most recent one last."""
+        """Return the sizes that are kept ready, the most recent one last."""
         with self._lock:
             return tuple(size.plan for size in self._kept.values())
 
     @property
     def latency(self) -> LatencyProfile | None:
-        """What `measure` has found, here or in an earlier session: it lies beside the file."""
+        """Return what `measure` found, here or in an earlier session; it lies beside the file."""
         if self._latency is None:
             self._latency = LatencyProfile.load_beside(self.path)
         return self._latency

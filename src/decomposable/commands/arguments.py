@@ -61,7 +61,7 @@ def taken(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def sizes_asked(options: argparse.Namespace) -> dict[str, float]:
-    """Return those of --macs, --params and --ratio that were given, as `resize_` takes them."""
+    """Return the sizes that --macs, --params and --ratio give, as `resize_` takes them."""
     typed = taken(options, "macs", "params", "ratio")
     return {name: parse_size(f"--{name}", text) for name, text in typed.items() if text is not None}
 

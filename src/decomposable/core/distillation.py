@@ -64,12 +64,12 @@ def kl_divergence(low: Any, full: Any) -> Tensor:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """In float32 or better."""
+    """Return the logarithm of the softmax, in float32 or better."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """The logits in what a network returns; what has none is refused."""
+    """Return the logits in what a network returns; refuse outputs without logits."""
     found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     axes = (2,) if found is outputs else (2, 3)  # a plain tensor of more axes may be anything
     if isinstance(found, Tensor) and found.is_floating_point() and found.dim() in axes and found.shape[-1] > 1:
@@ -80,7 +80,7 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def detached(outputs: Any) -> Any:
-    """What a network returned, without its graph; of objects that hold tensors, copies."""
+    """Return a network's outputs without their graph; objects that hold tensors are copied."""
     return tree_map(_detached, outputs)
 
 

@@ -45,10 +45,10 @@ class Draw(Protocol):
     """How the size of one step is found: drawn before its passes, its ranks chosen by the weights of that time."""
 
     def draw(self, generator: torch.Generator) -> float:
-        """Z, or a budget."""
+        """Draw Z, or a budget."""
 
     def choose(self, scores: Scores, drawn: float) -> DrawnRanks:
-        """The ranks for it, given every cut's scores in falling order."""
+        """Return the ranks for what was drawn, from each cut's scores in falling order."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class DrawRatio:
     range: Range
 
     def draw(self, generator: torch.Generator) -> float:
-        """Z."""
+        """Draw Z."""
         low, high = self.range
         return low + (high - low) * _place(generator)
 
@@ -81,14 +81,14 @@ class DrawBudget:
     smallest_share: float
 
     def draw(self, generator: torch.Generator) -> float:
-        """A count of MACs or parameters."""
+        """Draw a count of MACs or parameters."""
         (low, high), place = self.range, _place(generator)
         if place < self.smallest_share:
             return low
         return low * (high / low) ** ((place - self.smallest_share) / (1 - self.smallest_share))
 
     def choose(self, scores: Scores, drawn: float) -> DrawnRanks:
-        """The very plan that `resize_` takes, its ranks rounded as there.
+        """Return the ranks for what was drawn, from each cut's scores in falling order.
 
         A layer that is cheaper dense is the layer itself.
         """
@@ -110,7 +110,7 @@ def draw_of(
     bounds: tuple[Ints, Ints],
     selector: Callable[[], RankSelector],
 ) -> Draw:
-    """The draw for one of a `ratio` and budgets of `macs` or `params`; what cannot be drawn is refused."""
+    """Return the draw for a `ratio`, or for budgets of `macs` or `params`; refuse what cannot be drawn."""
     given = {way: value for way, value in ways.items() if value is not None}
     if len(given) > 1:
         raise InvalidArgumentError(f"{' and '.join(given)}: got both; allowed: one of {', '.join(ways)}")
@@ -122,7 +122,7 @@ def draw_of(
 
 
 def limits_of(layers: Sequence[Layer], min_rank: int, limits: Limits | None) -> tuple[Ints, Ints]:
-    """The smallest and largest rank of every layer's cuts."""
+    """Return the smallest and largest rank of each layer's cuts."""
     cuts = [(layer.name, full) for layer in layers for full in layer.full_ranks]
     return rank_limits([name for name, _ in cuts], [full for _, full in cuts], min_rank, limits)
 
@@ -135,7 +135,7 @@ def cost_selector(
     forward: Forward,
     params: int,
 ) -> RankSelector:
-    """What sizes of the model cost, seen in a pass with the example input where there is one; scores come later.
+    """Return what sizes of the model cost, from a pass with the example input if there is one; scores come later.
 
     It has so many `params` of its own, which a tree with modules opened does not show.
     """
@@ -154,7 +154,7 @@ def cost_selector(
 
 
 def _check_budgets(selector: RankSelector, measure: Measure, wanted: object) -> Range:
-    """Both ends of a range of budgets, as counts."""
+    """Return both ends of a range of budgets, as counts."""
     pair = _pair_of(wanted)
     if pair is None:
         raise InvalidArgumentError(f"{measure}={wanted!r}; allowed: a budget, or (smallest, largest)")
@@ -179,6 +179,6 @@ def _check_range(ratio: object) -> Range:
 
 
 def _pair_of(value: Any) -> tuple[Any, Any] | None:
-    """Both ends of a range; one number is both."""
+    """Return both ends of a range; one number is both."""
     pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     return (pair[0], pair[1]) if len(pair) == 2 else None

@@ -159,7 +159,7 @@ class HOSVD(NamedTuple):
 
     @property
     def spectra(self) -> tuple[Tensor, ...]:
-        """Return those of the cut behind the inputs, and of the one before the outputs."""
+        """Return the singular values of the cut behind the inputs, and of the cut before the output."""
         return self.s_in, self.s_out
 
     @property

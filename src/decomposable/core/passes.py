@@ -84,7 +84,7 @@ class Local(NamedTuple):
 
     @classmethod
     def nothing(cls, trainable: Sequence[nn.Parameter]) -> Local:
-        """Return that of no samples."""
+        """Return the result of a pass without samples."""
         return cls(torch.zeros((), device=trainable[0].device), dict.fromkeys(trainable), 0)
 
 

@@ -53,7 +53,7 @@ class Processes:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None, device: torch.device) -> Processes:
-        """Return those of a group, by default of all processes; without torch.distributed, this one alone."""
+        """Return the processes of a group, by default all; without torch.distributed, this process alone."""
         if group is None and dist.is_available() and dist.is_initialized():
             group = dist.group.WORLD
         if group is not None and dist.get_rank(group) < 0:

@@ -110,7 +110,7 @@ class Moments:
 
     @property
     def sides(self) -> tuple[Tensor, ...]:
-        """Return those that there are."""
+        """Return the sums of both sides, as far as there are any."""
         return (self.inputs,) if self.gradients is None else (self.inputs, self.gradients)
 
     def joined(self, other: Moments) -> Moments:

@@ -120,7 +120,7 @@ def layers_of(tree: nn.Module, form: FormOf, filter_fn: FilterFn | None) -> tupl
 def _worth_opening(
     model: nn.Module, form: FormOf, filter_fn: FilterFn | None, in_training: bool
 ) -> dict[nn.Module, nn.Module]:
-    """Return those of the modules of which some layer takes part, with what stands in for them: views."""
+    """Return the modules of which some layer takes part, each with the views that stand in for it."""
     modules = replaceable(model, in_training=in_training).values()
     standing_in = {module: opened(module, ViewLinear) for module in modules}
     layers, _ = find_layers(_put_in(model, standing_in), form, filter_fn) if standing_in else ((), {})

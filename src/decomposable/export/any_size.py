@@ -137,7 +137,7 @@ class _Stages:
         self._tracker = Tracker(report, "exporting", total=1.0)
 
     def begin(self, stage: str, part: float = 0.0, detail: str = "") -> None:
-        """A stage is under way, and such a part of it done."""
+        """Say that a stage has begun, and which part of it is done."""
         names = list(_SHARES)
         before = sum(_SHARES[name] for name in names[: names.index(stage)])
         self._tracker.update(before + part * _SHARES[stage], ", ".join(filter(None, (stage, detail))))

@@ -141,17 +141,17 @@ class Trials:
 
     @property
     def all(self) -> tuple[Feeds, ...]:
-        """All batches."""
+        """Return all batches."""
         return self.batches if self.example is None else (self.example, *self.batches)
 
     @property
     def one_row(self) -> Feeds:
-        """One row that differs from the example."""
+        """Return one row that differs from the example."""
         return {name: tensor[:1] for name, tensor in self.varied.items()}
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The sizes of the batches."""
+        """Return the sizes of the batches."""
         return tuple(sorted({len(next(iter(batch.values()))) for batch in self.all}))
 
 

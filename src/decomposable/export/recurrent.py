@@ -44,7 +44,7 @@ def _record(mode: str, x: Tensor, start: State, weights: CellWeights, backwards:
 
 @cache
 def _operator() -> Any:
-    """The operator, of which nothing but the shapes of what it gives is asked."""
+    """Return the operator, which only knows the shapes of its outputs."""
 
     def shapes(
         x: Tensor, tensors: Sequence[Tensor], mode: str, backwards: bool, counts: Sequence[int]
@@ -59,7 +59,7 @@ def _operator() -> Any:
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """What PyTorch's exporter to ONNX is to do with the operator: one node, with all tensors as its inputs."""
+    """Tell PyTorch's exporter to ONNX to make one node of the operator, with all tensors as its inputs."""
     import onnx
     from onnxscript import values
 

@@ -24,7 +24,7 @@ class Counts:
 
     @classmethod
     def of(cls, plan: RankPlan, *, has_macs: bool = True) -> Counts:
-        """Return those of a plan."""
+        """Return the counts of a plan."""
         macs, full_macs = (plan.macs, plan.full_macs) if has_macs else (None, None)
         params = {"params": plan.params, "full_params": plan.full_params}
         return cls(macs=macs, full_macs=full_macs, ranks=dict(plan.ranks), **params)
@@ -59,7 +59,7 @@ class ExportReport(Counts):
 
     @property
     def input(self) -> InputSpec | None:
-        """What the file takes, where that is one input."""
+        """Return the shape of the one input of the file."""
         return next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
 
     def __str__(self) -> str:

@@ -44,13 +44,13 @@ class InputSpec:
 
     @classmethod
     def of(cls, batch: Any) -> InputSpec | None:
-        """Return that of a batch, a tensor or with one as its first entry; None for anything else."""
+        """Return the input of a batch: a tensor, or its first entry; None for anything else."""
         first = first_entry(batch)
         return cls.of_tensor(first) if isinstance(first, Tensor) and first.dim() > 0 else None
 
     @classmethod
     def of_tensor(cls, tensor: Tensor) -> InputSpec:
-        """Return that of a batch of samples."""
+        """Return the input that a batch of samples is."""
         shape, dtype = tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")
         if tensor.dtype not in _WHOLE or not tensor.numel() or tensor.is_meta:
             return cls(shape=shape, dtype=dtype)
@@ -118,7 +118,7 @@ class CallSignature:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the default."""
+        """Return whether a network is called in the default way."""
         return self.entries is None
 
     def picked(self, batch: Any) -> dict[str, Any]:

@@ -137,12 +137,12 @@ class DecomposedNet(nn.Module):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The layers that are decomposed: the name, the form and the original's weight of each."""
+        """Return the decomposed layers: the name, the form and the original's weight of each."""
         return self._original.layers
 
     @property
     def scores(self) -> Mapping[str, tuple[Scores, ...]]:
-        """What the bases are worth, by layer and cut of its chain, the best first: the order of all sizes.
+        """Return what the bases are worth, by layer and cut, the best first: the order of all sizes.
 
         As the `criterion` of a `JointObjective`, or of another `decompose`, it gives that the same order. After a cut
         by data it is the order for budgets of MACs.
@@ -151,7 +151,7 @@ class DecomposedNet(nn.Module):
 
     @property
     def latency(self) -> LatencyProfile | None:
-        """How long its sizes take on a machine, as `decomposable bench` measured it; None where it did not."""
+        """Return how long its sizes take on a machine, as `decomposable bench` measured it; None without that."""
         if self._latency is None and self.latency_beside is not None:  # read when asked for: few networks need it
             self._latency = LatencyProfile.load_beside(self.latency_beside)
         return self._latency

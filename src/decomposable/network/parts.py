@@ -38,7 +38,7 @@ class Tuned(InTorch, TunedSizes):
 
     @property
     def original_vectors(self) -> dict[str, Tensor]:
-        """Those that the original network has."""
+        """Return the vectors of the original network."""
         return dict(zip(self.names, self.original[0].split(self.channels), strict=True))
 
 
@@ -72,12 +72,12 @@ class NetworkState:
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
-        """What it takes, by name; nothing where no example input has told."""
+        """Return the inputs by name; none if there was no example input."""
         return {} if self.call is None else self.call.inputs
 
     @property
     def input(self) -> InputSpec | None:
-        """What it takes, where that is one input."""
+        """Return the input, if there is only one."""
         return next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
 
     def plan_for(
@@ -125,7 +125,7 @@ class LayerBases:
 
     @property
     def kept(self) -> Ranks:
-        """How many bases of every cut there are."""
+        """Return how many bases of every cut there are."""
         return tuple(map(len, self.whole[:-1]))
 
     def weight(self) -> Tensor:

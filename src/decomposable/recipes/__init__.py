@@ -54,7 +54,7 @@ BUILT_IN = {
 
 
 def cross_entropy(net: nn.Module, batch: Batch) -> Tensor:
-    """The loss of a classifier."""
+    """Return the loss of a classifier."""
     x, y = batch
     return F.cross_entropy(net(x), y)
 
@@ -69,7 +69,7 @@ class Task:
 
 
 def find(name: str) -> Recipe:
-    """A built-in recipe by its name, or any function as ``package.module:function``."""
+    """Return a built-in recipe by its name, or any function as ``package.module:function``."""
     if name in BUILT_IN:
         return imported(BUILT_IN[name])
     if ":" in name:
@@ -82,14 +82,14 @@ def find(name: str) -> Recipe:
 
 
 def resolved(recipe: str | Recipe) -> tuple[Recipe, str]:
-    """The function of a recipe that is given by name or as a function, and the name that it is recorded by."""
+    """Return the function of a recipe, given by name or as a function, and the name for its records."""
     if isinstance(recipe, str):
         return find(recipe), recipe
     return recipe, f"{recipe.__module__}:{recipe.__qualname__}"
 
 
 def imported(address: str, option: str = "recipe") -> Recipe:
-    """The function of a ``package.module:function``; `option` is what messages call it."""
+    """Return the function of a ``package.module:function``; messages call it `option`."""
     module_name, _, function_name = address.partition(":")
     if not module_name or not function_name or module_name.endswith(".py"):
         example = f"{module_name.removesuffix('.py') or 'package.module'}:{function_name or 'function'}"
@@ -108,7 +108,7 @@ def imported(address: str, option: str = "recipe") -> Recipe:
 
 
 def default_settings(recipe: Recipe) -> Settings:
-    """The settings that a recipe has of its own."""
+    """Return the settings that a recipe has by default."""
     default = getattr(_parameters(recipe).get("settings"), "default", None)
     return default if isinstance(default, Settings) else Settings()
 
@@ -129,7 +129,7 @@ def make_task(recipe: Recipe, data: Path | None, settings: Settings) -> Task:
 
 
 def needs_data(recipe: Recipe) -> bool:
-    """Whether it takes a folder of data."""
+    """Return whether a recipe takes a folder of data."""
     return "data" in _parameters(recipe)
 
 

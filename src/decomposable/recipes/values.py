@@ -50,7 +50,7 @@ class MethodSettings(Checked):
 
 
 def is_one_of(*allowed: str) -> Callable[[Any], bool]:
-    """The check of a setting that is one of some words."""
+    """Return the check of a setting that is one of some words."""
     return lambda value: value in allowed
 
 
@@ -91,7 +91,7 @@ def _convert(kind: Any, value: Any) -> Any:
 
 
 def _within(value: Any) -> Any:
-    """The value, unless it is a whole number that nothing here can count to."""
+    """Return the value; refuse a whole number that nothing here can count to."""
     if isinstance(value, int) and abs(value) > MOST:
         raise ValueError
     return value
@@ -108,7 +108,7 @@ def _describe(kind: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value as it is shown; of a very long number Python writes no digits."""
+    """Return a value as it is shown; Python writes no digits of a very long number."""
     try:
         text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
     except ValueError:

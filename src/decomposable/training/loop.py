@@ -135,7 +135,7 @@ def train(
 
 
 def _backward(method: Step, watched: WatchedLoss, model: nn.Module, processes: Processes) -> dict[str, float]:
-    """The gradient of a batch, that of all processes, in every `.grad`; what was seen here comes back."""
+    """Add the gradient of a batch, of all processes, to every `.grad`; return what was seen on this process."""
     samples = len(watched.batch[1])
     if isinstance(method, Averaging):
         method.has_samples(samples)
@@ -146,7 +146,7 @@ def _backward(method: Step, watched: WatchedLoss, model: nn.Module, processes: P
 
 
 def optimizer_for(model: nn.Module, settings: Settings, rate: float) -> torch.optim.Optimizer:
-    """The one of the settings, at the highest rate."""
+    """Return the optimiser that the settings name, at the highest rate."""
     groups, momentum = parameter_groups(model, settings.weight_decay), settings.momentum
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=rate, betas=(momentum, 0.98))
@@ -192,7 +192,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def rate_factor(settings: Settings, step: int, steps_per_epoch: int, steady: float = 0.0) -> float:
-    """The learning rate of a step as a part of the highest one, which it is until the part `steady` of the training.
+    """Return the learning rate of a step as a part of the highest one, which it is until the part `steady`.
 
     >>> [rate_factor(Settings(epochs=10), step, 1) for step in (0, 3, 6, 9)] == [1.0, 0.2, 0.2**2, 0.2**3]
     True
@@ -248,7 +248,7 @@ class _Clock:
 
 
 def moved(batch: Batch, device: torch.device, settings: Settings) -> Batch:
-    """The batch where the model computes, in the layout that the settings ask for."""
+    """Return the batch on the model's device, in the layout of the settings."""
     x, y = batch
     layout = torch.channels_last if settings.channels_last and x.dim() == 4 else torch.preserve_format
     return x.to(device, non_blocking=True, memory_format=layout), y.to(device, non_blocking=True)

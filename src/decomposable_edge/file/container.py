@@ -88,7 +88,7 @@ class Blocks:
 
     @classmethod
     def of(cls, shape: Sequence[int], content: memoryview) -> Blocks:
-        """Return those of a tensor of this shape, whose bytes are these.
+        """Return the blocks of a tensor of this shape with these bytes.
 
         >>> blocks = Blocks.of((100, 1024), memoryview(bytes(100 * 4096)))
         >>> blocks.rows, len(blocks.sha256) // 64
@@ -103,7 +103,7 @@ class Blocks:
 
     @classmethod
     def from_json(cls, name: str, value: Any, shape: Sequence[int]) -> Blocks:
-        """Return those that a file claims for a tensor of this shape."""
+        """Return the blocks that a file claims for a tensor of this shape."""
         is_pair = isinstance(value, list) and len(value) == 2 and type(value[0]) is int and isinstance(value[1], str)
         require(is_pair, f"tensor '{name}' has no checksums")
         rows, sha256 = value
@@ -158,7 +158,7 @@ class Stored(Generic[A]):
 
     @property
     def nbytes(self) -> int:
-        """What it takes in the file."""
+        """Return how many bytes it takes in the file."""
         return self._entry.end - self._entry.start
 
     def __getitem__(self, key: Any) -> A:

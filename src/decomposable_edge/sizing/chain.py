@@ -128,18 +128,18 @@ class Chain:
 
     @cached_property
     def swapped(self) -> tuple[bool, ...]:
-        """Which of the stages hold their weight as (inputs, outputs, kernel)."""
+        """Return which stages hold their weight as (inputs, outputs, kernel)."""
         return tuple(self.transposed and any(axes) for axes in self.stages)
 
     @cached_property
     def kernels(self) -> tuple[tuple[int, ...], ...]:
-        """The kernel of every stage."""
+        """Return the kernel of every stage."""
         kernel = self.shape[2:]
         return tuple(tuple(size if own else 1 for size, own in zip(kernel, axes, strict=True)) for axes in self.stages)
 
     @cached_property
     def full_ranks(self) -> Ranks:
-        """The most bases that each cut can have: the entries of its smaller side."""
+        """Return the most bases that each cut can have: the entries of its smaller side."""
         areas = [math.prod(kernel) for kernel in self.kernels]
         outputs, inputs = self.shape[:2]
         return tuple(
@@ -148,7 +148,7 @@ class Chain:
 
     @property
     def full_rank(self) -> Rank:
-        """The full ranks as users see them."""
+        """Return the full ranks as users see them."""
         return rank_of(self.full_ranks)
 
     @cached_property
@@ -176,7 +176,7 @@ class Chain:
 
     @property
     def held_shape(self) -> tuple[int, ...]:
-        """The shape of the dense weight as its layer holds it."""
+        """Return the shape of the dense weight as its layer holds it."""
         outputs, inputs, *kernel = self.shape
         return (inputs, outputs, *kernel) if self.transposed else self.shape
 

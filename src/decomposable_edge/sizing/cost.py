@@ -35,12 +35,12 @@ class LayerShape:
 
     @property
     def chain(self) -> Chain:
-        """What it becomes."""
+        """Return the chain that the weight becomes."""
         return Chain(self.shape, self.stages, self.transposed)
 
     @property
     def full_rank(self) -> Rank:
-        """The most bases that a weight of this shape can have."""
+        """Return the most bases that a weight of this shape can have."""
         return self.chain.full_rank
 
 
@@ -74,7 +74,7 @@ class LayerCost:
 
     @property
     def full_ranks(self) -> Ranks:
-        """The full rank of every cut."""
+        """Return the full rank of every cut."""
         return ranks_of(self.full_rank)
 
     def dense(self, measure: str) -> int:

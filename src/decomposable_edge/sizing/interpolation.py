@@ -76,7 +76,7 @@ class KnownSizes:
 
     @cached_property
     def _ranks(self) -> Ints:
-        """A row for every size, and the original's behind them."""
+        """Return a row for every size, and the original's behind them."""
         return np.stack([_flat(plan) for plan in (*self.plans, self.full_plan)])
 
     def prepare(self) -> None:

@@ -154,7 +154,7 @@ class RankPlan:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing is dropped: the original network."""
+        """Return whether it is the original network: nothing is dropped."""
         return dict(self.ranks) == dict(self.full_ranks)
 
     def runs_as(self, name: str) -> RunsAs:

@@ -46,7 +46,7 @@ class Sample:
 
     @property
     def repetitions(self) -> int:
-        """How often it was called."""
+        """Return how often it was called."""
         return len(self.seconds)
 
     @property
@@ -84,7 +84,7 @@ class TimedSize:
 
     @property
     def size(self) -> float:
-        """Its part of the original's MACs, or of its parameters where MACs are not known."""
+        """Return its part of the original's MACs, or of its parameters if MACs are not known."""
         return self.params_fraction if self.macs_fraction is None else self.macs_fraction
 
 
@@ -109,7 +109,7 @@ class Entry:
 
     @property
     def setting(self) -> tuple[str, int, int]:
-        """What makes it another entry: the runtime, the batch, the threads."""
+        """Return what tells entries apart: the runtime, the batch, the threads."""
         return self.runtime, self.batch, self.threads
 
     def size_for(self, milliseconds: float) -> float:
@@ -135,7 +135,7 @@ class Entry:
 
     @property
     def rounding(self) -> str:
-        """What ranks were rounded to, in words; where several alignments were tried, with their relative times."""
+        """Return what ranks were rounded to, in words; of several alignments that were tried, with their times."""
         tried = ", ".join(f"{align}: {time:.3f}" for align, time in self.trials)
         return f"{described(self.align)} (relative times by alignment: {tried})" if tried else described(self.align)
 

@@ -69,12 +69,12 @@ class RankSelector:
 
     @cached_property
     def full_ranks(self) -> Ints:
-        """The full rank of every cut."""
+        """Return the full rank of every cut."""
         return np.array([rank for cost in self.costs for rank in cost.full_ranks], dtype=np.int64)
 
     @property
     def most_ranks(self) -> Ints:
-        """How many bases of every cut there are."""
+        """Return how many bases of every cut there are."""
         return self.full_ranks if self.stored is None else self.stored
 
     @cached_property
@@ -87,18 +87,18 @@ class RankSelector:
 
     @cached_property
     def _places(self) -> tuple[slice, ...]:
-        """Where the cuts of every layer are among all."""
+        """Return where the cuts of each layer are among all."""
         ends = np.cumsum([0, *(len(cost.full_ranks) for cost in self.costs)]).tolist()
         return tuple(slice(begin, end) for begin, end in pairwise(ends))
 
     @property
     def first_cuts(self) -> list[int]:
-        """The place of every layer's first cut among all."""
+        """Return the place of every layer's first cut among all."""
         return [place.start for place in self._places]
 
     @property
     def scores_by_layer(self) -> dict[str, tuple[Numbers, ...]]:
-        """What every basis is worth, by layer, for every cut of its chain."""
+        """Return what every basis is worth, by layer, for every cut of its chain."""
         pairs = zip(self.costs, self._places, strict=True)
         return {cost.name: tuple(each.copy() for each in self.scores[place]) for cost, place in pairs}
 
@@ -119,12 +119,12 @@ class RankSelector:
 
     @cached_property
     def order(self) -> Ints:
-        """All bases, best first."""
+        """Return all bases, best first."""
         return best_first(self.scores)
 
     @cached_property
     def params_order(self) -> Ints:
-        """All bases, best first by what they are worth per parameter; the other order where there is but one."""
+        """Return all bases, best first by what they are worth per parameter; the other order where there is but one."""
         return self.order if self.params_scores is None else best_first(self.params_scores)
 
     def _order(self, measure: str) -> Ints:
@@ -132,7 +132,7 @@ class RankSelector:
 
     @cached_property
     def _cuts_of(self) -> dict[str, Ints]:
-        """By measure, the cut of every basis in its order."""
+        """Return by measure the cut of each basis in its order."""
         cuts = np.repeat(np.arange(len(self.full_ranks)), self.full_ranks)
         return {by: cuts[self._order(by)] for by in ("macs", "params")}
 
@@ -186,12 +186,12 @@ class RankSelector:
 
     @property
     def measure(self) -> Measure:
-        """What a size is a part of: MACs, or parameters where MACs are not known."""
+        """Return what a size is a part of: MACs, or parameters if MACs are not known."""
         return "macs" if self.fixed_macs is not None and self.full_cost("macs") else "params"
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """The measures whose budgets have an order of bases each: one, or where there are two orders, both."""
+        """Return the measures whose budgets have an order of bases each: one, or where there are two orders, both."""
         return (self.measure,) if self.params_scores is None or self.measure == "params" else ("macs", "params")
 
     def full_cost(self, measure: Measure) -> int:
@@ -204,7 +204,7 @@ class RankSelector:
 
     @property
     def smallest_size(self) -> float:
-        """The smallest part of the original that there can be."""
+        """Return the smallest possible part of the original."""
         return self.smallest_cost(self.measure) / self.full_cost(self.measure)
 
     def all_costs(self, align: Align = DEFAULT_ALIGN, measure: Measure | None = None) -> Ints:

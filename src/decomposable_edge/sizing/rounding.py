@@ -123,6 +123,6 @@ def _multiples(lower: int, upper: int, of: int) -> Ints:
 
 
 def _nearest(allowed: Ints, kept: Ints) -> Ints:
-    """Of allowed ranks in order the nearest to each; halfway, the larger one."""
+    """Return for each rank the nearest allowed one; half-way, the larger one."""
     # The number of middles between neighbours that are reached is the place of the nearest one.
     return allowed[np.searchsorted(allowed[:-1] + allowed[1:], 2 * kept, side="right")]

@@ -117,7 +117,7 @@ class Opened(nn.Module):
 
     @classmethod
     def of(cls, module: nn.Module, make: Make) -> Opened:
-        """Return that of a module, with layers that `make` makes."""
+        """Return the parts of a module, with layers that `make` makes."""
         opened = hollow(cls, module)
         opened._parameters.update(dict.fromkeys(module._parameters))
         opened._modules.update({name: make(part) for name, part in cls.parts(module).items()})

@@ -59,7 +59,7 @@ class CellWeights:
 
     @classmethod
     def of(cls, ih: nn.Module, hh: nn.Module, hr: nn.Module | None) -> CellWeights | None:
-        """Return those of layers that only multiply by them; None where one does more, or somebody watches it."""
+        """Return the weights of layers that only multiply by them; None if a layer does more, or is watched."""
         stages = [() if layer is None else _stages(layer) for layer in (ih, hh, hr)]
         if any(each is None for each in stages) or modules._has_any_global_hook():
             return None

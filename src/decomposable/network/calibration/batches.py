@@ -45,7 +45,7 @@ class Kept:
 
     @property
     def expected(self) -> int:
-        """How many there will be in all, as far as one can know; 0 where nobody knows."""
+        """Return how many batches there will be in all, as far as that is known; else 0."""
         try:
             return max(self.count, len(self._loader))  # type: ignore[arg-type]
         except TypeError:  # a generator, or a `DataLoader` of an `IterableDataset`
@@ -71,13 +71,13 @@ class Kept:
 
     @property
     def _samples(self) -> int:
-        """How many the first batch has; 0 where nobody knows."""
+        """Return how many samples the first batch has; 0 if that is not known."""
         inputs = self._inputs_of(self._first[0])
         return len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 0
 
     @property
     def _renewed(self) -> Iterable[Any] | None:
-        """All batches, to be gone through many times; None where the loader is over, and not all are kept."""
+        """Return all batches, for many passes; None if the loader is over and not all are kept."""
         if len(self._first) == self.count:
             return self._first
         return None if iter(self._loader) is self._loader else self._loader

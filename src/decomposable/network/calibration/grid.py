@@ -85,7 +85,7 @@ class _Sizes:
 
     @property
     def noun(self) -> str:
-        """What they are called where there is another list of sizes besides."""
+        """Return what the sizes are called, if there is another list of sizes too."""
         by = "MACs" if self._measure == "macs" else "parameters"
         return "sizes" if len(self._selector.measures) == 1 else f"sizes by {by}"
 
@@ -117,7 +117,7 @@ class _Effort:
 
     @property
     def spent(self) -> float:
-        """In passes over the loader."""
+        """Return the work that was done, in passes over the loader."""
         return self._spent / max(1, self._batches.expected)
 
     def expect(self, to_come: Iterable[_Runs]) -> None:

@@ -67,7 +67,7 @@ class CalibrationTarget:
 
     @cached_property
     def original(self) -> dict[str, _BatchNorm]:
-        """Its normalisation layers at full size, as they are."""
+        """Return the network's normalisation layers at full size."""
         return tracked_batch_norms(self.build(self.full_plan))
 
 
@@ -82,7 +82,7 @@ class InTorch(KnownSizes):
 
     @property
     def bytes(self) -> int:
-        """What they take in memory."""
+        """Return how much memory the statistics take."""
         return sum(getattr(self, table).nbytes for table in self.tables)
 
     def _mixed(self, low: Tensor, high: Tensor, place_C: NDArray[np.float64]) -> Sequence[Tensor]:

@@ -39,7 +39,7 @@ class StoredLayer(LayerShape):
 
     @property
     def key(self) -> str:
-        """The weight's name in the state dict."""
+        """Return the weight's name in the state dict."""
         return join(self.name, "weight")
 
 
@@ -73,7 +73,7 @@ class TensorSlot(NamedTuple):
 
     @property
     def tensor(self) -> Tensor:
-        """What it holds."""
+        """Return the tensor that it holds."""
         tensor = (self.module._parameters if self.is_parameter else self.module._buffers)[self.name]
         assert tensor is not None
         return tensor
@@ -101,7 +101,7 @@ def slots_of(model: nn.Module, *, persistent: bool) -> dict[str, TensorSlot]:
 
 
 def skeleton_of(base: nn.Module, layers: Sequence[Layer], trainable: Mapping[str, bool]) -> Skeleton:
-    """Return that of a model."""
+    """Return the skeleton of a model."""
     modules = list(base.named_modules(remove_duplicate=False))
     paths = {layer.name: tuple(path for path, module in modules if module in layer.modules) for layer in layers}
     return Skeleton(

@@ -41,7 +41,7 @@ class Step(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything besides the network that the next step depends on; nothing where a step does not say."""
+        """Return everything besides the network that the next step depends on; by default nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Steady(Protocol):
 
     @property
     def steady(self) -> float:
-        """The part of the training until which the rate stays at its highest; its schedule has the rest."""
+        """Return the part of the training until which the rate stays highest; then its schedule begins."""
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ class Averaging(Protocol):
     """
 
     def has_samples(self, count: int) -> None:
-        """How many the next batch has on this process."""
+        """Take in how many samples the next batch has on this process."""
 
 
 @runtime_checkable
@@ -159,13 +159,13 @@ class Method:
         """Refuse settings that it cannot work with, before anything is made."""
 
     def network(self, model: nn.Module, example_input: Tensor, settings: Settings, *, is_trained: bool) -> nn.Module:
-        """What is trained, made from the recipe's model, whose weights are fresh or were trained before."""
+        """Return what is trained, made from the recipe's model, whose weights are fresh or trained."""
         return model
 
     def step(self, network: nn.Module, settings: Settings) -> Step:
-        """The training step around that network."""
+        """Return the training step around that network."""
         return PlainStep(network)
 
     def sized(self, network: nn.Module, material: CalibrationData, settings: Settings) -> Sized:
-        """The trained network at its sizes."""
+        """Return the trained network at its sizes."""
         raise NotImplementedError

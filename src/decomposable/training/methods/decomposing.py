@@ -54,7 +54,7 @@ def calibrate_(net: DecomposedNet, material: CalibrationData, settings: Settings
 
 
 def calibrate_anew_(net: DecomposedNet, material: CalibrationData, settings: Settings, before: Settings) -> None:
-    """The same for a network that was calibrated by other settings; nothing of those statistics is kept.
+    """Do the same for a network that was calibrated with other settings; its old statistics go.
 
     Where the method itself had calibrated the full size, that is done again.
     """

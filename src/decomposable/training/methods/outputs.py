@@ -12,7 +12,7 @@ from decomposable_edge.errors import InvalidArgumentError
 
 
 def loss_and_outputs(closure: Closure, network: nn.Module, method: str, otherwise: str = "") -> tuple[Tensor, Tensor]:
-    """The loss of a network, and the outputs that it is the loss of, in float32 or better.
+    """Return the loss of a network and the outputs that it belongs to, in float32 or better.
 
     A message says what the method allows, and what else would do `otherwise`.
     """
