@@ -44,10 +44,10 @@ def measure() -> dict[str, float]:
 
     import decomposable as dn
 
-    try:
-        from decomposable_edge import AnySizeSession
-    except ImportError:  # an earlier checkout
+    try:  # an earlier checkout, beside which a later one may be installed
         from decomposable.edge import AnySizeSession
+    except ImportError:
+        from decomposable_edge import AnySizeSession
 
     warnings.simplefilter("ignore")
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import decomposable as dn
 from decomposable.network.artifact import save_size
+from decomposable_edge import AnySizeSession
 
 
 class Squashed(nn.Module):
@@ -104,8 +106,13 @@ def test_settled_layers_go_on_by_their_other_hooks():
 
 
 def test_exports_have_plain_weights(tmp_path):
-    net = dn.decompose(build("spectral norm"), example_input=images())
+    x = images()
+    net = dn.decompose(build("spectral norm"), example_input=x)
     net.save(tmp_path / "any.safetensors", onnx=True)
+    session = AnySizeSession(tmp_path / "any.safetensors", macs=0.5)
+    net.resize_(macs=0.5)
+    np.testing.assert_allclose(session.run(x.numpy()), net(x), atol=1e-4)
+    assert not any("original" in name or name.endswith(("_u", "_v")) for name in net.extract().state_dict())
 
 
 @each_kind
