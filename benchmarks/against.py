@@ -10,6 +10,7 @@ spread. Only names of the public API are used, so that the other checkout may be
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -60,8 +61,11 @@ def measure() -> dict[str, float]:
     images = [torch.randn(64, 3, 32, 32) for _ in range(2)]
     small.calibrate_(images, sizes=[0.2, 0.3, 0.5, 0.8])
     with tempfile.TemporaryDirectory() as folder:
-        ending = ".safetensors" if hasattr(type(net), "graph") else ".onnx"
-        file, bundle = Path(folder) / "net.safetensors", Path(folder) / f"any{ending}"
+        is_earlier = importlib.util.find_spec("decomposable.edge") is not None
+        file, bundle = (
+            Path(folder) / "net.safetensors",
+            Path(folder) / ("any.onnx" if is_earlier else "any.safetensors"),
+        )
         small.save(file)
         figures["load at 0.3x, ResNet-20"] = median_ms(lambda: dn.load(file, macs=0.3), 10)
         if hasattr(dn, "export_any_size"):  # of an earlier checkout

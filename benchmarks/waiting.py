@@ -12,6 +12,7 @@ see: its mean distance to the full network (KL divergence) says whether what is 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -99,8 +100,8 @@ def measure_export(kind: str) -> dict[str, Any]:
     net.calibrate_([torch.randn(4, 3, PIXELS, PIXELS)], sizes=[0.5, 0.25])
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()
-        ending = ".safetensors" if hasattr(type(net), "graph") else ".onnx"  # of an earlier checkout
-        report = _export()(net, Path(folder) / f"net{ending}")
+        is_earlier = importlib.util.find_spec("decomposable.edge") is not None
+        report = _export()(net, Path(folder) / ("net.onnx" if is_earlier else "net.safetensors"))
         seconds = time.process_time() - start
     return {"seconds": seconds, "bytes": report.bytes, "sizes_compared": len(report.sizes)}
 
