@@ -62,10 +62,8 @@ def measure() -> dict[str, float]:
     small.calibrate_(images, sizes=[0.2, 0.3, 0.5, 0.8])
     with tempfile.TemporaryDirectory() as folder:
         is_earlier = importlib.util.find_spec("decomposable.edge") is not None
-        file, bundle = (
-            Path(folder) / "net.safetensors",
-            Path(folder) / ("any.onnx" if is_earlier else "any.safetensors"),
-        )
+        file = Path(folder) / "net.safetensors"
+        bundle = Path(folder) / ("any.onnx" if is_earlier else "any.safetensors")
         small.save(file)
         figures["load at 0.3x, ResNet-20"] = median_ms(lambda: dn.load(file, macs=0.3), 10)
         if hasattr(dn, "export_any_size"):  # of an earlier checkout

