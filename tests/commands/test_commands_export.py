@@ -141,14 +141,14 @@ def test_auto_is_the_default_which_it_says(wide, ending, call, tmp_path):
 
 
 @pytest.mark.slow
-def test_in_python_ranks_stay_unrounded_unless_align_is_given(wide, tmp_path):
+def test_in_python_auto_is_the_default_too_and_align_1_leaves_ranks_unrounded(wide, tmp_path):
     net, _ = wide
     plain, auto = (net.plan(macs=0.5, align=align).ranks for align in (1, "auto"))
     for export, name in ((dn.export_onnx, "a.onnx"), (dn.export_torch, "a.pt2")):
-        assert export(net, tmp_path / name, macs=0.5).ranks == plain
-        assert export(net, tmp_path / f"auto-{name}", macs=0.5, align="auto").ranks == auto
-    assert net.resize_(macs=0.5).ranks == plain
-    assert net.resize_(macs=0.5, align="auto").ranks == auto
+        assert export(net, tmp_path / name, macs=0.5).ranks == auto
+        assert export(net, tmp_path / f"plain-{name}", macs=0.5, align=1).ranks == plain
+    assert net.resize_(macs=0.5).ranks == auto
+    assert net.resize_(macs=0.5, align=1).ranks == plain
 
 
 @pytest.mark.slow
@@ -365,7 +365,7 @@ def test_a_network_of_several_inputs(pairs, call, tmp_path):
 @pytest.mark.slow
 def test_any_size_of_several_inputs(pairs, call, tmp_path):
     net, file = pairs
-    out_file, batch = tmp_path / "pairs.safetensors", padded(4)
+    out_file, batch = tmp_path / "device.safetensors", padded(4)
     code, out, err = call(file, "--model", "own_pairs:Pairs", "--any-size", "-o", out_file)
     assert code == 0, err
     assert "session.run({'ids': ids, 'mask': mask})" in out

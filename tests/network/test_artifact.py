@@ -1032,7 +1032,7 @@ def test_the_largest_header_that_is_read_takes_a_stated_multiple_of_the_file(tmp
     """Just as many tensors, objects and numbers as are allowed: SECURITY.md says how much memory that is at most."""
     tensors = ",".join(f'"{i:06}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(70_000))
     rest = "{}," * ((990_000 - values_in(tensors)) // 2) + "{}"
-    text = f'{{"sha256":"{"0" * 64}","format":2,"strides":{{}},"blocks":{{}},"x":[{rest}]}}'
+    text = f'{{"sha256":"{"0" * 64}","format":3,"strides":{{}},"blocks":{{}},"x":[{rest}]}}'
     header = f'{{"__metadata__":{{"decomposable":{json.dumps(text)}}},{tensors}}}'.encode()
     path = _with_header(tmp_path / "large.safetensors", header)
     tracemalloc.start()

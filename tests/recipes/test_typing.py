@@ -18,7 +18,7 @@ class Own(dn.recipes.Settings):
 
 own = Own(hidden=3, epochs=2, of_methods=(ElasticSettings(elastic_start=0.3),))
 settings = dn.recipes.Settings(epochs=3, of_methods=own.of_methods)
-start: float = replace(settings, epochs=4).of(ElasticSettings).elastic_start
+start: float | None = replace(settings, epochs=4).of(ElasticSettings).elastic_start
 """
 WRONG = """settings.epoch
 dn.recipes.Settings(epochs='3')

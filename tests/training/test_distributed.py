@@ -170,7 +170,7 @@ def test_who_is_asked_to_stop_stops_with_all_others_and_goes_on(tmp_path):
 @pytest.mark.slow
 def test_what_is_wrong_is_said_once(tmp_path):
     for count, settings, said in [
-        (4, ["batch_size=3"], "batch_size=3; allowed: at least 4, one image for each of the processes"),
+        (4, ["batch_size=3"], "batch_size=3; allowed: an int from 4, one image for each process,"),
         (2, ["epochs=0"], "epochs=0; allowed"),
     ]:
         done = train("small", tmp_path / "run", count=count, settings=settings)
