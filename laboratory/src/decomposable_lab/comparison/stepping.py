@@ -13,6 +13,7 @@ from decomposable.training import methods
 from decomposable.training.devices import seed_everything
 from decomposable.training.loop import moved, parameter_groups
 from decomposable.training.methods.base import Paced
+from decomposable.training.methods.flat import with_overrides
 
 _STEPS = 10_000  # of the training that a timed step is thought to be in
 
@@ -30,6 +31,8 @@ class Stepper:
     """Hold a method with some settings and a model of its own; a call makes a whole step with a batch."""
 
     def __init__(self, task: Task, settings: Settings, example_input: Tensor, device: torch.device) -> None:
+        if settings.method == "elastic":  # no training lies behind a timed step, whose data could say an order
+            settings = with_overrides(settings, elastic_order="weights")
         self._task, self._settings, self._device = task, settings, device
         method = methods.find(settings.method)
         model, example = fresh_model(task, settings, device), example_input.to(device)
