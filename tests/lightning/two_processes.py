@@ -53,3 +53,4 @@ if __name__ == "__main__":
     trained(out, scratch=True, processes=2, epochs=1)
     found["resumed"] = trained(out, scratch=True, processes=2, resume=out / "after-1.ckpt")
     torch.save(found, out / f"weights-{os.environ['LOCAL_RANK']}.pt")
+    os._exit(0)  # at the end of a busy machine's process, gloo's threads may abort it
